@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import ipaddress
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -45,9 +46,13 @@ from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from training.dispatch.dataset import read_dataset
+from training.dispatch.store import Store
+from training.supervisor.node_start import NodeStart
 from training.supervisor.process import missing_output
-from training.supervisor.process_trainer import NodeStart, ProcessTrainer
+from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link.interface import Trainer
+from training.trainer_link.record_messages import RecordSource
 from training.trainer_link.shared_memory import available_memory_bytes
 
 if TYPE_CHECKING:
@@ -124,7 +129,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         return ProcessTrainer(
             config.training,
             command=start.command,
-            node=NodeStart(node_id, incarnation),
+            node=NodeStart(node_id, incarnation, _record_source(config)),
             state_dir=folder,
             log=log,
             clock=clock,
@@ -134,6 +139,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         )
 
     entropy, disk = SystemEntropy(), FolderDisk(folder)
+    machine = Environment(clock=clock, entropy=entropy, disk=disk, executor=workers, log=log)
     sealed: ClosedSwarm | None = None
     transport: Transport
     if keys is None:
@@ -145,7 +151,6 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
             identity = load_identity(disk, entropy)
         except (UnreadableIdentity, OSError) as error:
             raise state_directory_unusable(folder, error) from error
-        machine = Environment(clock=clock, entropy=entropy, disk=disk, executor=workers, log=log)
         sealed = await open_closed_swarm(config, identity, keys, folder, machine)
         transport = sealed.transport
         log.info("swarm_closed", keys=keys.fingerprints)
@@ -163,6 +168,8 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
         given=start.given,
         reopens=start.reopens,
+        make_store=lambda: _open_store(config, folder, machine),
+        read_dataset=lambda: read_dataset(config.dispatch.records, _data_folder(config)),
     )
     node = Node(config, environment)
     _leave_on_signals(node)
@@ -212,6 +219,33 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         workers.close()
         printed.drain(logs.DRAIN_S)
     return node.exit_code
+
+
+def _data_folder(config: Config) -> str:
+    """The folder that `dispatch.records` are below."""
+    return str(Path(config.training.data_dir).expanduser().absolute())
+
+
+def _open_store(config: Config, folder: Path, machine: Environment) -> Store:
+    """The store of a master, not opened yet; SQLite and etcd are imported by masters alone."""
+    from training.dispatch.open_store import open_store
+
+    return open_store(config.dispatch.store, folder, machine, name=platform.node() or "master")
+
+
+def _record_source(config: Config) -> RecordSource | None:
+    """Where this node's trainer gets records from; None: no records are set."""
+    dispatch = config.dispatch
+    if not dispatch.records:
+        return None
+    return RecordSource(
+        dispatch.source,
+        dispatch.records,
+        _data_folder(config),
+        dispatch.shuffle,
+        dispatch.passes,
+        config.training.seed,
+    )
 
 
 def _gateway(config: Config, entropy: Entropy) -> Gateway | None:

@@ -93,6 +93,7 @@ def status_text(status: dict[str, Any]) -> str:
             f"{size(exchange.get('bytes_received'))} received, {exchange.get('refused', 0)} refused",
         ),
     ]
+    rows += _dispatch_rows(status.get("dispatch"))
     rows += _result_rows(status.get("result"))
     health = status.get("health") or []
     rows += [
@@ -103,6 +104,24 @@ def status_text(status: dict[str, Any]) -> str:
         for position, entry in enumerate(health)
     ] or [("health", "nothing to report")]
     return "\n".join([str(status.get("summary", "")), "", *(f"{name:<11}{text}" for name, text in rows)])
+
+
+def _dispatch_rows(dispatch: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """The queue of the records, and who serves it; nothing where none are dispatched."""
+    if not dispatch:
+        return []
+    who = "this node" if dispatch.get("serves") else short(dispatch.get("master"))
+    passes = dispatch.get("passes") or "no end"
+    if dispatch.get("tasks") is None:
+        return [("records", f"master {who}; {dispatch.get('last_error') or 'nothing is registered yet'}")]
+    counts = ", ".join(f"{dispatch.get(state, '?')} {state}" for state in ("todo", "leased", "done", "failed"))
+    return [
+        ("records", f"pass {dispatch.get('pass_number', '?')} of {passes}: {counts}"),
+        (
+            "",
+            f"master {who} ({dispatch.get('store') or '?'}), {dispatch.get('records_trained', 0)} records trained here",
+        ),
+    ]
 
 
 def _result_rows(result: dict[str, Any] | None) -> list[tuple[str, str]]:

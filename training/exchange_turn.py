@@ -84,6 +84,11 @@ class StepExchange:
         self._base: Vector | None = None
         self._corrects = False
         self._share = 0.0 if exchange.context.synchronous or not settings.enabled else settings.correct
+        self._on_counted: Callable[[int], None] = _ignore
+
+    def on_counted(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with each step whose delta is pushed, once it is counted; replaces the previous one."""
+        self._on_counted = callback
 
     def begin_at(self, step: int) -> None:
         """This node begins with the values of this step."""
@@ -146,6 +151,7 @@ class StepExchange:
             step_seconds=self._progress.step_seconds,
             samples=report.samples if report.samples > 0 else None,
         )
+        self._on_counted(step)
         return row
 
     async def pull(self, row: StepRow, handshake: BufferHandshake | None = None) -> ExchangedStep:
@@ -192,6 +198,10 @@ class StepExchange:
         weight = delta_weight(kind, self._exchange.view.worker_count(), samples, theirs)
         context = self._exchange.context
         return pushed_weight(self._settings, weight, context.codec.codec, synchronous=context.synchronous)
+
+
+def _ignore(_step: int) -> None:
+    """Nobody asks which steps are counted."""
 
 
 class ExchangeInFlight:

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-#: `script`: the training script has returned, or has called `swarm.leave()`.
-End = Literal["max_steps", "max_seconds", "until", "script", "leave", "trainer_failed"]
+#: `passes`: all passes over the dispatched records are done. `script`: the training script has returned, or has called
+#: `swarm.leave()`.
+End = Literal["max_steps", "max_seconds", "until", "passes", "script", "leave", "trainer_failed"]
 _UNTIL = re.compile(r"^\s*([A-Za-z_][\w.]*)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*$")
 
 

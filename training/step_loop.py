@@ -19,10 +19,12 @@ from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
 from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
 from training.goal import BestMetrics, End
+from training.loop_events import note_left, note_start
 from training.overlap_choice import OverlapChoice
 from training.progress import Progress
+from training.record_turns import NoRecords, RecordsInTurns, RecordsOver, unless_over
 from training.settings import ExchangeSettings, TrainingSettings
-from training.step_rules import CARRY, own_carry
+from training.step_rules import CARRY, node_index, own_carry
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
@@ -33,10 +35,6 @@ MAX_RESTART_S = 30.0
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
 NOT_FINITE_STEPS = 3
-NO_END = (
-    "it trains until you stop it (`p2pnode leave`); set training.max_steps, training.max_seconds or training.until "
-    "for a run that ends by itself and writes its model"
-)
 
 
 class StepLoop:
@@ -92,6 +90,7 @@ class StepLoop:
         self._restore_file = ""
         #: Steps in a row whose delta was refused because it is not finite.
         self._not_finite = 0
+        self._records: RecordsInTurns = NoRecords()
         #: Failures in a row: of steps, and of evaluations, which may fail after every step.
         self._step_failures = self._evaluation_failures = 0
         #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
@@ -126,6 +125,11 @@ class StepLoop:
     def restart_from(self, file: str) -> None:
         """If the trainer has to be restarted, it restores this file."""
         self._restore_file = file
+
+    def follow(self, records: RecordsInTurns) -> None:
+        """Tell these records which steps are counted, and end the run with them."""
+        self._records = records
+        self._steps.on_counted(records.count)
 
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
@@ -169,21 +173,27 @@ class StepLoop:
         self._waiter.begin()
         self._swarm.announce(step=start_step)
         self._announce_activity()
-        self._log.info("training_started", step=start_step)
-        if self._settings.overlap is True and self._exchange.context.synchronous:
-            self._log.info("overlap_off", reason="bsp begins each step with the values of all nodes")
-        if not (self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal):
-            self._log.info("run_has_no_end", hint=NO_END)
+        has_end = self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal
+        has_end = has_end or not isinstance(self._records, NoRecords)
+        note_start(
+            self._log,
+            start_step,
+            overlaps_in_vain=self._settings.overlap is True and self._exchange.context.synchronous,
+            has_end=bool(has_end),
+        )
         try:
             while (end := self._ended()) is None:
                 await self._wait_while_paused()
                 await self._one_step()
                 await after_step()
             await self._drain()
+        except RecordsOver:
+            end = "passes"
+            await self._deliver()
         except TrainerLeft as left:
             end = "script"
             await self._deliver()
-            self._note_left(left.reason, progress.step - start_step)
+            note_left(self._log, left.reason, progress.step - start_step)
         except TrainerFailed:
             await self._deliver()
             raise
@@ -199,13 +209,6 @@ class StepLoop:
             self._in_flight.cut_short()
             await self._settle()
 
-    def _note_left(self, reason: str, steps: int) -> None:
-        if steps:
-            self._log.info("script_left", reason=reason, steps=steps)
-        else:
-            hint = "a step is local_steps calls of swarm.step(); the swarm has received nothing from this node"
-            self._log.warning("script_left", reason=reason, steps=steps, hint=hint)
-
     def _ended(self) -> End | None:
         limits = self._training
         if limits.max_steps and self._trained_step >= limits.max_steps:
@@ -214,7 +217,7 @@ class StepLoop:
             return "max_seconds"
         if self._evaluations.is_goal_reached:
             return "until"
-        return None
+        return "passes" if self._records.over.is_set() else None
 
     async def _wait_while_paused(self) -> None:
         if self._resumed.is_set():
@@ -240,6 +243,7 @@ class StepLoop:
         if former is not None and former.is_caught_up:
             # Its base was as old as that of the late delta before it: the owners would refuse it too.
             self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
+            self._records.drop(trained.step)
             self._release()
         else:
             self._note_training(trained.report)
@@ -324,12 +328,6 @@ class StepLoop:
         if not self._uncounted:
             self._all_counted.set()
 
-    def _node_index(self) -> int:
-        """How many of the known workers have a lower id; scripts let number 0 do what one node should do."""
-        now = self._clock.monotonic()
-        me = self._swarm.node_id
-        return sum(peer.node_id < me and peer.is_worker(now) for peer in self._swarm.members())
-
     # -- the trainer --------------------------------------------------------------------------------------------
 
     def _note_training(self, report: StepReport) -> None:
@@ -350,10 +348,11 @@ class StepLoop:
             base_step = self._steps.base_step
             self.progress.is_training = True
             try:
-                report = await self._ordered(self._order())
+                report = await unless_over(self._records, self._ordered(self._order()))
             except TrainerLeft:
                 raise
             except TrainerFailed as error:
+                self._records.abandon(self._trained_step + 1)
                 self._step_failures = await self._restart(error, self._step_failures + 1)
                 # It cannot go on from what it has: the delta under way counts for the next base, and is in it then.
                 await self._drain()
@@ -372,7 +371,7 @@ class StepLoop:
         return TrainedStep(report.step, base_step, report, ended - began, idle_s, is_last=self._ended() is not None)
 
     def _order(self) -> StepOrder:
-        workers, index = self._exchange.view.worker_count(), self._node_index()
+        workers, index = self._exchange.view.worker_count(), node_index(self._swarm, self._clock.monotonic())
         step, carry = self._trained_step + 1, CARRY if self._in_flight is not None else self._own_carry
         return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
 

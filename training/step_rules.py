@@ -9,6 +9,7 @@ import numpy as np
 from training.encoding.codecs import CodecName, Vector
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import is_plain
+from training.swarm import Swarm
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
@@ -85,3 +86,8 @@ def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: i
     `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then.
     """
     return stale_limit is not None and base_step - former_base > stale_limit and base_step > completed
+
+
+def node_index(swarm: Swarm, now: float) -> int:
+    """How many of the known workers have a lower id; scripts let number 0 do what one node should do."""
+    return sum(peer.node_id < swarm.node_id and peer.is_worker(now) for peer in swarm.members())

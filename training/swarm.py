@@ -109,6 +109,10 @@ class Swarm(Protocol):
 
     # -- placement
 
+    async def lookup(self, target: bytes) -> list[Contact]:
+        """The nodes closest to `target` that answered, closest first; this node included where it belongs."""
+        ...
+
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
         ...

@@ -21,6 +21,7 @@ BUILT_IN_TASKS = ("digits", "mnist", "text")
 #: Above this momentum, deltas that are added without a barrier make training diverge.
 MAX_ASYNCHRONOUS_MOMENTUM = 0.5
 
+_STORE = re.compile(r"sqlite(:.+)?|etcds?://.+")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -36,7 +37,14 @@ class ConfigProblem(NamedTuple):
 
 def check(config: Config) -> list[ConfigProblem]:
     """Everything that keeps a node from starting with this configuration; empty if there is nothing."""
-    return [*_network(config), *_bootstrap(config), *_training(config), *_barrier(config), *_exchange(config)]
+    return [
+        *_network(config),
+        *_bootstrap(config),
+        *_training(config),
+        *_barrier(config),
+        *_exchange(config),
+        *_dispatch(config),
+    ]
 
 
 def check_start(config: Config) -> list[ConfigProblem]:
@@ -266,3 +274,31 @@ def _barrier(config: Config) -> list[ConfigProblem]:
             )
         ]
     return []
+
+
+def _dispatch(config: Config) -> list[ConfigProblem]:
+    found = []
+    dispatch = config.dispatch
+    if dispatch.source != "local" and not dispatch.records and config.node.role == "peer":
+        found.append(
+            ConfigProblem(
+                f'dispatch.source = "{dispatch.source}" and dispatch.records names no file',
+                'set dispatch.records = ["train-*.recordio"], or dispatch.source = "local"',
+            )
+        )
+    if dispatch.lease_floor_s > dispatch.lease_ceiling_s:
+        found.append(
+            ConfigProblem(
+                f"dispatch.lease_floor_s = {dispatch.lease_floor_s} is longer than "
+                f"lease_ceiling_s = {dispatch.lease_ceiling_s}",
+                "make the ceiling the longer one",
+            )
+        )
+    if not _STORE.fullmatch(dispatch.store):
+        found.append(
+            ConfigProblem(
+                f'dispatch.store = "{dispatch.store}" is no store',
+                'write "sqlite", "sqlite:PATH" or "etcd://host:2379,host:2379/prefix"',
+            )
+        )
+    return found

@@ -18,6 +18,7 @@ from overlay.settings import OverlaySettings
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
+from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_check import check_memory
 from p2pnode.lifecycle.model_export import ModelExport
@@ -77,6 +78,7 @@ class Node:
         self.progress = Progress()
         self.trainer = environment.make_trainer(self.identity.node_id, self.incarnation, self.trainer_state_changed)
         self.data = DataService(self.overlay, self.trainer, self.incarnation, environment)
+        self.dispatch = NodeDispatch(config, environment, self.overlay, self.trainer, self.data)
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
@@ -199,7 +201,8 @@ class Node:
         self.overlay.set_willing(False)  # until the exchange is ready
         await self.overlay.start()
         await self.data.start()
-        training = asyncio.create_task(self._run_training(), name="training")
+        is_master = self.config.node.role == "master"
+        training = asyncio.create_task(self._serve() if is_master else self._run_training(), name="training")
         leaving = asyncio.create_task(self._leave_requested.wait(), name="leave-request")
         try:
             await asyncio.wait([training, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -236,11 +239,31 @@ class Node:
             self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
             return "trainer_failed"
         self.phase = "finished"
-        await self.data.leave(TELL_DATA_S)
+        await asyncio.gather(self.data.leave(TELL_DATA_S), self.dispatch.leave(TELL_DATA_S))
+        self._failure = self.dispatch.failure() if end == "passes" else None
         if end == "until" and self._goal_news is not None:
             await self._goal_news.announce(self.progress.step)
         await self._finish(end, exchange)
         return end
+
+    async def _serve(self) -> End:
+        """The life of a master that trains nothing: until its job has ended and nobody trains, or it is to leave."""
+        await self._connect()
+        assert self.overlay.genesis is not None
+        await self._startup.remember_swarm()
+        # No barrier, hand-over or finishing node waits for a node that is paused.
+        self.overlay.announce(activity=Activity.PAUSED)
+        self.dispatch.enter(self.overlay.genesis)
+        self.phase = "serving"
+        quiet_since: float | None = None
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            now = self.environment.clock.monotonic()
+            stay_s = self.dispatch.stay_s()
+            quiet_since = None if stay_s is None else quiet_since or now
+            if stay_s is not None and quiet_since is not None and now - quiet_since >= stay_s:
+                self.phase = "finished"
+                return "passes"
 
     async def _finish(self, end: End, exchange: Exchange) -> None:
         assert self.manifest is not None
@@ -338,6 +361,9 @@ class Node:
             progress=self.progress,
         )
         loop.restart_from(self._startup.trainer_file)
+        if self.dispatch.records is not None:
+            loop.follow(self.dispatch.records)
+        self.dispatch.enter(self.overlay.genesis)
         self._checkpoints = CheckpointWriter(
             config,
             exchange,
@@ -383,12 +409,17 @@ class Node:
 
     async def _leave(self) -> None:
         self.phase = "leaving"
-        await asyncio.gather(self.data.leave(TELL_DATA_S), self._shutdown.leave(self.exchange, self._checkpoints))
+        await asyncio.gather(
+            self.data.leave(TELL_DATA_S),
+            self.dispatch.leave(TELL_DATA_S),
+            self._shutdown.leave(self.exchange, self._checkpoints),
+        )
 
     async def _close(self) -> None:
         if self._checkpoints is not None:
             await self._checkpoints.stop()
         await self.data.stop()
+        await self.dispatch.stop()
         if self.duplicates is not None:
             await self.duplicates.stop()
         if self.exchange is not None:

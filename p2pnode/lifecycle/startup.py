@@ -147,6 +147,12 @@ class Startup:
         await self._found(genesis)
 
     async def _found(self, genesis: bytes) -> None:
+        if self._config.node.role == "master":
+            raise UserError(
+                "a master joins a swarm and founds none: it has no model",
+                "start a node that trains first, and give its address with --bootstrap HOST:PORT",
+                ExitCode.CONFIGURATION,
+            )
         self.founder = True
         self._overlay.found(genesis)
         await self._directory.keep_genesis(genesis)
@@ -160,6 +166,12 @@ class Startup:
             founder=self.founder,
             given=self._environment.given,
         )
+
+    async def remember_swarm(self) -> None:
+        """This node, which has no model, is in its swarm."""
+        assert self._overlay.genesis is not None
+        run, given = self._config.swarm.run, self._environment.given
+        await self._directory.remember(run, self._overlay.genesis, None, founder=False, given=given)
 
     # -- the trainer and the checkpoint -------------------------------------------------------------------------
 

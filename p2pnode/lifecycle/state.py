@@ -5,5 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 State = Literal[
-    "joining", "waiting_for_nodes", "training", "waiting", "paused", "stalled", "finished", "leaving", "failed"
+    "joining",
+    "waiting_for_nodes",
+    "training",
+    "waiting",
+    "paused",
+    "stalled",
+    "serving",
+    "finished",
+    "leaving",
+    "failed",
 ]

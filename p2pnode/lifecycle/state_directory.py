@@ -55,15 +55,16 @@ class StateDirectory:
             self.genesis = genesis
 
     async def remember(
-        self, run: str, genesis: bytes, layout: Layout, *, founder: bool, given: Mapping[str, Given]
+        self, run: str, genesis: bytes, layout: Layout | None, *, founder: bool, given: Mapping[str, Given]
     ) -> None:
-        """The node is in its swarm: keep whose the directory is from now on, and the settings of this start."""
+        """The node is in its swarm: keep whose the directory is from now on, and the settings of this start. `layout`
+        None: the node has no model."""
         before = self.record
         record = DirectoryRecord(
             run=run,
             founder=founder or before.founder is True,
-            model=layout.digest(),
-            tensors=_tensors(layout),
+            model=before.model if layout is None else layout.digest(),
+            tensors=before.tensors if layout is None else _tensors(layout),
             settings=kept_settings(given, before.settings),
         )
         if record != before:

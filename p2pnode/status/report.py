@@ -15,6 +15,7 @@ from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
+from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_findings, line_status
@@ -26,6 +27,7 @@ from p2pnode.status.schema import (
     BestStatus,
     BusyStatus,
     DataStatus,
+    DispatchStatus,
     ExchangeStatus,
     Finding,
     FinishingStatus,
@@ -87,6 +89,7 @@ class StatusReport:
                 self._node, self._node.overlay.report(), exchange, self._loop_delay.report(), uptime_s=self._uptime_s()
             ),
             *line_metrics(self._line()),
+            *dispatch_metrics(self._dispatch()),
         ]
 
     def _uptime_s(self) -> float:
@@ -108,7 +111,7 @@ class StatusReport:
                 incarnation=node.incarnation,
                 version=__version__,
                 address=str(overlay.address),
-                role="peer",
+                role=node.config.node.role,
                 client_only=node.config.node.client_only,
                 eligible=overlay.heartbeat.eligible,
                 uptime_seconds=self._uptime_s(),
@@ -156,6 +159,7 @@ class StatusReport:
             health=self._health(report),
             data=self._data(),
             line=self._line(),
+            dispatch=self._dispatch(),
         )
 
     def peers(self) -> list[PeerStatus]:
@@ -192,7 +196,7 @@ class StatusReport:
     def ready(self) -> tuple[bool, str]:
         """Whether the node trains, and its summary."""
         state = self._node.state
-        if state in ("training", "waiting", "finished", "paused"):
+        if state in ("training", "waiting", "finished", "paused", "serving"):
             return True, self._summary()
         return False, self._summary()
 
@@ -249,6 +253,11 @@ class StatusReport:
             nodes=len(member.view()),
             joining=member.joining,
         )
+
+    def _dispatch(self) -> DispatchStatus | None:
+        """None unless this node serves or draws dispatched records."""
+        node, now = self._node, self._node.environment.clock.monotonic()
+        return dispatch_status(node.config.dispatch.source, *node.dispatch.facts(), now)
 
     def _exchange(self) -> ExchangeStatus:
         exchange = self._node.exchange
@@ -347,8 +356,18 @@ class StatusReport:
             case "finished" | "leaving" if (finishing := self._finishing()) is not None:
                 left = f"{finishing.deadline_seconds:.0f} s left"
                 return f"finished at step {step} ({finishing.what}); waiting for the script to end by itself, {left}"
+            case "serving":
+                return f"master of the records, with {company}; {self._serving()}"
             case state:
                 return f"{state} at step {step} with {company}"
+
+    def _serving(self) -> str:
+        status = self._dispatch()
+        if status is None or not status.serves:
+            return f"it does not serve: {'' if status is None else status.last_error}"
+        if status.tasks is None:
+            return "no data set is registered yet"
+        return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
 
     def _health(self, overlay: OverlayReport) -> list[Finding]:
         node = self._node
@@ -374,6 +393,7 @@ class StatusReport:
             do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
             findings.append(Finding(level="error", what=what, do=do))
         findings += [_warning(what, do) for what, do in node.data.warnings()]
+        findings += dispatch_findings(self._dispatch(), *node.dispatch.facts())
         exchange = node.exchange
         if exchange is not None:
             control = exchange.codec_control

@@ -145,6 +145,36 @@ class DataStatus(Struct, frozen=True, kw_only=True):
     joining: bool
 
 
+class DispatchStatus(Struct, frozen=True, kw_only=True):
+    """The records that a master dispatches (docs/dispatch.md). `serves`: this node is the master now; `master`: the one
+    that answered this node last. The counts are those of the pass `pass_number` (of `passes`; 0: without end), null
+    until they are known. `held`: tasks of this node; `records_trained`: in steps that are counted. `tasks_superseded`:
+    others had them when this node reported them. `ended`: the job is done. `unanswered_seconds`: how long the master
+    has not answered; null: it does. `last_error` is empty where all is well."""
+
+    source: str
+    serves: bool
+    serves_seconds: Seconds | None
+    master: NodeId | None
+    store: str
+    epoch: Count
+    pass_number: Count | None
+    passes: Count | None
+    tasks: Count | None
+    todo: Count | None
+    leased: Count | None
+    done: Count | None
+    failed: Count | None
+    discarded: Count
+    held: Count
+    records_trained: Count
+    tasks_finished: Count
+    tasks_superseded: Count
+    ended: bool
+    last_error: str
+    unanswered_seconds: Seconds | None
+
+
 class ExchangeStatus(Struct, frozen=True, kw_only=True):
     """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero."""
 
@@ -245,6 +275,7 @@ class Status(Struct, frozen=True, kw_only=True):
     health: list[Finding]
     data: DataStatus | None = None
     line: LineStatus | None = None
+    dispatch: DispatchStatus | None = None
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

@@ -82,4 +82,4 @@ class Script:
     def step(self, samples: int) -> None:
         self._turn += 1
         self.data.count(samples)
-        self.data.report(self._turn, samples)
+        self.data.report(self._turn, self._turn, samples)

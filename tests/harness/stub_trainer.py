@@ -32,6 +32,7 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
+from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 #: Deltas are multiples of this.
 UNIT = 1.0 / 1024.0
@@ -113,8 +114,8 @@ class StubTrainer:
         self._crashes = 0
         self._hanging: asyncio.Event | None = None
         #: Called with what a script would send about shared data; `granted` are the answers.
-        self.send_to_daemon: Callable[[DataFromTrainer], None] | None = None
-        self.granted: list[DataFromDaemon] = []
+        self.send_to_daemon: Callable[[DataFromTrainer | RecordsFromTrainer], None] | None = None
+        self.granted: list[DataFromDaemon | RecordsFromDaemon] = []
         self.is_script = False
         self._leaves_after: int | None = None
         self._finishing_s = 0.0
@@ -256,10 +257,10 @@ class StubTrainer:
         measured, self.measured = self.measured, []
         return measured
 
-    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         self.send_to_daemon = handler
 
-    def send_data(self, message: DataFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
         self.granted.append(message)
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:

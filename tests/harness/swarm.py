@@ -24,6 +24,8 @@ from p2pnode.lifecycle.node import Node
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network import Network
 from tests.harness.stub_trainer import StubTrainer
+from training.dispatch.dataset import LocalDataset
+from training.dispatch.store import MemoryStore, Store
 from training.trainer_link.interface import Vector
 
 PORT = 8468
@@ -69,6 +71,9 @@ class Swarm:
         #: Where the trainers' own states are said to be; None: trainers save nothing.
         self.state_path: Path | None = None
         self.make_lan: Callable[[str], Lan | None] = lambda _address: None
+        #: The store of a master on this host, and the record files of every machine.
+        self.make_store: Callable[[str], Store] = lambda _name: MemoryStore()
+        self.read_dataset: Callable[[str], LocalDataset] | None = None
         #: The free memory that every machine reports; None where it reports none.
         self.available_memory: int | None = None
 
@@ -103,6 +108,8 @@ class Swarm:
             available_memory=lambda: self.available_memory,
             lan=self.make_lan(host.address),
             reopens=reopens,
+            make_store=lambda: self.make_store(name),
+            **({} if (read := self.read_dataset) is None else {"read_dataset": lambda: read(name)}),
         )
         host.node = Node(configured(chosen), environment)
         host.task = asyncio.create_task(host.node.run(), name=f"node-{name}")

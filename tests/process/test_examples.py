@@ -179,6 +179,7 @@ def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[st
     ("name", "says", "needs"),
     [
         ("character_transformer", "", ()),
+        ("records", "this node trained", ()),
         ("ddp", "the shared model: accuracy", ()),
         ("task_class", "", ()),
         ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),

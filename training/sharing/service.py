@@ -30,6 +30,7 @@ from training.trainer_link.data_messages import (
     DataTrained,
     DataWanted,
 )
+from training.trainer_link.record_messages import RecordsFromTrainer
 
 REQUEST = "share_data"
 #: A living node answers at once: the request has no body.
@@ -58,7 +59,7 @@ class DataTrainer(Protocol):
 
 
 class DataHandler(Protocol):
-    def __call__(self, message: DataFromTrainer, /) -> None: ...
+    def __call__(self, message: DataFromTrainer | RecordsFromTrainer, /) -> None: ...
 
 
 class DataService:
@@ -80,7 +81,7 @@ class DataService:
         self._asking: dict[bytes, asyncio.Task[bool]] = {}
         self._said: dict[tuple[str, bytes], None] = {}
         self._task: asyncio.Task[None] | None = None
-        trainer.on_data(self._on_trainer)
+        trainer.on_data(self.on_trainer)
 
     async def start(self) -> None:
         """Serve requests and begin to exchange statements."""
@@ -118,7 +119,8 @@ class DataService:
 
     # -- the trainer ---------------------------------------------------------------------------------------------
 
-    def _on_trainer(self, message: DataFromTrainer) -> None:
+    def on_trainer(self, message: DataFromTrainer | RecordsFromTrainer) -> None:
+        """What the trainer has sent; records are dispatched elsewhere."""
         match message:
             case DataOpened():
                 self._open(message)

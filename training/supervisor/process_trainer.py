@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
 from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
+from training.supervisor.node_start import NodeStart, start_message
 from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
 from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
@@ -42,6 +43,7 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
+from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 from training.trainer_link.shared_memory import SharedVectors
 
 Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written, messages.Described)
@@ -60,13 +62,6 @@ HANG_HINT = (
     "in a long pass between two steps call swarm.alive() now and then, or put it into `with swarm.busy(...)`; "
     "or raise training.hang_s"
 )
-
-
-class NodeStart(NamedTuple):
-    """One start of a node; `incarnation` counts them."""
-
-    node_id: bytes
-    incarnation: int
 
 
 class ProcessTrainer:
@@ -104,7 +99,7 @@ class ProcessTrainer:
         self._memory: SharedVectors | None = None
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
-        self._on_data: Callable[[DataFromTrainer], None] = ignore_data
+        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
         self._turn = 0
@@ -195,7 +190,8 @@ class ProcessTrainer:
                 launch, self._output, self._log, self._on_message, self._on_lost
             )
             session.on_data(self._on_data)
-            session.send(self._start_message())
+            self._starts += 1
+            session.send(start_message(self._settings, self._node, self._starts))
             return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
         except TrainerFailed as failure:
             if self._hello is None:
@@ -209,21 +205,6 @@ class ProcessTrainer:
             self._log.warning("trainer_state_gone", path=path, effect="the trainer starts with a fresh optimiser")
             return ""
         return path
-
-    def _start_message(self) -> messages.Start:
-        settings = self._settings
-        self._starts += 1
-        return messages.Start(
-            task=settings.task,
-            data_dir=str(Path(settings.data_dir).expanduser().absolute()) if settings.data_dir else "",
-            options=settings.options,
-            device=settings.device,
-            threads=settings.threads,
-            seed=settings.seed,
-            node_seed=messages.derive_node_seed(settings.seed, self._node.node_id),
-            local_steps=settings.local_steps,
-            start_seed=messages.derive_start_seed(settings.seed, *self._node, self._starts),
-        )
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
         """See `Trainer.finish`."""
@@ -274,13 +255,13 @@ class ProcessTrainer:
 
     # --- shared data --------------------------------------------------------------------------------------------
 
-    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         """See `Trainer.on_data`."""
         self._on_data = handler
         if self._session is not None:
             self._session.on_data(handler)
 
-    def send_data(self, message: DataFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
         """See `Trainer.send_data`."""
         self._send(message)
 

@@ -25,6 +25,14 @@ from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, Train
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
 from training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
+from training.trainer_link.record_messages import (
+    RecordsFromTrainer,
+    RecordsOpened,
+    RecordsTrained,
+    RecordsUnreadable,
+    RecordsWanted,
+    SaveWanted,
+)
 
 Opening = TypeVar("Opening", messages.Hello, messages.Ready)
 
@@ -58,7 +66,7 @@ class TrainerSession:
         self._log = log
         self._on_message = on_message
         self._on_lost = on_lost
-        self._on_data: Callable[[DataFromTrainer], None] = ignore_data
+        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
         self._measured: list[Evaluation] = []
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
@@ -121,7 +129,7 @@ class TrainerSession:
                     folder.rmdir()
         return cls(process, connection, launch, output, log, on_message, on_lost)
 
-    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
+    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         """Call `handler` with every message about shared data."""
         self._on_data = handler
 
@@ -270,9 +278,9 @@ class TrainerSession:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready():
                 self._opening.put_nowait(message)
-            case DataOpened() | DataWanted():
+            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable() | SaveWanted():
                 self._on_data(message)
-            case DataTrained():
+            case DataTrained() | RecordsTrained():
                 # What a cancelled turn trained does not reach the model.
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._on_data(message)
@@ -283,7 +291,7 @@ class TrainerSession:
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
 
 
-def ignore_data(_: DataFromTrainer) -> None:
+def ignore_data(_: DataFromTrainer | RecordsFromTrainer) -> None:
     """Nobody shares data yet."""
 
 

@@ -19,6 +19,8 @@ from training.trainer_link.interface import TrainerFailed, TrainerHello
 from training.trainer_link.shared_memory import map_vectors
 
 if TYPE_CHECKING:
+    from training.tasks.task import Task
+    from training.trainer.records.batches import RecordBatches
     from training.trainer.runner import TaskRunner
 
 #: The exit code after a failure that was reported over the link.
@@ -78,6 +80,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
         start.task,
         task,
         spec,
+        records=_records(start, task, connection),
         progress=connection.progress,
         warn=lambda event, message: connection.send(messages.Warned(event, message)),
     )
@@ -98,6 +101,18 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
         )
     )
     _run_orders(connection, runner)
+
+
+def _records(start: messages.Start, task: Task, connection: DaemonConnection) -> RecordBatches | None:
+    """The records of `[dispatch]`, if the task is to train on them."""
+    if start.records is None:
+        return None
+    from training.trainer.loading import user_code_errors
+    from training.trainer.records.batches import RecordBatches
+    from training.trainer.records.opening import open_tasks
+
+    with user_code_errors(start.task, "decode()"):
+        return RecordBatches(task, start.options, open_tasks(start.records, start.node_seed, connection))
 
 
 class _OrderLink:
@@ -133,6 +148,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                     link = _OrderLink(connection, turn)
                     report = runner.train(order, vector, delta, connection.interrupted, link)
                     if report is not None:
+                        if runner.records is not None:
+                            runner.records.report(turn, order.step)
                         connection.send(messages.Trained(turn, report))
                 case messages.Evaluate(turn, step):
                     evaluation = runner.evaluate(step, vector, connection.interrupted)

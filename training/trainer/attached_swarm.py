@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, MutableMapping, Sized
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,13 @@ from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
-from training.trainer.sampling.sampler import SwarmSampler
-from training.trainer.sampling.shard import SwarmShard
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer.script_settings import ScriptSettings
 from training.trainer.script_state import ScriptState
 from training.trainer.snapshot import CannotWrite
 from training.trainer.state_writer import StateWriter
+from training.trainer.swarm_data import SwarmData
 from training.trainer.vector import ModelVector
 from training.trainer_link import messages
 from training.trainer_link.interface import StepReport, TrainerHello, Vector
@@ -56,7 +55,7 @@ class SwarmLost(TrainingError, RuntimeError):
     """The daemon has ended; the model holds what this node trained last."""
 
 
-class AttachedSwarm:
+class AttachedSwarm(SwarmData):
     """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
@@ -82,7 +81,6 @@ class AttachedSwarm:
         self.samples_seen = 0
         self.is_first = False
         self.node_index = 0
-        self.workers = 1.0
         self.local_steps = 0
         self._settings = ScriptSettings()
         self._holds_shared = False
@@ -97,7 +95,7 @@ class AttachedSwarm:
         self._model_vector = ModelVector(model)
         self._describer = ModelDescriber(model, self._model_vector, self._warn)
         self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
-        self._data = SharedData(ranks, connection, self._warn)
+        super().__init__(SharedData(ranks, connection, self._warn), self._end_turn)
         self._script_state = ScriptState(
             inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data, self._warn
         )
@@ -254,26 +252,6 @@ class AttachedSwarm:
             self._done = True
             raise SwarmLost(LOST) from gone
 
-    # --- shared data --------------------------------------------------------------------------------------------
-
-    def sampler(self, dataset: Sized, *, shuffle: bool = True) -> SwarmSampler:
-        """A sampler for `torch.utils.data.DataLoader` that shares `dataset` with the other nodes (docs/data.md).
-
-        One iteration gives this node's part of an epoch: every sample of an epoch is trained by one node, also when
-        nodes join, leave or die in the middle of it. `swarm.step(samples=…)` counts what is trained. The position is
-        saved with the script's state. `dataset` is anything with a length that is equal on all nodes. Raises
-        `ValueError` if it is empty, or if this script shares data already.
-        """
-        return self._data.sampler(len(dataset), shuffle=shuffle, nodes=self.workers)
-
-    def shard(self, iterable: Iterable[Any], *, block: int = 64) -> SwarmShard:
-        """An iterable data set that gives this node's part of `iterable`, in blocks of `block` samples (docs/data.md).
-
-        As `sampler`, for data that can only be read in order: each iteration has to give the same samples in the same
-        order on all nodes. Raises `ValueError` if this script shares data already.
-        """
-        return self._data.shard(iterable, block)
-
     # --- opening ------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -285,7 +263,7 @@ class AttachedSwarm:
 
     def _greet(self, connection: DaemonConnection) -> None:
         start = connection.receive_start()
-        self._data.seed = start.seed
+        self._data.begin(start)
         self._settings = ScriptSettings.of(start)
         if start.threads:
             torch.set_num_threads(start.threads)
@@ -334,6 +312,17 @@ class AttachedSwarm:
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
 
+    def _end_turn(self) -> None:
+        """Report the optimiser steps since the last turn, if there are any, without waiting for `local_steps`; and take
+        the next order, if the daemon waits for this turn no more."""
+        if self._done:
+            return
+        if self._turn_steps:
+            self._report_turn()
+            self._next_turn()
+        elif self._connection is not None and self._connection.interrupted():
+            self._next_turn()
+
     def _load(self, carry: float) -> None:
         if not carry:
             self._model_vector.load(self._vector)
@@ -379,7 +368,7 @@ class AttachedSwarm:
         loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
-            self._data.report(self._turn, samples)
+            self._data.report(self._turn, self.step_number, samples)
         if self._connection is None:
             return
         if not math.isfinite(loss) and "loss" in self._means:

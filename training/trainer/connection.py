@@ -20,6 +20,7 @@ from training.errors import TrainingError
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataGranted, DataKnown
 from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.record_messages import RecordsGranted, SaveGranted
 
 #: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
@@ -54,6 +55,8 @@ class DaemonConnection:
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
         self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[RecordsGranted] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[SaveGranted] = queue.SimpleQueue()
         #: A script may call `swarm.alive()` in a thread of its own.
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
@@ -118,6 +121,20 @@ class DaemonConnection:
         except queue.Empty:
             return None
 
+    def receive_records(self, timeout_s: float) -> RecordsGranted | None:
+        """The next answer to a `RecordsWanted`; None after `timeout_s`."""
+        try:
+            return self._records.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def receive_save(self, timeout_s: float) -> SaveGranted | None:
+        """The next answer to a `SaveWanted`; None after `timeout_s`."""
+        try:
+            return self._saves.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
     def receive_start(self) -> messages.Start:
         """The daemon's first message."""
         message = self.receive()
@@ -165,6 +182,12 @@ class DaemonConnection:
                         continue
                     if isinstance(message, DataGranted):
                         self._granted.put(message)
+                        continue
+                    if isinstance(message, RecordsGranted):
+                        self._records.put(message)
+                        continue
+                    if isinstance(message, SaveGranted):
+                        self._saves.put(message)
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)

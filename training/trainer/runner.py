@@ -19,6 +19,7 @@ from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
 from training.trainer.loading import user_code_errors
 from training.trainer.model_description import ModelDescriber
+from training.trainer.records.batches import RecordBatches
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
@@ -69,9 +70,11 @@ class TaskRunner:
         task: Task,
         spec: TrainSpec,
         *,
+        records: RecordBatches | None = None,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str, str], None] = lambda _event, _text: None,
     ) -> None:
+        """With `records` these are trained, and the task's own `batches` are not asked for."""
         self.task = task
         self.spec = spec
         self.model_vector = ModelVector(spec.model)
@@ -81,8 +84,11 @@ class TaskRunner:
         self._progress = progress
         self._warn = warn
         self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
-        with user_code_errors(name, "batches()"):
-            self._batches: Iterator[Any] = iter(task.batches())
+        self.records = records
+        self._batches: Iterator[Any] = iter(())
+        if records is None:
+            with user_code_errors(name, "batches()"):
+                self._batches = iter(task.batches())
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -110,6 +116,10 @@ class TaskRunner:
         while tally.steps < order.local_steps and tally.skipped <= MAX_SKIPPED:
             if interrupted():
                 return None
+            if self.records is not None and not self._has_records(self.records, tally, interrupted):
+                if tally.batches:
+                    break  # reported now, or what it waits for may wait for that report
+                return None
             self._optimizer_step(tally)
             self._progress(tally.steps)
         waiting_s = time.perf_counter()
@@ -127,10 +137,16 @@ class TaskRunner:
             metrics["scaler_skipped"] = float(tally.skipped)
         return StepReport(order.step, loss, tally.samples, tally.steps, time.perf_counter() - began_s, metrics)
 
+    def _has_records(self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool]) -> bool:
+        with user_code_errors(self._name, "decode()", fatal=False):
+            return records.prepare(wait=not tally.batches, interrupted=interrupted)
+
     def _optimizer_step(self, tally: _Tally) -> None:
         spec = self.spec
         spec.optimizer.zero_grad(set_to_none=True)
         for index in range(spec.accumulate):
+            if index and self.records is not None and not self._has_records(self.records, tally, never):
+                break
             batch = self._next_batch()
             with user_code_errors(self._name, "loss()", fatal=False):
                 loss = self.task.loss(spec.model, batch)
@@ -140,6 +156,8 @@ class TaskRunner:
             tally.add(loss.detach(), self._samples(batch))
             if index + 1 < spec.accumulate:
                 self._progress(tally.steps)
+        if self.records is not None:
+            self.records.count()
         if self._apply_gradients():
             tally.steps += 1
             self._schedule.advance()
@@ -162,6 +180,9 @@ class TaskRunner:
         return not spec.scaler.get_scale() < before
 
     def _next_batch(self) -> Any:
+        if self.records is not None:
+            with user_code_errors(self._name, "collate()", fatal=False):
+                return self.records.take()
         with user_code_errors(self._name, "batches()", fatal=False):
             for _ in range(2):
                 for batch in self._batches:
@@ -240,13 +261,13 @@ class TaskRunner:
         return self._describer.describe(folder, wait=wait, alive=lambda: self._progress(0))
 
     def _data_state(self) -> Any:
-        for holder in (self._batches, self.task):
+        for holder in (self.records or self._batches, self.task):
             if hasattr(holder, "state_dict"):
                 return holder.state_dict()
         return None
 
     def _restore_data(self, state: Any) -> None:
-        for holder in (self._batches, self.task):
+        for holder in (self.records or self._batches, self.task):
             if state is not None and hasattr(holder, "load_state_dict"):
                 holder.load_state_dict(state)
                 if holder is self.task:

@@ -20,6 +20,7 @@ from training.errors import TrainingError
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 Vector = npt.NDArray[np.float32]
 
@@ -215,12 +216,13 @@ class Trainer(Protocol):
         """The evaluations that a user's own script has reported since the last call, oldest first."""
         ...
 
-    def on_data(self, handler: Callable[[DataFromTrainer], None]) -> None:
-        """Call `handler` with every message about shared data that the trainer sends (`training.sharing`)."""
+    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
+        """Call `handler` with every message about shared data (`training.sharing`) or dispatched records
+        (`training.dispatch`) that the trainer sends; replaces the previous handler."""
         ...
 
-    def send_data(self, message: DataFromDaemon) -> None:
-        """Send a message about shared data; without a running trainer nothing happens."""
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
+        """Send a message about shared data or records; without a running trainer nothing happens."""
         ...
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:

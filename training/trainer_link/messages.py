@@ -20,6 +20,7 @@ import msgspec
 from training.errors import TrainingError
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerHello
+from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
@@ -34,7 +35,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The daemon's first message. `seed` is the run's, `node_seed` the node's, and `start_seed` that of this start."""
+    """The daemon's first message. `seed` is the run's, `node_seed` the node's, and `start_seed` that of this start.
+    `records` says where the records of `[dispatch]` come from; None: nowhere."""
 
     task: str
     data_dir: str
@@ -45,6 +47,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     node_seed: int
     local_steps: int
     start_seed: int = 0
+    records: RecordSource | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
@@ -207,7 +210,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Order = Train | Evaluate | Save | Describe
 FromDaemon = (
-    Start | Memory | Train | Evaluate | Save | Describe | Cancel | DeltaTaken | RunEnded | Stop | DataFromDaemon
+    Start
+    | Memory
+    | Train
+    | Evaluate
+    | Save
+    | Describe
+    | Cancel
+    | DeltaTaken
+    | RunEnded
+    | Stop
+    | DataFromDaemon
+    | RecordsFromDaemon
 )
 FromTrainer = (
     Hello
@@ -228,6 +242,7 @@ FromTrainer = (
     | Warned
     | Failed
     | DataFromTrainer
+    | RecordsFromTrainer
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,7 +12,8 @@ from pathlib import Path
 from overlay.system import SystemClock
 from tests.process.harness.trainer_world import QuietLog
 from training.settings import TrainingSettings
-from training.supervisor.process_trainer import NodeStart, ProcessTrainer
+from training.supervisor.node_start import NodeStart
+from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link.interface import StepOrder
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from overlay.system import SystemClock
 from tests.process.harness.forked_python import trainers_are_forks
 from training.settings import TrainingSettings
-from training.supervisor.process_trainer import NodeStart, ProcessTrainer
+from training.supervisor.node_start import NodeStart
+from training.supervisor.process_trainer import ProcessTrainer
 
 
 class QuietLog:

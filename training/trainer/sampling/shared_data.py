@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from training.trainer.connection import DaemonConnection
+from torch.utils.data import IterableDataset
+
+from training.trainer.connection import DaemonConnection, DaemonGone
 from training.trainer.ranks import Ranks
+from training.trainer.records.dataset import SwarmRecords
+from training.trainer.records.file_stream import RecordFileStream
+from training.trainer.records.opening import open_files, open_tasks
+from training.trainer.records.record_draws import Decode, RecordDraws
+from training.trainer.records.task_source import POLL_S
 from training.trainer.sampling.link import DataLink, packed_state, unpacked_state
 from training.trainer.sampling.sampler import SwarmSampler
 from training.trainer.sampling.shard import SwarmShard
 from training.trainer_link.data_messages import DataShape
+from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.messages import SignOfLife, Start
+from training.trainer_link.record_messages import RecordSource, SaveWanted
 
 #: Seeds travel between ranks as int64.
 MAX_SEED = 1 << 62
+#: Records that `swarm.records` shares without a master are divided in blocks of so many.
+BLOCK = 64
+
+NOT_COUNTED = (
+    "swarm.step(samples=…) says how many samples are trained; without it all that a loader has fetched "
+    "counts as trained, and what it fetched ahead is lost when this node ends"
+)
 
 
 class SharedData:
@@ -28,10 +46,20 @@ class SharedData:
         self._saved: str | None = None
         self._link: DataLink | None = None
         self._reader: SwarmSampler | SwarmShard | None = None
+        self._source: RecordSource | None = None
+        self._node_seed = 0
+        self._records: SwarmRecords | None = None
+        self._saves = 0
+
+    def begin(self, start: Start) -> None:
+        """What the daemon says of the run's data; on rank 0."""
+        self.seed, self._node_seed, self._source = start.seed, start.node_seed, start.records
 
     @property
     def stopped(self) -> bool:
         """Whether the node stopped while the script waited for data."""
+        if self._records is not None:
+            return self._records.stopped
         return self._link is not None and self._link.stopped
 
     def sampler(self, size: int, *, shuffle: bool, nodes: float) -> SwarmSampler:
@@ -50,15 +78,59 @@ class SharedData:
         self._reader = shard = SwarmShard(link, source)
         return shard
 
+    def records(self, decode: Decode | None, flush: Callable[[], None]) -> IterableDataset[Any]:
+        """See `SwarmData.records`."""
+        if self._ranks.count > 1:
+            raise ValueError(
+                "swarm.records is not possible under torchrun: use swarm.sampler or swarm.shard, or a node per rank"
+            )
+        self._need_no_other()
+        source, connection = self._source, self._connection
+        if source is None or connection is None:
+            raise ValueError(
+                'swarm.records: no records are set; set dispatch.records = ["train-*.recordio"] and dispatch.source'
+            )
+        try:
+            if source.source == "shared":
+                return self.shard(RecordFileStream(open_files(source), decode), BLOCK)
+            tasks = open_tasks(source, self._node_seed, connection)
+        except TrainerFailed as failure:
+            raise ValueError(f"swarm.records: {failure.reason}; {failure.hint}") from failure
+        if self._saved is not None:
+            try:
+                tasks.restore(self._saved)
+            except ValueError as error:
+                self._warn("data_position_not_restored", str(error))
+        self._records = SwarmRecords(RecordDraws(tasks, decode), flush)
+        return self._records
+
+    def may_save(self, seconds: float) -> bool:
+        """See `SwarmData.may_save`."""
+        source, connection = self._source, self._connection
+        if source is None or source.source != "master" or connection is None:
+            raise ValueError('swarm.may_save asks the master: it needs dispatch.source = "master"')
+        self._saves += 1
+        with contextlib.suppress(DaemonGone):
+            connection.send(SaveWanted(self._saves, seconds))
+            while not connection.stopping and not connection.lost:
+                answer = connection.receive_save(POLL_S)
+                if answer is not None and answer.number == self._saves:
+                    return answer.granted
+                connection.send(SignOfLife())
+        return False
+
+    def _need_no_other(self) -> None:
+        if self._link is not None or self._records is not None:
+            raise ValueError(
+                "this script shares a data set already: call swarm.sampler, swarm.shard or swarm.records once, with a "
+                "torch.utils.data.ConcatDataset of several, because swarm.step counts the samples of one"
+            )
+
     def _run_seed(self) -> int:
         return self._ranks.share_numbers([self.seed % MAX_SEED])[0]
 
     def _open(self, shape: DataShape) -> DataLink:
-        if self._link is not None:
-            raise ValueError(
-                "this script shares a data set already: call swarm.sampler or swarm.shard once, with a "
-                "torch.utils.data.ConcatDataset of several, because swarm.step counts the samples of one"
-            )
+        self._need_no_other()
         state = None
         if self._saved is not None:
             try:
@@ -73,23 +145,29 @@ class SharedData:
 
     def count(self, samples: int) -> None:
         """`swarm.step` was called with so many samples on this rank."""
+        if self._records is not None and samples > 0 and self._records.count(samples):
+            self._warn_twice()
         if self._reader is not None and samples > 0 and self._reader.count(samples * self._ranks.count):
-            self._warn_once(
-                "data_counted_twice",
-                "swarm.step counted more samples than swarm.sampler or swarm.shard gave: it needs the number of "
-                "samples of the data set since the last call, on this rank",
-            )
+            self._warn_twice()
 
-    def report(self, turn: int, samples: int) -> None:
-        """A turn with so many samples is about to be reported. Raises `DaemonGone`."""
+    def _warn_twice(self) -> None:
+        self._warn_once(
+            "data_counted_twice",
+            "swarm.step counted more samples than swarm.sampler, swarm.shard or swarm.records gave: it needs the "
+            "number of samples of the data set since the last call, on this rank",
+        )
+
+    def report(self, turn: int, step: int, samples: int) -> None:
+        """A turn with so many samples, which trains `step`, is about to be reported. Raises `DaemonGone`."""
+        if self._records is not None:
+            if samples <= 0:
+                self._warn_once("data_not_counted", NOT_COUNTED)
+                self._records.count_all()
+            self._records.report(turn, step)
         if self._reader is None or self._link is None:
             return
         if samples <= 0:
-            self._warn_once(
-                "data_not_counted",
-                "swarm.step(samples=…) says how many samples are trained; without it all that a loader has fetched "
-                "counts as trained, and what it fetched ahead is lost when this node ends",
-            )
+            self._warn_once("data_not_counted", NOT_COUNTED)
             self._reader.count(MAX_SEED)
         self._link.report(turn, self._reader.report())
 
@@ -102,6 +180,8 @@ class SharedData:
 
     def state(self) -> str | None:
         """The position for the script's saved state; None without a data set."""
+        if self._records is not None:
+            return self._records.state()
         return self._saved if self._link is None else packed_state(self._link.shape, self._link.state())
 
     def restore(self, state: str | None) -> None:

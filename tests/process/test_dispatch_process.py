@@ -1,0 +1,93 @@
+"""Daemons that train dispatched records: SIGKILL of workers and masters, on SQLite and etcd; a script with torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.harness.repository import ROOT
+from tests.process.harness.dispatch_world import Chaos, ChaosPlan, ChaosResult
+from tests.process.harness.etcd_server import EtcdServer, etcd_binary
+from tests.process.harness.swarm_world import ProcessNode, until
+
+
+@contextmanager
+def store_of(kind: str, folder: Path) -> Iterator[str]:
+    """The setting of a store, with an etcd of its own where it needs one."""
+    if kind == "sqlite":
+        yield kind
+        return
+    if etcd_binary() is None:
+        pytest.skip("no etcd here: install Debian's etcd-server, or name the binary in P2PNODE_ETCD")
+    (folder / "etcd").mkdir()
+    server = EtcdServer(folder / "etcd")
+    try:
+        server.start()
+        yield f"etcd://127.0.0.1:{server.port}/p2pnode/test?ttl_s=3"
+    finally:
+        server.close()
+
+
+def played(plan: ChaosPlan, folder: Path, seed: int) -> ChaosResult:
+    result = Chaos(folder, plan, seed).run()
+    print(result.line())
+    assert result.missing == 0
+    assert result.invented == 0
+    assert result.once_share >= result.bound
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_few_kills_lose_no_record(tmp_path: Path) -> None:
+    """A worker and the master are killed in one pass: every record is trained, and only tasks of that worker twice."""
+    plan = ChaosPlan(500, 5, 2, 1, workers=3, worker_kills=1, master_kills=1, between_s=(0.2, 0.6), step_s=0.05)
+
+    result = played(plan, tmp_path, 1)
+
+    assert result.kills["master"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "masters"), [("sqlite", 1), ("etcd", 2)])
+def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: Path) -> None:
+    """10,000 records, five workers, SIGKILL of workers and masters: each record once at least in every pass, 99 %
+    exactly once, all passes to their end."""
+    with store_of(kind, tmp_path) as store:
+        plan = ChaosPlan(
+            10_000, 5, 2, 2, masters=masters, worker_kills=12, master_kills=4, step_s=0.02, store=store, limit_s=600.0
+        )
+        result = played(plan, tmp_path, 7)
+
+    assert result.once_share >= 0.99
+    assert result.kills["master"] >= 2
+    assert result.kills["worker"] >= 6
+
+
+@pytest.mark.timeout(120)
+def test_a_script_with_torch_trains_all_passes_and_ends(tmp_path: Path) -> None:
+    """The example as one node that serves itself: it makes its files, trains every record of two passes, and ends by
+    itself with 0."""
+    settings = {
+        "training.local_steps": 4,
+        "training.linger_s": 1.0,
+        "dispatch.source": "master",
+        "dispatch.serve": True,
+        "dispatch.records": ["squares-*.recordio"],
+        "dispatch.passes": 2,
+    }
+    script = [sys.executable, str(ROOT / "examples" / "records.py"), "--make"]
+    node = ProcessNode(tmp_path, "node", settings, script=script)
+    try:
+        until(lambda: node.ended, 90, "the end of the run", [node])
+    finally:
+        node.kill()
+
+    assert node.process.returncode == 0
+    assert "this node trained 4096 of the records" in node.output()
+    assert "(passes)" in node.output()

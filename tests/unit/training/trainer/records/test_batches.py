@@ -1,0 +1,144 @@
+"""Batches of records for a task class that does not know where they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness.record_files import RecordConnection, tasks_of, write_records
+from tests.harness.tasks import Line
+from training.tasks.task import TaskError
+from training.trainer.connection import DaemonConnection
+from training.trainer.records.batches import RecordBatches
+from training.trainer.records.task_source import DispatchedTasks, LocalTasks
+from training.trainer.runner import TaskRunner
+from training.trainer_link.interface import StepOrder
+from training.trainer_link.record_messages import RecordSource
+
+VALUES = np.arange(40 * 6, dtype=np.float32).reshape(40, 6) / 240
+
+
+class Decoding(Line):
+    """Takes its samples from records of six float32: four inputs, two outputs."""
+
+    batch_size = 8
+
+    def batches(self) -> Any:
+        raise AssertionError("the records are used instead")
+
+    def decode(self, record: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.frombuffer(bytearray(record), dtype=torch.float32)
+        return values[:4], values[4:]
+
+
+def runner_of(tasks: Any, kind: type[Line] = Decoding, **options: Any) -> TaskRunner:
+    task = kind(options, data_dir="", seed=0, node_seed=1, device="cpu")
+    return TaskRunner("test", task, task.build(), records=RecordBatches(task, options, tasks))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_records(tmp_path / "train.recordio", [row.tobytes() for row in VALUES], 5)
+
+
+def trained(runner: TaskRunner, step: int, local_steps: int = 3, **more: Any) -> Any:
+    vector = np.zeros(runner.model_vector.layout.total, np.float32)
+    runner.model_vector.read(vector)
+    return runner.train(StepOrder(step, local_steps, 1.0, True), vector, np.zeros_like(vector), **more)
+
+
+def test_a_task_class_trains_on_records_and_reports_them(path: Path) -> None:
+    """Turns of three batches of eight; the last turn ends early, where there is no further record now."""
+    connection = RecordConnection(tasks_of(path, 2))
+    runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)))
+    assert runner.records is not None
+
+    first = trained(runner, 1)
+    runner.records.report(1, 1)
+    second = trained(runner, 2)
+    runner.records.report(2, 2)
+
+    assert (first.samples, first.optimizer_steps) == (24, 3)
+    assert (second.samples, second.optimizer_steps) == (16, 2)
+    assert connection.trained == {0: 10, 1: 10, 2: 10, 3: 10}
+
+
+def test_what_is_ready_and_not_trained_is_not_reported(path: Path) -> None:
+    """A batch that was prepared for the next step is trained later."""
+    connection = RecordConnection(tasks_of(path, 8))
+    runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)))
+    assert runner.records is not None
+    trained(runner, 1, 2)
+    assert runner.records.prepare(wait=False, interrupted=lambda: False)
+
+    runner.records.report(1, 1)
+
+    assert connection.trained == {0: 16}
+
+
+def test_a_turn_that_waits_for_records_ends_when_it_is_cancelled(path: Path) -> None:
+    """Without a record, and without one to come, the order is abandoned as soon as the daemon cancels it."""
+    connection = RecordConnection([], ends=True)
+    runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)))
+    asked = iter([False, False, True])
+
+    assert trained(runner, 1, interrupted=lambda: next(asked, True)) is None
+
+
+def test_accumulated_batches_end_where_the_records_do(path: Path) -> None:
+    """An optimiser step of three batches takes two, if there are no more now."""
+
+    class Accumulating(Decoding):
+        def build(self) -> Any:
+            spec = super().build()
+            spec.accumulate = 3
+            return spec
+
+    connection = RecordConnection(tasks_of(path, 8))
+    runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)), Accumulating)
+
+    report = trained(runner, 1, 5)
+
+    assert (report.samples, report.optimizer_steps) == (40, 2)
+
+
+def test_a_task_without_decode_is_told(path: Path) -> None:
+    """The message names the method to add."""
+    with pytest.raises(TaskError, match=r"no decode\(record\)"):
+        runner_of(DispatchedTasks(cast(DaemonConnection, RecordConnection([]))), Line)
+
+
+def test_local_records_are_all_read_in_each_pass_and_resumed(path: Path) -> None:
+    """`source = "local"`: every record in each pass, another order in the next, and a saved position goes on."""
+    source = RecordSource("local", [path.name], str(path.parent), True, 3, 0)
+
+    def inputs(runner: TaskRunner, turns: int) -> list[float]:
+        seen = []
+        assert runner.records is not None
+        take = runner.records.take
+
+        def remember() -> Any:
+            batch = take()
+            seen.extend(batch[0][:, 0].tolist())
+            return batch
+
+        runner.records.take = remember  # type: ignore[method-assign]
+        for turn in range(turns):
+            trained(runner, turn + 1, 1)
+            runner.records.report(turn + 1, turn + 1)
+        return seen
+
+    runner = runner_of(LocalTasks(source, 5))
+    seen = inputs(runner, 7)
+    state = runner.state()["data"]
+    again = runner_of(LocalTasks(source, 5))
+    again._restore_data(state)
+    seen += inputs(again, 8)
+
+    every = sorted(VALUES[:, 0].tolist())
+    assert [sorted(seen[at : at + 40]) for at in (0, 40, 80)] == [every] * 3
+    assert seen[:40] != seen[40:80]

@@ -1,0 +1,162 @@
+"""`swarm.records` under a `DataLoader`, with a daemon in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch.utils.data import DataLoader
+
+from tests.harness.record_files import RecordConnection, tasks_of, write_records
+from training.trainer.connection import DaemonConnection
+from training.trainer.records.dataset import SwarmRecords
+from training.trainer.records.record_draws import RecordDraws
+from training.trainer.records.task_source import DispatchedTasks
+
+RECORDS = [b"%d" % number for number in range(40)]
+
+
+class Loop:
+    """A script's loop: trains batches, and reports a turn after each, or when the data set asks for it."""
+
+    def __init__(self, connection: RecordConnection, decode: Any = int) -> None:
+        self.connection = connection
+        self.flushed = 0
+        self.turn = 0
+        draws = RecordDraws(DispatchedTasks(cast(DaemonConnection, connection)), decode)
+        self.records = SwarmRecords(draws, self.flush)
+
+    def flush(self) -> None:
+        self.flushed += 1
+        self.report()
+
+    def report(self) -> None:
+        self.turn += 1
+        self.records.report(self.turn, self.turn)
+
+    def run(self, loader: Any, *, report: bool = True) -> list[list[int]]:
+        batches = []
+        for batch in loader:
+            batches.append([int(sample) for sample in batch])
+            self.records.count(len(batch))
+            if report:
+                self.report()
+        return batches
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_records(tmp_path / "train.recordio", RECORDS, 5)
+
+
+def test_an_iteration_trains_what_there_is_and_reports_it(path: Path) -> None:
+    """All records of the tasks, decoded, with a smaller last batch; every task is reported to its end."""
+    connection = RecordConnection(tasks_of(path, 3))
+    loop = Loop(connection)
+
+    batches = loop.run(DataLoader(loop.records, batch_size=16))
+
+    assert [len(batch) for batch in batches] == [16, 16, 8]
+    assert sorted(sample for batch in batches for sample in batch) == list(range(40))
+    assert connection.trained == {0: 15, 1: 15, 2: 10}
+
+
+def test_the_next_iteration_reports_first_and_then_waits(path: Path) -> None:
+    """What a turn under way has trained is reported before the script waits for records that may depend on it."""
+    first, second = tasks_of(path, 4)
+    connection = RecordConnection([first])
+    loop = Loop(connection)
+    loop.run(DataLoader(loop.records, batch_size=8), report=False)
+    assert connection.trained == {}
+    seen: list[dict[int, int]] = []
+
+    def flush() -> None:
+        loop.report()
+        seen.append(dict(connection.trained))
+        connection.tasks.append(second)
+
+    loop.records._flush = flush
+    batches = loop.run(DataLoader(loop.records, batch_size=8))
+
+    assert seen == [{0: 20}]
+    assert sum(len(batch) for batch in batches) == 20
+
+
+def test_what_was_drawn_and_not_trained_comes_first_again(path: Path) -> None:
+    """A loop that is left in the middle loses nothing and repeats nothing."""
+    connection = RecordConnection(tasks_of(path, 4))
+    loop = Loop(connection)
+    seen = []
+    for batch in DataLoader(loop.records, batch_size=6):
+        if len(seen) == 12:
+            break
+        seen += batch.tolist()
+        loop.records.count(len(batch))
+
+    rest = [sample for batch in loop.run(DataLoader(loop.records, batch_size=6)) for sample in batch]
+
+    assert sorted(seen + rest) == list(range(40))
+    assert connection.trained == {0: 20, 1: 20}
+
+
+def test_a_stop_ends_an_iteration_that_waits(path: Path) -> None:
+    """The node ends: the loop is left, and `stopped` says why."""
+    connection = RecordConnection([])
+    loop = Loop(connection)
+    loop.records._flush = lambda: setattr(connection, "stopping", True)
+
+    assert loop.run(DataLoader(loop.records, batch_size=6)) == []
+    assert loop.records.stopped
+
+
+def test_a_record_that_cannot_be_decoded_fails_its_task_alone(path: Path) -> None:
+    """The other tasks are trained; the failed one is named with the reason."""
+
+    def decode(record: bytes) -> int:
+        if record == b"7":
+            raise ValueError("no seven")
+        return int(record)
+
+    connection = RecordConnection(tasks_of(path, 1))
+    loop = Loop(connection, decode)
+
+    batches = loop.run(DataLoader(loop.records, batch_size=4))
+
+    assert sorted(sample for batch in batches for sample in batch) == [n for n in range(40) if n not in (7, 8, 9)]
+    (failed,) = connection.unreadable
+    assert (failed.task, failed.missing) == (1, False)
+    assert "ValueError: no seven" in failed.reason
+
+
+def test_a_missing_file_is_said_to_be_missing(path: Path) -> None:
+    """So that the master gives the task to another node."""
+    tasks = tasks_of(path, 8)
+    path.unlink()
+    connection = RecordConnection(tasks)
+    loop = Loop(connection)
+    loop.records._flush = lambda: setattr(connection, "stopping", True)
+
+    assert loop.run(DataLoader(loop.records, batch_size=4)) == []
+    assert [(one.task, one.missing) for one in connection.unreadable] == [(0, True)]
+    assert "train.recordio" in connection.unreadable[0].reason
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_workers_are_refused(path: Path) -> None:
+    """`num_workers` above 0 raises and says what to do."""
+    loop = Loop(RecordConnection(tasks_of(path, 8)))
+
+    with pytest.raises(RuntimeError, match="num_workers=0"):
+        next(iter(DataLoader(loop.records, batch_size=4, num_workers=1)))
+
+
+def test_a_loader_that_always_drops_the_same_records_is_told(path: Path) -> None:
+    """Records that no iteration trains would keep the pass open for ever."""
+    connection = RecordConnection(tasks_of(path, 8))
+    loop = Loop(connection)
+    loader = DataLoader(loop.records, batch_size=25, drop_last=True)
+    assert len(loop.run(loader)) == 1
+
+    with pytest.raises(RuntimeError, match="drop_last=False"):
+        [loop.run(loader) for _ in range(5)]

@@ -1,0 +1,429 @@
+"""The master: serves one queue of tasks to the nodes of a run, while its store is this node's.
+
+It opens the store, which with etcd means to wait for the lock, publishes its record (`training.dispatch.directory`) and
+answers requests until the store is lost; then it answers nothing and tries to open it again. The overlay tells it which
+workers died, and their leases are given back at once. All decisions are the queue's (`training.dispatch.queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from overlay.environment import Environment
+from overlay.ids import short
+from overlay.kademlia.messages import unpack_contact
+from overlay.peers import Contact, PeerChange
+from overlay.transport import Buffer, RequestRejected, Response
+from training.dispatch.answers import (
+    Answer,
+    BadRequestToQueue,
+    Cause,
+    DatasetRegistered,
+    End,
+    Handout,
+    LeaseEnded,
+    PassEnded,
+    QueueEvent,
+    QueueRules,
+    Registration,
+    ReportAnswer,
+    TaskDiscarded,
+)
+from training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
+from training.dispatch.directory import PUBLISH_S, MasterDirectory
+from training.dispatch.facts import MasterFacts
+from training.dispatch.master_rules import is_of, order_of, rank_of, two_masters
+from training.dispatch.messages import (
+    DISPATCH,
+    DatasetTold,
+    DispatchAnswer,
+    DispatchRequest,
+    FailTask,
+    FinishTask,
+    GetTask,
+    GrantedTask,
+    MasterRecord,
+    QueueCounts,
+    RegisterDataset,
+    RenewTasks,
+    ReportDataset,
+    ReportsTold,
+    RequestSave,
+    SaveTold,
+    TaskTold,
+    TryAgain,
+    WireChunk,
+    decode_request,
+    encode,
+)
+from training.dispatch.store import Store, StoreHeld, StoreLost, StoreRefused
+from training.dispatch.stored_queue import StoredQueue
+from training.errors import TrainingError
+from training.settings import DispatchSettings
+from training.swarm import Swarm
+
+#: A store that could not be opened is tried again so often.
+REOPEN_S = 2.0
+#: A new master gives back the leases of nodes that are not alive and that it has not heard of for so long. Workers
+#: renew more often.
+GRACE_S = 20.0
+#: A task that no living worker can read is discarded after so long.
+UNREADABLE_S = 30.0
+#: A worker counts as one that could read a task if it has asked within this time.
+ACTIVE_S = 60.0
+
+
+class MasterService:
+    """One node's service as master. `make_store` makes the store that the settings name, not opened yet."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        directory: MasterDirectory,
+        settings: DispatchSettings,
+        seed: int,
+        make_store: Callable[[], Store],
+        environment: Environment,
+    ) -> None:
+        self._swarm = swarm
+        self._directory = directory
+        self._settings = settings
+        self._seed = seed
+        self._make_store = make_store
+        self._environment = environment
+        self._clock = environment.clock
+        self._log = environment.log
+        self._genesis = b""
+        self._queue: StoredQueue | None = None
+        self._serves_since: float | None = None
+        self._record: MasterRecord | None = None
+        self._reason = "the store is not open yet"
+        self._discarded = 0
+        #: Workers → when they last asked.
+        self._heard: dict[bytes, float] = {}
+        #: Nodes whose leases are to be given back.
+        self._gone: dict[bytes, None] = {}
+        #: Tasks that some workers cannot read → those workers, and since when.
+        self._unreadable: dict[int, tuple[dict[bytes, None], float, str]] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: Another master of this run, with a store of its own, that this one gives way to.
+        self._superior: bytes | None = None
+        swarm.register(DISPATCH, self._on_request)
+        swarm.on_change(self._on_change)
+        directory.on_record(self._on_record)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self, genesis: bytes) -> None:
+        """The node has entered the swarm with this genesis."""
+        self._genesis = genesis
+        self._task = asyncio.create_task(self._run(), name="dispatch-master")
+
+    async def stop(self) -> None:
+        """Stop serving and give the store up; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def store(self) -> str:
+        """The kind of the store, without its address."""
+        return self._settings.store.partition(":")[0]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this node serves, and the job has ended."""
+        return self._queue is not None and self._queue.status().end != End.NO
+
+    def facts(self) -> MasterFacts:
+        queue = self._queue
+        registered = queue is not None and queue.registration is not None
+        return MasterFacts(
+            store=self.store,
+            serves_since=self._serves_since,
+            epoch=0 if queue is None else queue.epoch,
+            queue=queue.status() if queue is not None and registered else None,
+            discarded=self._discarded,
+            reason=self._reason,
+        )
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._open_and_serve()
+            except TrainingError as error:  # of the store, of what it has, or of the setting that names it
+                self._note_fault(str(error))
+            await asyncio.sleep(REOPEN_S)
+
+    async def _open_and_serve(self) -> None:
+        queue = StoredQueue(self._make_store(), self._rules(), self._environment, self._on_event)
+        try:
+            await queue.open()
+            await self._serve(queue)
+        finally:
+            self._queue, self._serves_since = None, None
+            if self._record is not None:
+                self._directory.forget(self._record)
+            await queue.close()
+
+    def _rules(self) -> QueueRules:
+        settings = self._settings
+        return QueueRules(
+            passes=settings.passes,
+            max_failures=settings.max_failures,
+            lease_floor_s=settings.lease_floor_s,
+            lease_ceiling_s=settings.lease_ceiling_s,
+        )
+
+    def _note_fault(self, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            self._log.error("dispatch_store_failed", store=self.store, reason=reason)
+
+    async def _serve(self, queue: StoredQueue) -> None:
+        """Serve until the store is lost."""
+        if (rival := await self._rival()) is not None:
+            raise StoreHeld(two_masters(rival))
+        self._superior = None
+        self._queue, self._serves_since, self._reason = queue, self._clock.monotonic(), ""
+        self._heard.clear()
+        self._unreadable.clear()
+        self._gone = {node: None for node in queue.holders() if self._swarm.is_gone(node)}
+        self._log.info("dispatch_serves", store=self.store, epoch=queue.epoch)
+        lost = asyncio.create_task(queue.lost(), name="dispatch-lost")
+        try:
+            while not lost.done():
+                await self._publish(queue)
+                await self._give_back(queue)
+                waking = asyncio.create_task(self._wake.wait())
+                await asyncio.wait((lost, waking), timeout=PUBLISH_S, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+                self._wake.clear()
+                if self._superior is not None:
+                    raise StoreHeld(two_masters(self._superior))
+            raise lost.result()
+        finally:
+            lost.cancel()
+
+    async def _publish(self, queue: StoredQueue) -> None:
+        identity = b"" if queue.registration is None else queue.registration.identity
+        self._record = self._directory.own_record(queue.epoch, identity)
+        await self._directory.publish(self._genesis, self._record)
+
+    async def _rival(self) -> bytes | None:
+        """Another node that serves this run from a store that this node does not share."""
+        if self.store == "etcd":
+            return None
+        record = await self._directory.confirmed(self._genesis)
+        contact = None if record is None else unpack_contact(record.contact)
+        return None if contact is None or contact.node_id == self._swarm.node_id else contact.node_id
+
+    def _on_record(self, record: MasterRecord) -> None:
+        """Two masters that began at the same time, each with a store of its own, must agree on one of them."""
+        queue, own, contact = self._queue, self._record, unpack_contact(record.contact)
+        if queue is None or own is None or contact is None or self.store == "etcd":
+            return
+        if contact.node_id != self._swarm.node_id and rank_of(record) > rank_of(own):
+            self._superior = contact.node_id
+            self._wake.set()
+
+    # -- workers that are gone -----------------------------------------------------------------------------------
+
+    def _on_change(self, change: PeerChange) -> None:
+        if change.kind in ("dead", "left"):
+            self._gone[change.node_id] = None
+            self._heard.pop(change.node_id, None)
+            self._wake.set()
+        elif change.kind in ("up", "returned"):
+            self._wake.set()  # it may be a node that should keep the record
+
+    async def _give_back(self, queue: StoredQueue) -> None:
+        """Give back the leases of nodes that are gone, and of those that a former master may have missed."""
+        assert self._serves_since is not None
+        if self._clock.monotonic() - self._serves_since > GRACE_S:
+            for node in queue.holders():
+                if node not in self._heard and node != self._swarm.node_id and not self._swarm.is_alive(node):
+                    self._gone[node] = None
+        for node in list(self._gone):
+            try:
+                leases = await queue.worker_gone(node)
+            except StoreRefused as error:
+                self._note_fault(str(error))
+                return
+            self._gone.pop(node, None)
+            if leases:
+                self._log.warning("dispatch_worker_gone", node=short(node), leases=leases)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def _on_request(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
+        try:
+            request = decode_request(payload)
+        except msgspec.DecodeError as error:
+            raise RequestRejected(f"malformed request to the master: {error}") from error
+        return Response(encode(await self.answer(sender.node_id, request)))
+
+    async def answer_own(self, request: DispatchRequest) -> DispatchAnswer:
+        """Answer the worker of this node."""
+        try:
+            return await self.answer(self._swarm.node_id, request)
+        except RequestRejected as error:
+            return TryAgain(str(error))
+
+    async def answer(self, worker: bytes, request: DispatchRequest) -> DispatchAnswer:
+        """Answer one request of a node. Raises `RequestRejected` for one that no worker makes."""
+        queue = self._queue
+        if queue is None:
+            return TryAgain(f"this node does not serve now: {self._reason}"[:4096], self._other_record())
+        self._heard[worker] = self._clock.monotonic()
+        try:
+            return await self._answer(queue, worker, request)
+        except StoreRefused as error:
+            return TryAgain(str(error)[:4096])
+        except StoreLost as error:
+            return TryAgain(str(error)[:4096], self._other_record())
+        except DatasetDiffers as error:
+            return DatasetTold(is_wanted=False, differs=str(error)[:4096], identity=b"")
+        except (BadRequestToQueue, BadDataset, DatasetDamaged) as error:
+            raise RequestRejected(str(error)) from error
+
+    def _other_record(self) -> MasterRecord | None:
+        record = self._directory.record
+        contact = None if record is None else unpack_contact(record.contact)
+        return None if contact is None or contact.node_id == self._swarm.node_id else record
+
+    async def _answer(self, queue: StoredQueue, worker: bytes, request: DispatchRequest) -> DispatchAnswer:
+        match request:
+            case ReportDataset(_, files):
+                if queue.registration is None:
+                    return DatasetTold(is_wanted=True, differs="", identity=b"")
+                return DatasetTold(is_wanted=False, differs="", identity=queue.agree(files).identity)
+            case RegisterDataset(table):
+                return await self._register(queue, table)
+            case GetTask(identity, held, avoid):
+                if not is_of(queue.registration, identity):
+                    return TaskTold(Answer.NO_DATASET, None, 0.0, None)
+                handout = await queue.get(worker, held, avoid)
+                if avoid:
+                    await self._discard_unreadable(queue, worker, avoid)
+                return self._told(queue, handout)
+            case FinishTask() | FailTask() if not is_of(queue.registration, request.identity):
+                return ReportsTold([ReportAnswer.UNKNOWN], self.counts())
+            case FinishTask(_, task, attempt):
+                answer = await queue.finish(worker, task, attempt)
+                self._unreadable.pop(task, None)
+                return ReportsTold([answer], self.counts())
+            case FailTask():
+                return ReportsTold([await self._fail(queue, worker, request)], self.counts())
+            case RenewTasks(identity, held):
+                if not is_of(queue.registration, identity):
+                    return ReportsTold([ReportAnswer.UNKNOWN for _ in held], self.counts())
+                return ReportsTold(await queue.renew(worker, held), self.counts())
+            case RequestSave(seconds):
+                saving = await queue.request_save(worker, seconds)
+                return SaveTold(saving.granted, saving.holder, saving.token, saving.left_s)
+
+    async def _register(self, queue: StoredQueue, encoded: bytes) -> DatasetTold:
+        table = await self._environment.executor.run(ChunkTable.decode, encoded)
+        wanted = Registration(
+            identity=self._environment.entropy.token(16),
+            digest=b"",
+            tasks=0,
+            chunks_per_task=self._settings.chunks_per_task,
+            shuffle=self._settings.shuffle,
+            seed=self._seed,
+        )
+        registered = await queue.register(table, wanted)
+        self._wake.set()  # the record has an identity now
+        return DatasetTold(is_wanted=False, differs="", identity=registered.identity)
+
+    def _told(self, queue: StoredQueue, handout: Handout) -> TaskTold:
+        lease, facts, table = handout.lease, queue.registration, queue.table
+        if lease is None or facts is None or table is None:
+            return TaskTold(handout.answer, None, handout.retry_after_s, self.counts())
+        chunks = [
+            WireChunk(chunk.path, chunk.index, chunk.offset, chunk.records)
+            for chunk in table.of_task(lease.task, facts.chunks_per_task)
+        ]
+        order = order_of(facts.seed, lease.pass_number, lease.task) if facts.shuffle else 0
+        granted = GrantedTask(
+            lease.task,
+            lease.attempt,
+            lease.pass_number,
+            lease.duration_s,
+            order,
+            max(lease.skip, lease.trained),
+            chunks,
+        )
+        return TaskTold(Answer.TASK, granted, 0.0, self.counts())
+
+    async def _fail(self, queue: StoredQueue, worker: bytes, request: FailTask) -> ReportAnswer:
+        try:
+            cause = Cause(request.cause)
+        except ValueError as error:
+            raise BadRequestToQueue(f"a task cannot fail by {request.cause[:16]!r}") from error
+        answer = await queue.fail(worker, request.task, request.attempt, cause, request.trained)
+        if cause is Cause.MISSING:
+            now = self._clock.monotonic()
+            workers, since, _ = self._unreadable.get(request.task, ({}, now, ""))
+            workers[worker] = None
+            self._unreadable[request.task] = workers, since, request.reason
+        return answer
+
+    async def _discard_unreadable(self, queue: StoredQueue, worker: bytes, avoid: list[int]) -> None:
+        """Give up the tasks that no worker that lives can read, after they have waited for one that can."""
+        now = self._clock.monotonic()
+        active = {node for node, heard in self._heard.items() if now - heard < ACTIVE_S}
+        for task in avoid:
+            workers, since, reason = self._unreadable.setdefault(task, ({}, now, "its file is missing"))
+            workers[worker] = None
+            if now - since >= UNREADABLE_S and active <= workers.keys():
+                await queue.discard(task, f"none of {len(active)} nodes can read it: {reason}")
+                self._unreadable.pop(task, None)
+
+    def counts(self) -> QueueCounts | None:
+        """The queue, for workers; None before a data set is registered."""
+        queue = self._queue
+        if queue is None or queue.registration is None:
+            return None
+        status = queue.status()
+        return QueueCounts(
+            status.pass_number,
+            status.passes,
+            status.tasks,
+            status.todo,
+            status.leased,
+            status.done,
+            status.failed,
+            self._discarded,
+            self.store,
+        )
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _on_event(self, event: QueueEvent) -> None:
+        match event:
+            case TaskDiscarded(task, attempt, reason):
+                self._discarded += 1
+                self._log.error(
+                    "dispatch_task_discarded",
+                    task=task,
+                    attempt=attempt,
+                    reason=reason,
+                    errors=event.errors,
+                    timeouts=event.timeouts,
+                    deaths=event.deaths,
+                )
+            case LeaseEnded(task, attempt, worker, cause):
+                self._log.info("dispatch_lease_ended", task=task, attempt=attempt, node=short(worker), cause=str(cause))
+            case PassEnded(number, done, failed, end):
+                self._unreadable.clear()
+                self._log.info(
+                    "dispatch_pass_ended", number=number, done=done, failed=failed, end=str(end) or "next pass"
+                )
+            case DatasetRegistered(tasks, chunks_per_task):
+                self._log.info("dispatch_dataset_registered", tasks=tasks, chunks_per_task=chunks_per_task)

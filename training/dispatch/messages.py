@@ -1,0 +1,211 @@
+"""What nodes and their master tell one another about records: one request, `dispatch`, with one answer each. Pure.
+
+Every request may be repeated: a task is named by its attempt, and a request for a task names those that the worker
+has, so that an answer that was lost is given again. Requests about tasks name the queue: those of another one are
+answered as if there were no data set, or no such attempt. The sender is the node that the envelope proves.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
+from overlay.peers import Counter
+from training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, ReportAnswer
+from training.dispatch.chunks import FileSummary
+
+#: Names of the two requests.
+DISPATCH = "dispatch"
+MASTER = "dispatch_master"
+#: Files of a data set: a report of so many still fits the head of a request.
+MAX_FILES = 1 << 17
+
+#: Names the queue that tasks and attempts are of.
+Identity = Annotated[bytes, Meta(max_length=64)]
+HeldList = Annotated[list[Held], Meta(max_length=MAX_HELD)]
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class MasterRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Who serves: its packed contact, and the epoch of its store, which rises with every change of the master.
+    `identity` names the queue, and is empty before a data set is registered."""
+
+    contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
+    epoch: Counter
+    identity: Identity = b""
+
+
+class WhoServes(msgspec.Struct, frozen=True, array_like=True):
+    """Request and answer of `dispatch_master`: the newest record that the sender knows; None: none."""
+
+    record: MasterRecord | None
+
+
+class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The queue, for the `/status` of its workers. `store` is "sqlite" or "etcd"."""
+
+    pass_number: Counter
+    passes: Counter
+    tasks: Counter
+    todo: Counter
+    leased: Counter
+    done: Counter
+    failed: Counter
+    discarded: Counter
+    store: Annotated[str, Meta(max_length=64)]
+
+
+# -- requests
+
+
+class ReportDataset(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """The files that the sender has. Answered by `DatasetTold`."""
+
+    digest: Annotated[bytes, Meta(max_length=64)]
+    files: Annotated[list[FileSummary], Meta(max_length=MAX_FILES)]
+
+
+class RegisterDataset(msgspec.Struct, frozen=True, array_like=True, tag="register"):
+    """The chunks of all files (`ChunkTable.encode`), asked for from the first worker. Answered by `DatasetTold`."""
+
+    table: bytes
+
+
+class GetTask(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Asks for a task. `held`: those that the sender has, so that a lease whose answer was lost is granted again.
+    `avoid`: tasks that it cannot read. Answered by `TaskTold`."""
+
+    identity: Identity
+    held: HeldList
+    avoid: Annotated[list[Counter], Meta(max_length=MAX_AVOIDED)]
+
+
+class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """All records of the attempt are trained, and their steps counted. Answered by `ReportsTold`."""
+
+    identity: Identity
+    task: Counter
+    attempt: Counter
+
+
+class FailTask(msgspec.Struct, frozen=True, array_like=True, tag="fail"):
+    """The attempt is given back. `cause`: `error`, `release` or `missing` (`training.dispatch.answers.Cause`).
+    Answered by `ReportsTold`."""
+
+    identity: Identity
+    task: Counter
+    attempt: Counter
+    cause: Annotated[str, Meta(max_length=16)]
+    reason: Text
+    trained: Counter
+
+
+class RenewTasks(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
+    """The sender lives and trains on these. Answered by `ReportsTold`."""
+
+    identity: Identity
+    held: HeldList
+
+
+class RequestSave(msgspec.Struct, frozen=True, array_like=True, tag="save"):
+    """May the sender save the model now? Answered by `SaveTold`."""
+
+    seconds: Annotated[float, Meta(gt=0, le=1e6)]
+
+
+# -- answers
+
+
+class DatasetTold(msgspec.Struct, frozen=True, array_like=True, tag="dataset"):
+    """`is_wanted`: nothing is registered, send the table. Otherwise `differs` is the first difference, or empty."""
+
+    is_wanted: bool
+    differs: Text
+    identity: Identity
+
+
+class WireChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk by the name of its file, which is equal on all nodes."""
+
+    name: Annotated[str, Meta(max_length=4096)]
+    index: Counter
+    offset: Counter
+    records: Counter
+
+
+class GrantedTask(msgspec.Struct, frozen=True, array_like=True):
+    """A lease of `lease_s` from now on. `order` seeds the order of the records (0: that of the files); the first `skip`
+    of that order are trained."""
+
+    task: Counter
+    attempt: Counter
+    pass_number: Counter
+    lease_s: float
+    order: Counter
+    skip: Counter
+    chunks: list[WireChunk]
+
+
+class TaskTold(msgspec.Struct, frozen=True, array_like=True, tag="task"):
+    """`task` is None unless `answer` is `task`; then ask again after `retry_after_s`, unless the job is over."""
+
+    answer: Answer
+    task: GrantedTask | None
+    retry_after_s: float
+    counts: QueueCounts | None
+
+
+class ReportsTold(msgspec.Struct, frozen=True, array_like=True, tag="reports"):
+    """One answer for each attempt named, in the order of the request."""
+
+    answers: list[ReportAnswer]
+    counts: QueueCounts | None
+
+
+class SaveTold(msgspec.Struct, frozen=True, array_like=True, tag="saving"):
+    """Whether the sender may save, and who may, for how long."""
+
+    granted: bool
+    holder: Annotated[bytes, Meta(max_length=20)]
+    token: Counter
+    left_s: float
+
+
+class TryAgain(msgspec.Struct, frozen=True, array_like=True, tag="again"):
+    """Nothing has happened. `record`: who serves, if it is not the receiver; None: wait a moment."""
+
+    reason: Text
+    record: MasterRecord | None = None
+
+
+DispatchRequest = ReportDataset | RegisterDataset | GetTask | FinishTask | FailTask | RenewTasks | RequestSave
+DispatchAnswer = DatasetTold | TaskTold | ReportsTold | SaveTold | TryAgain
+
+A = TypeVar("A", DatasetTold, TaskTold, ReportsTold, SaveTold)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_REQUESTS: msgspec.msgpack.Decoder[DispatchRequest] = msgspec.msgpack.Decoder(DispatchRequest)
+_ANSWERS: msgspec.msgpack.Decoder[DispatchAnswer] = msgspec.msgpack.Decoder(DispatchAnswer)
+_WHO = msgspec.msgpack.Decoder(WhoServes)
+
+
+def encode(message: DispatchRequest | DispatchAnswer | WhoServes) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_request(payload: bytes) -> DispatchRequest:
+    """Raises `msgspec.DecodeError`."""
+    return _REQUESTS.decode(payload)
+
+
+def decode_answer(payload: bytes) -> DispatchAnswer:
+    """Raises `msgspec.DecodeError`."""
+    return _ANSWERS.decode(payload)
+
+
+def decode_who(payload: bytes) -> WhoServes:
+    """Raises `msgspec.DecodeError`."""
+    return _WHO.decode(payload)

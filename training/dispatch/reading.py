@@ -1,0 +1,42 @@
+"""Reads the records of a task in their order for one pass, a chunk at a time.
+
+The order is a function of the task's `order` alone: the chunks are permuted, and the records inside each. So a node
+that goes on with a task after another one knows which records its first `skip` were, and no node holds more than one
+chunk. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from training.dispatch.permutation import PassOrder
+from training.dispatch.recordio import read_chunk
+from training.trainer_link.record_messages import RecordTask
+
+
+def places_in_order(task: RecordTask) -> Iterator[tuple[int, int]]:
+    """(number of the chunk in the task, number of the record in the chunk), without the first `task.skip`."""
+    shuffle, left = task.order != 0, task.skip
+    chunks = PassOrder(len(task.chunks), task.order, 0, shuffle=shuffle)
+    for position in range(len(task.chunks)):
+        number = chunks(position)
+        records = task.chunks[number].records
+        if left >= records:
+            left -= records
+            continue
+        inside = PassOrder(records, task.order, number + 1, shuffle=shuffle)
+        for place in range(left, records):
+            yield number, inside(place)
+        left = 0
+
+
+def records_in_order(task: RecordTask) -> Iterator[bytes]:
+    """The records, without the first `task.skip`. Raises `OSError` and `RecordFileError`, for a file that cannot be
+    read or that is no longer the one of the data set."""
+    present, chunk = -1, None
+    for number, place in places_in_order(task):
+        if chunk is None or number != present:
+            wanted = task.chunks[number]
+            chunk = read_chunk(wanted.path, wanted.offset, records=wanted.records, number=wanted.index)
+            present = number
+        yield chunk[place]

@@ -1,0 +1,447 @@
+"""A node's part in the work that a master dispatches: draws tasks for its trainer, and reports what is trained.
+
+It asks for the next task before the present one ends, renews its leases while its trainer works, and reports a task as
+finished when all its records are trained *and* the steps that trained them are counted (`training.dispatch.held`).
+The position is written to the state directory after each step, so that a daemon that starts again goes on in the tasks
+whose leases still stand. It does nothing until the trainer opens its records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from overlay.environment import Environment
+from training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
+from training.dispatch.chunks import BadDataset, digest_of
+from training.dispatch.client import MasterClient
+from training.dispatch.dataset import LocalDataset, RecordFilesMissing
+from training.dispatch.facts import RecordsFacts
+from training.dispatch.held import Complete, HeldTasks, Key
+from training.dispatch.messages import (
+    DatasetTold,
+    FailTask,
+    FinishTask,
+    GetTask,
+    GrantedTask,
+    QueueCounts,
+    RegisterDataset,
+    RenewTasks,
+    ReportDataset,
+    ReportsTold,
+    RequestSave,
+    SaveTold,
+    TaskTold,
+)
+from training.dispatch.position import PositionFile
+from training.trainer_link.record_messages import (
+    RecordChunk,
+    RecordsFromDaemon,
+    RecordsFromTrainer,
+    RecordsGranted,
+    RecordsOpened,
+    RecordsTrained,
+    RecordsUnreadable,
+    RecordsWanted,
+    RecordTask,
+    SaveGranted,
+    SaveWanted,
+)
+
+#: Tasks that wait for the trainer beside the one that it draws from.
+AHEAD = 1
+#: A trainer that has something to report waits no longer for a task than this.
+NOT_NOW_S = 1.0
+#: A lease is renewed after this share of its length; and when more of its task is trained, so often at most.
+RENEWED_SHARE = 1 / 3
+PROGRESS_S = 2.0
+#: Even a long lease is renewed so often: a master that took over learns by that which workers live.
+MAX_RENEWAL_S = 8.0
+#: The position is written at most so often.
+SAVE_S = 0.2
+#: Files that are missing here or differ are looked at again.
+RESCAN_S = 10.0
+#: Reports that wait for their answers at the same time.
+MAX_REPORTS = 8
+
+
+class RecordsTrainer(Protocol):
+    """The trainer, as far as records are concerned."""
+
+    @property
+    def state(self) -> str: ...
+
+    def send_data(self, message: RecordsFromDaemon) -> None:
+        """Send a message, if the trainer runs."""
+        ...
+
+
+class RecordsService:
+    """One node's records. `read_dataset` blocks, and raises `RecordFilesMissing` or `BadDataset`."""
+
+    def __init__(
+        self,
+        client: MasterClient,
+        trainer: RecordsTrainer,
+        read_dataset: Callable[[], LocalDataset],
+        environment: Environment,
+    ) -> None:
+        self.client = client
+        self.held = HeldTasks()
+        #: The queue as the master last told of it.
+        self.counts: QueueCounts | None = None
+        #: Why this node gets no tasks, and what to do; empty: it does.
+        self.refused: tuple[str, str] | None = None
+        #: The job has ended, and this node has reported all it had.
+        self.over = asyncio.Event()
+        self.ended: Answer | None = None
+        self.trained = self.finished = self.superseded = self.failed = 0
+        self._trainer = trainer
+        self._read_dataset = read_dataset
+        self._clock = environment.clock
+        self._position = PositionFile(environment)
+        self._executor = environment.executor
+        self._log = environment.log
+        self._genesis = b""
+        self._identity = b""
+        self._paths: Mapping[str, str] = {}
+        self._wanted: RecordsWanted | None = None
+        self._has_none_now = False
+        self._avoid: dict[int, None] = {}
+        self._reports: dict[Key, FinishTask | FailTask] = {}
+        self._renewed_s = 0.0
+        self._renewed: list[Held] = []
+        self._opened = asyncio.Event()
+        self._wake_fetch = asyncio.Event()
+        self._wake_report = asyncio.Event()
+        self._wake_save = asyncio.Event()
+        self._has_left = False
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self, genesis: bytes) -> None:
+        """The node has entered the swarm with this genesis."""
+        self._genesis = genesis
+        self._run(self._fetch())
+        self._run(self._report())
+        self._run(self._renew())
+        self._run(self._save())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="dispatch")
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("dispatch_failed", error=repr(error))
+
+    async def stop(self) -> None:
+        """Cancel all tasks; idempotent."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Give the tasks back, with what is trained of them; this node takes no more."""
+        if self._has_left or not self._opened.is_set():
+            return
+        self._has_left = True
+        for complete in self.held.give_back():
+            self._give_back(complete, Cause.RELEASE, "the node leaves")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._reports:  # noqa: ASYNC110 - the reports are sent by a task of their own
+                    await asyncio.sleep(0.05)
+        await self._position.write(self._identity, self.held.saved())
+
+    def facts(self) -> RecordsFacts:
+        return RecordsFacts(
+            self.counts,
+            self.client.master,
+            self.client.trouble,
+            self.refused,
+            len(self.held),
+            self.trained,
+            self.finished,
+            self.superseded,
+            self.ended is not None,
+        )
+
+    # -- the trainer ---------------------------------------------------------------------------------------------
+
+    def on_trainer(self, message: RecordsFromTrainer) -> None:
+        """What the trainer has sent."""
+        match message:
+            case RecordsOpened():
+                self.held.reopen()
+                self._wanted = None
+                self._opened.set()
+            case RecordsWanted():
+                self._wanted = message
+                self._serve()
+                if self._wanted is message and not message.wait:
+                    self._run(self._decline_later(message))
+                self._wake_fetch.set()
+            case RecordsTrained():
+                self.held.report(message.step, message.trained)
+            case RecordsUnreadable():
+                self._on_unreadable(message)
+            case SaveWanted():
+                self._run(self._ask_to_save(message))
+
+    def _serve(self) -> None:
+        """Answer the trainer, if there is an answer."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        task = None if self._has_left else self.held.draw()
+        is_over = task is None and self.ended is not None
+        if task is None and not is_over and (wanted.wait or not self._has_none_now):
+            return
+        self._wanted = None
+        self._trainer.send_data(RecordsGranted(wanted.number, task, is_over))
+        self._wake_fetch.set()
+
+    async def _decline_later(self, wanted: RecordsWanted) -> None:
+        await asyncio.sleep(NOT_NOW_S)
+        if self._wanted is wanted:
+            self._wanted = None
+            self._trainer.send_data(RecordsGranted(wanted.number, None))
+
+    def _on_unreadable(self, message: RecordsUnreadable) -> None:
+        key = (message.task, message.attempt)
+        held = self.held.remove(key)
+        if held is None:
+            return
+        cause = Cause.MISSING if message.missing else Cause.ERROR
+        if message.missing:
+            self._avoid.pop(message.task, None)
+            self._avoid[message.task] = None
+            while len(self._avoid) > MAX_AVOIDED:
+                del self._avoid[next(iter(self._avoid))]
+        self._log.error("dispatch_task_failed", task=message.task, cause=str(cause), reason=message.reason)
+        self._give_back(Complete(*key, is_finished=False, trained=held.counted), cause, message.reason)
+        self._wake_fetch.set()
+
+    async def _ask_to_save(self, message: SaveWanted) -> None:
+        told = await self.client.ask(self._genesis, RequestSave(message.seconds), SaveTold)
+        self._trainer.send_data(SaveGranted(message.number, told.granted))
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def abandon(self, step: int) -> None:
+        """The trainer of this step crashed; see `HeldTasks.abandon`."""
+        self.held.abandon(step)
+
+    def count(self, step: int) -> None:
+        """This step is pushed and counted: what it trained is trained."""
+        before = sum(one.trained for one in self.held.held())
+        finished = self.held.count(step)
+        after = sum(one.trained for one in self.held.held()) + sum(one.trained for one in finished)
+        self.trained += after - before
+        for complete in finished:
+            self._reports[complete.task, complete.attempt] = self._finish(complete.task, complete.attempt)
+        if finished:
+            self._wake_report.set()
+        if after != before:
+            self._wake_save.set()
+
+    def drop(self, step: int) -> None:
+        """The delta of this step is pushed by nobody."""
+        for complete in self.held.drop(step):
+            self._give_back(complete, Cause.RELEASE, "its delta was too late to be pushed")
+
+    def _finish(self, task: int, attempt: int) -> FinishTask:
+        return FinishTask(self._identity, task, attempt)
+
+    def _give_back(self, complete: Complete, cause: Cause, reason: str) -> None:
+        self._reports[complete.task, complete.attempt] = FailTask(
+            self._identity, complete.task, complete.attempt, str(cause), reason[:4096], complete.trained
+        )
+        self._wake_report.set()
+        self._wake_save.set()
+
+    # -- the master ----------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        """Agree on the data set, and keep a task ahead of the trainer until the job ends."""
+        await self._opened.wait()
+        await self._agree()
+        while True:
+            self._wake_fetch.clear()
+            wait_s: float | None = None
+            if not self._has_left and self.held.waiting < AHEAD:
+                wait_s = await self._fetch_one()
+            if self.ended is not None:
+                self._serve()
+                if not self.held.held() and not self._reports:
+                    self.over.set()
+                wait_s = None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake_fetch.wait()
+            except TimeoutError:
+                continue
+
+    async def _fetch_one(self) -> float | None:
+        """Ask for a task; returns the seconds to wait before the next request, None: until something happens."""
+        told = await self.client.ask(self._genesis, GetTask(self._identity, self._known(), list(self._avoid)), TaskTold)
+        self.counts = told.counts or self.counts
+        self._has_none_now = told.answer != Answer.TASK
+        if told.task is not None and told.answer == Answer.TASK:
+            self._accept(told.task)
+            return 0.0
+        if told.answer == Answer.NO_DATASET:
+            await self._agree()
+            return 0.0
+        if told.answer in (Answer.JOB_DONE, Answer.ALL_FAILED):
+            if self.ended is None:
+                self._log.info("dispatch_ended", answer=str(told.answer))
+            self.ended = told.answer
+            return None
+        self._serve()
+        return max(told.retry_after_s, 0.05)
+
+    def _accept(self, granted: GrantedTask) -> None:
+        """A task was granted; one that this node cannot map to its files is given back."""
+        key = (granted.task, granted.attempt)
+        if key in self._reports or self._has_left:
+            return
+        missing = next((chunk.name for chunk in granted.chunks if chunk.name not in self._paths), None)
+        if missing is not None:
+            self._avoid[granted.task] = None
+            self._give_back(Complete(*key, is_finished=False, trained=0), Cause.MISSING, f"no file {missing} here")
+            return
+        chunks = [RecordChunk(self._paths[one.name], one.index, one.offset, one.records) for one in granted.chunks]
+        task = RecordTask(granted.task, granted.attempt, granted.pass_number, granted.order, granted.skip, chunks)
+        if granted.skip >= task.records:
+            self._reports[key] = self._finish(*key)  # its last attempt trained all of it, and could not say so
+            self._wake_report.set()
+            return
+        self.held.add(task, granted.lease_s)
+        self._wake_save.set()
+        self._serve()
+
+    def _known(self) -> list[Held]:
+        """What this node has of the queue, with what it has not been able to report yet."""
+        return [*self.held.held(), *(Held(task, attempt) for task, attempt in self._reports)]
+
+    async def _agree(self) -> None:
+        """Report this machine's files until the master has the same."""
+        while True:
+            try:
+                dataset = await self._executor.run(self._read_dataset)
+                files = await self._executor.run(dataset.table.summary)
+            except (RecordFilesMissing, BadDataset) as error:
+                hint = error.hint if isinstance(error, RecordFilesMissing) else "see dispatch.records"
+                self._refuse(str(error), hint)
+            else:
+                told = await self._told(dataset, ReportDataset(digest_of(files), files))
+                if not told.differs:
+                    self._paths = dataset.paths
+                    self.refused = None
+                    await self._take_over(told.identity)
+                    return
+                self._refuse(
+                    f"this node's records differ from those of the run: {told.differs}",
+                    "copy the same files to all nodes, and give all the same dispatch.records",
+                )
+            await asyncio.sleep(RESCAN_S)
+
+    async def _told(self, dataset: LocalDataset, report: ReportDataset) -> DatasetTold:
+        told = await self.client.ask(self._genesis, report, DatasetTold)
+        if not told.is_wanted:
+            return told
+        table = await self._executor.run(dataset.table.encode)
+        return await self.client.ask(self._genesis, RegisterDataset(table), DatasetTold)
+
+    def _refuse(self, what: str, hint: str) -> None:
+        if self.refused != (what, hint):
+            self.refused = what, hint
+            self._log.error("dispatch_refused", reason=what, hint=hint)
+
+    async def _take_over(self, identity: bytes) -> None:
+        """Go on with what an earlier start of this node had, if the queue is the same."""
+        if identity != self._identity:
+            for held in self.held.held():
+                self.held.remove((held.task, held.attempt))
+            self._reports.clear()
+        first, self._identity = not self._identity, identity
+        saved = await self._position.read(identity) if first else []
+        known = [Held(one.task.task, one.task.attempt, one.trained) for one in saved]
+        if not known:
+            return
+        told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
+        for one, answer in zip(saved, told.answers, strict=False):
+            stands = answer == ReportAnswer.RENEWED
+            if stands:
+                self.held.add(one.task, one.lease_s, one.trained)
+            self._log.info(
+                "dispatch_resumed" if stands else "dispatch_superseded", task=one.task.task, trained=one.trained
+            )
+            self.superseded += not stands
+        for complete in self.held.count(0):  # one whose last step was counted just before the end
+            self._reports[complete.task, complete.attempt] = self._finish(complete.task, complete.attempt)
+        self._wake_report.set()
+        self._serve()
+
+    async def _report(self) -> None:
+        """Send what waits to be reported until it is answered."""
+        while True:
+            await self._wake_report.wait()
+            self._wake_report.clear()
+            while self._reports:
+                some = list(self._reports.items())[:MAX_REPORTS]
+                await asyncio.gather(*(self._report_one(key, report) for key, report in some))
+            self._wake_fetch.set()  # a task that is finished may begin the next pass
+
+    async def _report_one(self, key: Key, report: FinishTask | FailTask) -> None:
+        told = await self.client.ask(self._genesis, report, ReportsTold)
+        self._reports.pop(key, None)
+        self.counts = told.counts or self.counts
+        answer = told.answers[0] if told.answers else ReportAnswer.UNKNOWN
+        if answer == ReportAnswer.ACCEPTED:
+            self.finished += 1
+        elif answer == ReportAnswer.RETURNED:
+            self.failed += 1
+        else:
+            self.superseded += 1
+            self._log.info("dispatch_superseded", task=key[0], attempt=key[1], answer=str(answer))
+
+    async def _renew(self) -> None:
+        """Renew the leases in time, and when more is trained."""
+        while True:
+            lease_s = self.held.shortest_lease_s
+            await asyncio.sleep(min(PROGRESS_S, max(0.1, (lease_s or PROGRESS_S) * RENEWED_SHARE / 2)))
+            if not self.held.held() or self._trainer.state == "hung":
+                continue
+            now, known = self._clock.monotonic(), self.held.held()
+            interval_s = min(MAX_RENEWAL_S, (self.held.shortest_lease_s or 0.0) * RENEWED_SHARE)
+            is_due = now - self._renewed_s >= interval_s
+            if not is_due and known == self._renewed:
+                continue
+            told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
+            self._renewed_s, self._renewed = self._clock.monotonic(), known
+            self.counts = told.counts or self.counts
+            for one, answer in zip(known, told.answers, strict=False):
+                if answer != ReportAnswer.RENEWED and (one.task, one.attempt) in self.held:
+                    self.held.remove((one.task, one.attempt))
+                    self.superseded += 1
+                    self._log.warning("dispatch_lease_lost", task=one.task, attempt=one.attempt, answer=str(answer))
+                    self._wake_fetch.set()
+
+    # -- the disk ------------------------------------------------------------------------------------------------
+
+    async def _save(self) -> None:
+        """Write the position after it has changed."""
+        while True:
+            await self._wake_save.wait()
+            self._wake_save.clear()
+            await self._position.write(self._identity, self.held.saved())
+            await asyncio.sleep(SAVE_S)

@@ -1,0 +1,100 @@
+"""`swarm.records()`: an iterable data set of the records that this node is to train.
+
+An iteration ends where no further record can be had now, at the latest at the end of a pass; then what a script has
+trained is reported, and the next iteration waits for records. So no record waits in a batch for one that comes only
+when it is trained itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from training.trainer.records.record_draws import RecordDraws
+
+#: Iterations in a row that gave records of which none was trained.
+MAX_IDLE_ITERATIONS = 3
+
+WORKERS = (
+    "swarm.records with num_workers > 0 is not possible: what the workers fetch ahead would be leased and not trained. "
+    "Use num_workers=0; decode in swarm.records(decode=…)"
+)
+DROPPED = (
+    "the loader leaves out the last records of every iteration (drop_last=True), so their task can never be finished: "
+    "use drop_last=False"
+)
+
+
+class SwarmRecords(IterableDataset[Any]):
+    """Belongs to one script; made by `AttachedSwarm.records`. `flush` reports the optimiser steps since the last turn,
+    if there are any, and takes the next order then, or where the daemon has cancelled this turn."""
+
+    def __init__(self, draws: RecordDraws, flush: Callable[[], None]) -> None:
+        self._draws: RecordDraws | None = draws
+        self._flush: Callable[[], None] | None = flush
+        self._idle = 0
+        self._trained = True
+        #: The node ended while the script waited for records.
+        self.stopped = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker process gets nothing, and says why."""
+        return {"_draws": None, "_flush": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None or self._draws is None or self._flush is None:
+            raise RuntimeError(WORKERS)
+        return self._samples(self._draws, self._flush)
+
+    def _samples(self, draws: RecordDraws, flush: Callable[[], None]) -> Iterator[Any]:
+        draws.restart()
+        self._idle = 0 if self._trained else self._idle + 1
+        if self._idle >= MAX_IDLE_ITERATIONS:
+            raise RuntimeError(DROPPED)
+        found = draws.draw(wait=False)
+        if found is None:
+            found = self._wait(draws, flush)
+        if found is None:
+            return
+        self._trained = False
+        while found is not None:
+            yield found[0]
+            found = draws.draw(wait=False)
+
+    def _wait(self, draws: RecordDraws, flush: Callable[[], None]) -> tuple[Any] | None:
+        """Until there is a record; None: the node ends."""
+        tasks = draws.tasks
+        while True:
+            flush()
+            if tasks.stopped:
+                break
+            found = draws.draw(wait=True)
+            if found is not None:
+                return found
+            tasks.idle()
+        self.stopped = True
+        return None
+
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def count(self, samples: int) -> int:
+        """`swarm.step` has counted so many records; returns how many were never drawn."""
+        self._trained = True
+        return 0 if self._draws is None else self._draws.count(samples)
+
+    def count_all(self) -> None:
+        """All that is drawn is trained."""
+        self._trained = True
+        if self._draws is not None:
+            self._draws.finish()
+
+    def report(self, turn: int, step: int) -> None:
+        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
+        if self._draws is not None:
+            self._draws.report(turn, step)
+
+    def state(self) -> str | None:
+        """The position for the script's saved state; None where the daemon keeps it."""
+        return None if self._draws is None else self._draws.tasks.state()

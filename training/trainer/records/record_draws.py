@@ -1,0 +1,105 @@
+"""Draws the records of tasks, and counts which are trained: in the order of drawing, as `swarm.step` says.
+
+A task that cannot be read or decoded is given up, and the next one drawn. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from training.dispatch.reading import records_in_order
+from training.dispatch.recordio import RecordFileError
+from training.trainer.records.task_source import TaskSource
+from training.trainer.sampling.draws import ClaimProgress, Draws
+from training.trainer_link.data_messages import Claim
+from training.trainer_link.record_messages import RecordTask, TaskTrained
+
+Decode = Callable[[bytes], Any]
+
+
+class RecordDraws:
+    """The records of one trainer. `decode` makes a sample of a record; None: the bytes."""
+
+    def __init__(self, tasks: TaskSource, decode: Decode | None = None) -> None:
+        self.tasks = tasks
+        #: The pass of the record that was drawn last.
+        self.pass_number = 0
+        self._decode = decode
+        self._draws = Draws()
+        self._parts: dict[tuple[int, int], RecordTask] = {}
+        #: Tasks that are drawn again, from where they are trained.
+        self._again: list[ClaimProgress] = []
+        self._present: tuple[ClaimProgress, RecordTask, Iterator[bytes]] | None = None
+
+    def draw(self, *, wait: bool) -> tuple[Any] | None:
+        """The next sample, in a tuple of one; None: there is none now. Raises `DaemonGone`."""
+        while (present := self._present or self._next(wait=wait)) is not None:
+            self._present = part, task, records = present
+            try:
+                record = next(records)
+                sample = record if self._decode is None else self._decode(record)
+            except StopIteration:
+                self._present = None
+            except OSError as error:
+                self._give_up(part, task, f"{error.strerror or error}: {error.filename or ''}", missing=True)
+            except RecordFileError as error:
+                self._give_up(part, task, str(error), missing=False)
+            except Exception as error:
+                self._give_up(part, task, f"decode raised {type(error).__name__}: {error}", missing=False)
+            else:
+                part.drawn += 1
+                self.pass_number = task.pass_number
+                return (sample,)
+        return None
+
+    def _next(self, *, wait: bool) -> tuple[ClaimProgress, RecordTask, Iterator[bytes]] | None:
+        if self._again:
+            part = self._again.pop(0)
+            task = self._parts[part.claim.epoch, part.claim.partition]
+        else:
+            found = self.tasks.next_task(wait=wait)
+            if found is None:
+                return None
+            task = found
+            part = ClaimProgress.of(Claim(task.attempt, task.task, task.skip), task.records)
+            self._parts[task.attempt, task.task] = task
+        self._draws.add(part)
+        return part, task, records_in_order(_from(task, part.trained))
+
+    def _give_up(self, part: ClaimProgress, task: RecordTask, reason: str, *, missing: bool) -> None:
+        self._present = None
+        part.size = part.drawn
+        self.tasks.give_up(task, reason, missing=missing)
+
+    def restart(self) -> None:
+        """What was drawn and not trained is drawn again, before anything else."""
+        self._present = None
+        self._again = sorted([*self._draws.restart(), *self._again], key=lambda part: part.trained == 0)
+
+    @property
+    def untrained(self) -> int:
+        """How many records are drawn and not trained."""
+        return self._draws.untrained
+
+    def count(self, samples: int) -> int:
+        """So many more records are trained; returns how many of them were never drawn."""
+        return self._draws.count(samples)
+
+    def finish(self) -> None:
+        """All that is drawn is trained."""
+        self._draws.finish()
+
+    def report(self, turn: int, step: int) -> None:
+        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
+        trained = [TaskTrained(one.partition, one.epoch, one.offset) for one in self._draws.report()]
+        for one in trained:
+            task = self._parts.get((one.attempt, one.task))
+            if task is not None and one.trained >= task.records:
+                del self._parts[one.attempt, one.task]
+        self.tasks.report(turn, step, trained)
+
+
+def _from(task: RecordTask, trained: int) -> RecordTask:
+    """The rest of a task."""
+    return RecordTask(task.task, task.attempt, task.pass_number, task.order, trained, task.chunks)

@@ -1,0 +1,197 @@
+"""Where a trainer gets its tasks: from the master, through the daemon, or all chunks of the files of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from training.dispatch.dataset import LocalDataset, read_dataset
+from training.dispatch.permutation import PassOrder
+from training.trainer.connection import DaemonConnection, DaemonGone
+from training.trainer_link.messages import SignOfLife
+from training.trainer_link.record_messages import (
+    RecordChunk,
+    RecordsOpened,
+    RecordSource,
+    RecordsTrained,
+    RecordsUnreadable,
+    RecordsWanted,
+    RecordTask,
+    TaskTrained,
+)
+
+#: How often a waiting trainer says that it is alive, and looks whether it is to stop.
+POLL_S = 0.5
+#: A trainer that has something to report waits no longer for an answer than this.
+NOT_NOW_S = 2.0
+
+
+class TaskSource(Protocol):
+    """Gives tasks one after the other. `is_over`: there will be none any more; `stopped`: the node ends."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def next_task(self, *, wait: bool) -> RecordTask | None:
+        """The next task; None: there is none now, or the order under way was cancelled."""
+        ...
+
+    def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
+        """No more of this task is drawn, because it cannot be read or decoded. Raises `DaemonGone`."""
+        ...
+
+    def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:
+        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
+        ...
+
+    def idle(self) -> None:
+        """Wait a moment, as a trainer that has nothing to do."""
+        ...
+
+    def state(self) -> str | None:
+        """The position, for a checkpoint; None where the daemon keeps it."""
+        ...
+
+    def restore(self, state: str) -> None:
+        """Go on from a saved position. Raises `ValueError` for one of other files."""
+        ...
+
+
+class DispatchedTasks:
+    """The master's, through the daemon. The daemon keeps the position."""
+
+    def __init__(self, connection: DaemonConnection) -> None:
+        self.is_over = False
+        self._connection = connection
+        self._number = 0
+        self._is_asking = False
+        with contextlib.suppress(DaemonGone):
+            connection.send(RecordsOpened())
+
+    @property
+    def stopped(self) -> bool:
+        return self._connection.stopping or self._connection.lost
+
+    def next_task(self, *, wait: bool) -> RecordTask | None:
+        """See `TaskSource`. A request that was not answered before stays the one that is waited for, because the daemon
+        may have granted a task by it."""
+        connection = self._connection
+        began_s = time.monotonic()
+        try:
+            if not self._is_asking:
+                self._number += 1
+                self._is_asking = True
+                connection.send(RecordsWanted(self._number, wait))
+            while not self.stopped and not connection.interrupted():
+                answer = connection.receive_records(POLL_S)
+                if answer is not None and answer.number == self._number:
+                    self._is_asking = False
+                    self.is_over = self.is_over or answer.is_over
+                    return answer.task
+                connection.send(SignOfLife())
+                if not wait and time.monotonic() - began_s >= NOT_NOW_S:
+                    return None
+        except DaemonGone:
+            pass
+        return None
+
+    def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
+        self._connection.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
+
+    def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:
+        if trained:
+            self._connection.send(RecordsTrained(turn, step, list(trained)))
+
+    def idle(self) -> None:
+        with contextlib.suppress(DaemonGone):
+            self._connection.send(SignOfLife())
+        time.sleep(POLL_S / 5)
+
+    def state(self) -> str | None:
+        return None
+
+    def restore(self, state: str) -> None:
+        """The daemon has the position."""
+
+
+class _LocalPosition(msgspec.Struct, frozen=True):
+    """The first task that is not wholly trained, of all passes, and its records that are. `chunks`: of the files."""
+
+    chunks: int
+    number: int
+    trained: int
+
+
+class LocalTasks:
+    """All chunks of the files of this machine, pass after pass, in an order of this node's own; a task is a chunk.
+
+    `node_seed` differs on each node. Raises `RecordFilesMissing` and `BadDataset`.
+    """
+
+    def __init__(self, source: RecordSource, node_seed: int, connection: DaemonConnection | None = None) -> None:
+        self._dataset: LocalDataset = read_dataset(source.patterns, source.folder)
+        self._source = source
+        self._seed = node_seed
+        self._connection = connection
+        self._number = self._skip = 0
+        self._position = _LocalPosition(len(self._dataset.table), 0, 0)
+
+    @property
+    def stopped(self) -> bool:
+        connection = self._connection
+        return connection is not None and (connection.stopping or connection.lost)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._source.passes) and self._number >= self._source.passes * len(self._dataset.table)
+
+    def next_task(self, *, wait: bool) -> RecordTask | None:  # noqa: ARG002 - they are all here
+        table = self._dataset.table
+        if self.is_over or self.stopped:
+            return None
+        number, (before, position) = self._number, divmod(self._number, len(table))
+        order = PassOrder(len(table), self._seed, before, shuffle=self._source.shuffle)
+        chunk = table[order(position)]
+        path = self._dataset.paths[chunk.path]
+        skip, self._skip = self._skip, 0
+        self._number += 1
+        seed = (self._seed ^ number) | 1 if self._source.shuffle else 0
+        found = RecordChunk(path, chunk.index, chunk.offset, chunk.records)
+        return RecordTask(number, 1, before + 1, seed, skip, [found])
+
+    def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:  # noqa: ARG002 - nobody else has it
+        raise OSError(f"cannot go on in {task.chunks[0].path}: {reason}")
+
+    def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:  # noqa: ARG002 - no one counts
+        if trained:
+            last = max(trained, key=lambda one: one.task)
+            self._position = _LocalPosition(len(self._dataset.table), last.task, last.trained)
+
+    def idle(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(SignOfLife())
+        time.sleep(POLL_S / 5)
+
+    def state(self) -> str | None:
+        return msgspec.json.encode(self._position).decode()
+
+    def restore(self, state: str) -> None:
+        try:
+            position = msgspec.json.decode(state, type=_LocalPosition)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"this is no position in records: {error}") from error
+        if position.chunks != len(self._dataset.table):
+            raise ValueError(
+                f"the saved position is of records with {position.chunks} chunks, and these have "
+                f"{len(self._dataset.table)}; it begins with the first pass"
+            )
+        self._position = position
+        self._number, self._skip = position.number, position.trained
