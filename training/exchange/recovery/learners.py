@@ -32,8 +32,8 @@ BATCH_BYTES = 64 * 1024 * 1024
 #: Where nothing waits for a copy, no more is sent than the line carries in so many seconds: what was copied when a
 #: request fails is copied again.
 BATCH_S = 8.0
-#: Bytes per value of a state with momentum on the wire: value, momentum, accumulated delta, each float32.
-STATE_BYTES_PER_VALUE = 12
+#: Bytes per value of a state with momentum on the wire: value and momentum, each float32.
+STATE_BYTES_PER_VALUE = 8
 VALUE_BYTES = 4
 
 Snapshot = tuple[StateHead, ShardState]
@@ -95,7 +95,7 @@ class Learners:
         try:
             yielder = LoopYielder()
             for shard in result.taken:
-                if (snapshot := self._attach(shard, promised.get(shard), to)) is not None:
+                if (snapshot := self._attach(shard, promised.get(shard), to, is_joined=result.joins)) is not None:
                     snapshots.append(snapshot)
                     await yielder.after(self._store.size(shard))
             if snapshots:
@@ -106,7 +106,7 @@ class Learners:
                 if owned is not None and owned.learner == to:
                     owned.remove_learner(to.node_id)
 
-    def _attach(self, shard: int, term: Term | None, to: Contact) -> Snapshot | None:
+    def _attach(self, shard: int, term: Term | None, to: Contact, *, is_joined: bool) -> Snapshot | None:
         """Copy the state and forward every delta from now on; nothing else runs in between."""
         owned = self._store.owned.get(shard)
         # Where the term has risen since the request, its promise is void.
@@ -114,7 +114,7 @@ class Learners:
             return None
         if owned.learner is not None or owned.moving:
             return None
-        snapshot = describe(shard, term, owned.state), owned.state.copy()
+        snapshot = describe(shard, term, owned.state, is_joined=is_joined), owned.state.copy()
         owned.attach_learner(to)
         return snapshot
 

@@ -20,7 +20,8 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
     """The arrays of the states, in the order that `read_state` expects; exact, because float32, or `low` and what the
     receiver holds of the shard.
 
-    One of the two arrays of a momentum is zeros. Nodes of earlier versions kept both, and go on with the same values.
+    A momentum is one array where the head says so. Otherwise it is two, of which one is zeros: nodes of earlier
+    versions kept both, and go on with the same values.
     """
     for head, state in snapshots:
         if head.chain and low is not None:
@@ -28,7 +29,9 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
             yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
         else:
             yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
-        if state.momentum is not None and state.momentum.size:
+        if state.momentum is not None and state.momentum.size and head.is_joined:
+            yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
+        elif state.momentum is not None and state.momentum.size:
             nothing = np.zeros_like(state.momentum)
             first, second = (nothing, state.momentum) if state.sum_weight else (state.momentum, nothing)
             yield from frames(head.shard, first, "float32", Part.MOMENTUM)
@@ -49,9 +52,10 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
         value, _, _ = await read_array(reader, head.shard, Part.VALUE, size)
     momentum = None
     if head.has_momentum and parameters:
-        first, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
-        accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
-        momentum = joined(head, first, accumulated, store.rule.outer_momentum)
+        momentum, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
+        if not head.is_joined:
+            accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
+            momentum = joined(head, momentum, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     state = restore(head, parameters, value, momentum, pending)
     if not state.is_in_range():

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from overlay.transport import TransportError
+from overlay.transport import Response, TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
 from tests.harness.exchange_swarm import collected
 from tests.harness.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
@@ -18,6 +18,7 @@ from tests.harness.virtual_loop import run
 from training.encoding.frames import HEADER_BYTES
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext
+from training.exchange.messages import decode, encode
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import Jobs
@@ -211,6 +212,39 @@ def sizes_of(swarm: ScriptedSwarm) -> dict[str, int]:
     return found
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_momentum_is_one_array_for_a_learner_that_takes_one(joins: bool) -> None:
+    """Nodes of earlier versions are sent two; both go on with the same values."""
+
+    async def scenario() -> None:
+        learners, store, swarm, _ = learners_of()
+        state = store.owned[0].state
+        state.momentum, state.sum_weight = np.array([1, 2, 3, 4], np.float32), 0.5
+        there = store_of("b")
+        receiver = ScriptedSwarm(LEARNER, [ME])
+        at_learner = context_of(receiver, there)
+        BackupHandler(at_learner, Publisher(at_learner)).register()
+        swarm.linked[LEARNER.node_id] = receiver
+        if not joins:
+            learn = receiver.handlers["learn"]
+
+            async def as_before(sender: Any, payload: bytes, stream: Any) -> Response:
+                answer = decode((await learn(sender, payload, stream)).head, TransferResult)
+                return Response(encode(TransferResult(answer.taken, answer.others)))
+
+            receiver.handlers["learn"] = as_before
+        bodies = sizes_of(swarm)
+        await learners.add_learner(LEARNER, [0])
+
+        copied = there.backed[0].state
+        assert copied is not None
+        assert copied.momentum is not None
+        assert copied.momentum.tolist() == [1, 2, 3, 4]
+        assert bodies["state"] == (2 if joins else 3) * (HEADER_BYTES + 16)
+
+    run(scenario())
+
+
 def test_a_chain_that_has_gone_on_is_no_base() -> None:
     """The learner names the first value of a chain of which the owner has another by now: it is sent the whole."""
 
@@ -237,11 +271,11 @@ def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         everything = list(range(len(BOUNDS)))
         assert learners.batch(everything) == everything
         line = context.swarm.line
-        for rate, expected in ((60.0, 1), (64.0, 2), (80.0, 3), (96.0, 4), (1.0, 1)):
+        for rate, expected in ((44.0, 1), (48.0, 2), (64.0, 3), (80.0, 4), (1.0, 1)):
             line.upload = cast(Any, SimpleNamespace(bytes_per_s=rate / BATCH_S))
             assert len(learners.batch(everything)) == expected, rate
 
-        monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 64)
+        monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 48)
         await learners.add_learner(LEARNER, everything)
         asked = [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]
         assert asked == [[0, 1], [2, 3]]
