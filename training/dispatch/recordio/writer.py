@@ -23,6 +23,8 @@ MAX_CHUNK_SETTING_BYTES = 2**27
 _MOST_WITH_LENGTHS = 8
 _MOST_PAYLOAD_BYTES = 2**28
 
+_packed_length = LENGTH.pack
+
 
 class Sink(Protocol):
     """Where chunks go: `overlay.environment.NewFile`, or a file opened in binary mode that writes whole pieces."""
@@ -53,6 +55,9 @@ class RecordWriter:
         self._sink = sink
         self._compressor = compressor
         self._chunk_bytes = chunk_bytes
+        self._most_payload_bytes = min(_MOST_WITH_LENGTHS * chunk_bytes, _MOST_PAYLOAD_BYTES)
+        #: How many bytes of records the chunk still takes; their lengths do not count.
+        self._room_bytes = chunk_bytes
         self._records_per_chunk = MAX_U32 if records_per_chunk is None else records_per_chunk
         self._payload = bytearray()
         self._in_chunk = 0
@@ -65,11 +70,13 @@ class RecordWriter:
         if size > MAX_U32 - LENGTH_BYTES:
             raise ValueError(f"a record of {size} bytes is too large: the format has 32 bits for a chunk with one")
         payload = self._payload
-        if self._is_full(len(payload), size):
+        # Called for every record: the limits of bytes are two comparisons.
+        if size > self._room_bytes or len(payload) + LENGTH_BYTES + size > self._most_payload_bytes:
             self.flush()
             payload = self._payload
-        payload += LENGTH.pack(size)
+        payload += _packed_length(size)
         payload += record
+        self._room_bytes -= size
         self._in_chunk += 1
         self.records += 1
         if self._in_chunk >= self._records_per_chunk:
@@ -77,8 +84,9 @@ class RecordWriter:
 
     def write_all(self, records: Iterable[bytes]) -> None:
         """Add these records, one after the other."""
+        write = self.write
         for record in records:
-            self.write(record)
+            write(record)
 
     def flush(self) -> None:
         """End the current chunk, if it has a record, and write it."""
@@ -86,6 +94,7 @@ class RecordWriter:
             return
         payload = compress(bytes(self._payload), self._compressor)
         count, self._payload, self._in_chunk = self._in_chunk, bytearray(), 0
+        self._room_bytes = self._chunk_bytes
         if len(payload) > MAX_U32:
             raise ValueError(f"a chunk of {len(payload)} bytes is too large: the format has 32 bits for its length")
         header = ChunkHeader(zlib.crc32(payload), self._compressor, len(payload), count).encode()
@@ -93,10 +102,3 @@ class RecordWriter:
         self._sink.write(payload)
         self.chunks += 1
         self.written_bytes += len(header) + len(payload)
-
-    def _is_full(self, payload_bytes: int, size: int) -> bool:
-        """Whether a record of `size` bytes begins a new chunk."""
-        with_lengths = payload_bytes + LENGTH_BYTES + size
-        return payload_bytes - LENGTH_BYTES * self._in_chunk + size > self._chunk_bytes or with_lengths > min(
-            _MOST_WITH_LENGTHS * self._chunk_bytes, _MOST_PAYLOAD_BYTES
-        )
