@@ -53,6 +53,7 @@ BY_NAME = (
     "memory",
     "large",
     "word_count",
+    "records",
 )
 
 

@@ -43,6 +43,7 @@ AIMS_ALONE = (
     "overlay_population",
     "overlay_sampling",
     "wan",
+    "records",
 )
 
 _AIM = re.compile(r"(≤|≥) (-?[\d.]+)")

@@ -23,6 +23,16 @@ GOLDEN_SNAPPY = (
     + bytes.fromhex("2daf42ab")
     + PAYLOAD
 )
+#: The same records by the code of the Go writer (wangkuiyi/recordio), with golang/snappy 0.0.2, which makes a frame for
+#: each write, and compress/gzip of Go 1.19, which ends a stream with an empty block.
+GO_SNAPPY = bytes.fromhex(
+    "04030201af2219b2010000005a00000003000000ff060000734e6150705901080000d9c69c4305000000010900008aeeb9be48656c6c6f0108"
+    "00001c03ee5506000000010a0000629913bc576f726c642c01080000a5b1b5a709000000010d000097a1a5715265636f7264494f21"
+)
+GO_GZIP = bytes.fromhex(
+    "040302012c7eef280200000038000000030000001f8b08000000000000ff62656060f048cdc9c96763606008cf2fca49d1e1646060084a4dce"
+    "2f4af1f45704040000ffff148c74a120000000"
+)
 LIMIT = 1 << 20
 
 
@@ -38,9 +48,11 @@ def _either_scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kernels, "COMPILED", None)
 
 
-@pytest.mark.parametrize("data", [GOLDEN, GOLDEN_SNAPPY], ids=["none", "snappy"])
+@pytest.mark.parametrize(
+    "data", [GOLDEN, GOLDEN_SNAPPY, GO_SNAPPY, GO_GZIP], ids=["none", "snappy", "go-snappy", "go-gzip"]
+)
 def test_chunks_of_another_implementation_decode(data: bytes) -> None:
-    """The golden bytes of layout A are three records, uncompressed and with snappy."""
+    """Bytes of the Go implementation are the three records that it was given, with each compressor."""
     chunk = decoded(data)
 
     assert list(chunk) == chunk.records() == [bytes(view) for view in chunk.views()] == RECORDS
