@@ -25,12 +25,25 @@ def descendants(pid: int) -> list[int]:
 
 
 def work_seconds(pid: int) -> float | None:
-    """Processor time that `pid`, its descendants and their ended children have used, and what the living ones have read
-    and written, as if a second were `BYTES_PER_S`; None where it is not known."""
+    """How long `pid`, its descendants and their ended children have worked; None where it is not known.
+
+    Processor time; time that the living ones waited for a processor, on a machine with more to do than it can; and what
+    they have read and written, as if a second were `BYTES_PER_S`.
+    """
     tree = _tree(pid)
     if pid not in tree:
         return None
-    return sum(tree.values()) / os.sysconf("SC_CLK_TCK") + sum(map(_moved_bytes, tree)) / BYTES_PER_S
+    used_s = sum(tree.values()) / os.sysconf("SC_CLK_TCK")
+    return used_s + sum(map(_waited_s, tree)) + sum(map(_moved_bytes, tree)) / BYTES_PER_S
+
+
+def _waited_s(pid: int) -> float:
+    """Time that the threads of a process were ready to run and did not; 0 where the kernel does not count it."""
+    waited_ns = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir(_PROC / str(pid) / "task"):  # noqa: PTH208 - as in `_tree`
+            waited_ns += int((_PROC / str(pid) / "task" / thread / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def _moved_bytes(pid: int) -> int:

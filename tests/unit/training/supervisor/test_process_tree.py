@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +66,37 @@ def test_reading_and_writing_is_work() -> None:
     assert before is not None
     assert after is not None
     assert 10 / 50 < after - before < 2.0
+
+
+@pytest.mark.skipif(not os.path.isfile("/proc/self/schedstat"), reason="the kernel counts no waits")  # noqa: PTH113
+def test_a_process_that_gets_no_processor_works() -> None:
+    """Beside two others on one core, and as nice as can be, it gets next to nothing: that is not the idleness of a
+    process that hangs, which adds nothing to its work."""
+    spin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(1, flush=True)\nwhile True: pass"
+    idle = "print(1, flush=True); input()"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for code in (spin, spin, spin, idle)
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        starved, hung = started[2].pid, started[3].pid
+        os.setpriority(os.PRIO_PROCESS, starved, 19)
+        before = [process_tree.work_seconds(pid) or 0.0 for pid in (starved, hung)]
+        began, worked_s = time.monotonic(), 0.0
+        while worked_s < 0.3 and time.monotonic() - began < 20:  # a wait is counted when it ends
+            time.sleep(0.1)
+            worked_s = (process_tree.work_seconds(starved) or 0.0) - before[0]
+        idle_s = (process_tree.work_seconds(hung) or 0.0) - before[1]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+    assert worked_s >= 0.3
+    assert idle_s < 0.01
 
 
 def test_of_a_process_that_is_gone_nothing_is_known() -> None:
