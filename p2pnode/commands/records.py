@@ -37,7 +37,6 @@ _SIZE = re.compile(r"(\d{1,12})\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 _FEW_CHUNKS = 16
 _PROGRESS_S = 2.0
 _PROGRESS_RECORDS = 1_000
-_SHOWN_BYTES = 32
 
 
 class CompressorName(StrEnum):

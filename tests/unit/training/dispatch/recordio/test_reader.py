@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import pickle
+import random
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.harness.recordio import encode
 from training.dispatch.recordio import (
+    Chunk,
     ChunkTooLarge,
     Compressor,
     CorruptChunk,
     RecordFile,
     TornChunk,
+    append_records,
+    create_records,
     read_chunk,
     read_index,
 )
@@ -169,3 +175,41 @@ def test_an_empty_file_has_no_chunk(tmp_path: Path) -> None:
     assert read_index(path).chunks == ()
     with pytest.raises(FileNotFoundError):
         read_index(tmp_path / "missing")
+
+
+def peak_bytes(job: Callable[[], object]) -> int:
+    """The most memory that a job had at once, beyond what was there."""
+    tracemalloc.start()
+    try:
+        job()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("compressor", list(Compressor))
+def test_memory_is_bounded_by_a_chunk(compressor: Compressor, tmp_path: Path) -> None:
+    """Writing, reading, checking and appending take a few chunks of memory, however many the file has."""
+    path, chunk_bytes, chunks = tmp_path / "file", 200_000, 40
+    record = random.Random(1).randbytes(1000)
+
+    def write() -> None:
+        with create_records(path, compressor=compressor, chunk_bytes=chunk_bytes) as out:
+            out.write_all(record for _ in range(chunks * chunk_bytes // len(record)))
+
+    def append() -> None:
+        with append_records(path, compressor=compressor, chunk_bytes=chunk_bytes) as out:
+            out.write(record)
+
+    def read() -> None:
+        with RecordFile(path) as file:
+            assert sum(len(each) for each in file) == chunks * chunk_bytes
+
+    def scan() -> None:
+        with RecordFile(path) as file:
+            assert sum(isinstance(each, Chunk) for each in file.scan()) == chunks
+
+    found = {job.__name__: peak_bytes(job) / chunk_bytes for job in (write, read, scan, append)}
+
+    assert max(found.values()) < 6, found
+    assert len(read_index(path).chunks) == chunks + 1
