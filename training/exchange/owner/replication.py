@@ -26,6 +26,8 @@ from training.shards.outer_rule import is_plain
 
 #: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3
+#: Deltas that were forwarded and not added whose weights are remembered.
+MAX_FORWARDED = 1024
 
 #: The validity of an acknowledgement: shard, target node, the term it was sent under, and the last promise then. A
 #: learner that began a new catch-up since then has another snapshot, which may lack what it acknowledged before.
@@ -60,6 +62,8 @@ class DeltaReplicator:
         self._validator = validator
         #: Origins of the deltas added since `take_merged`, and the latest step of each.
         self._merged: dict[bytes, int] = {}
+        #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping.
+        self._forwarded: dict[DeltaId, tuple[float, dict[int, float]]] = {}
 
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
@@ -74,7 +78,9 @@ class DeltaReplicator:
         """Replicate the shards of one delta and add them; one result for each."""
         repair = any(item.repair for item in items)
         plain = all(is_plain(item.codec) for item in items)
-        weight = self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
+        weight = self._as_forwarded(
+            identity, items, self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
+        )
         acknowledged: dict[Receipt, None] = {}
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
         lacking: dict[int, None] = {}
@@ -92,12 +98,14 @@ class DeltaReplicator:
                 missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
                 if missing:
                     forwarded.append(item)
+                    self._note_forwarded(identity, weight, item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
                     continue
                 result = self._add(identity, weight, item, owned)
                 results.append(result)
                 if result.status == "ok":
+                    self._forget_forwarded(identity, item.shard)
                     await turn.after(item.delta.size)
             if not groups:
                 return results
@@ -106,6 +114,25 @@ class DeltaReplicator:
                 acknowledged.update(receipts)
             remaining = forwarded
         return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
+
+    def _as_forwarded(self, identity: DeltaId, items: list[IncomingDelta], weight: float) -> float:
+        """The weight to add a delta with; sets the factors of its shards. They are those of an earlier attempt, if a
+        target may have it with these: the number of workers, or the median length, may have changed since."""
+        former_weight, factors = self._forwarded.get(identity, (weight, {}))
+        for item in items:
+            item.scale = factors.get(item.shard, item.scale)
+        return former_weight
+
+    def _note_forwarded(self, identity: DeltaId, weight: float, item: IncomingDelta) -> None:
+        self._forwarded.setdefault(identity, (weight, {}))[1][item.shard] = item.scale
+        while len(self._forwarded) > MAX_FORWARDED:
+            del self._forwarded[next(iter(self._forwarded))]
+
+    def _forget_forwarded(self, identity: DeltaId, shard: int) -> None:
+        """It is added: further attempts are answered by its identity."""
+        factors = self._forwarded.get(identity, (0.0, {}))[1]
+        if factors.pop(shard, None) is not None and not factors:
+            del self._forwarded[identity]
 
     def _add(self, identity: DeltaId, weight: float, item: IncomingDelta, owned: Owned) -> PushResult:
         """Add a delta that every target has, unless this node is leaving or the shard has lost its backup."""

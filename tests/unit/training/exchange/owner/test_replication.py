@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -95,6 +96,71 @@ def test_a_sparse_delta_may_weigh_more_than_another(codec: CodecName, weight: fl
 
         assert store.owned[0].state.value.tolist() == [weight] * 4
         assert [message.weight for message in swarm.sent("forward", Forward)] == [weight]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_delta_that_is_sent_again_keeps_the_weight_that_its_backup_may_have_added_it_with(is_added: bool) -> None:
+    """And its factor of clipping: meanwhile there are more workers. What was added is forgotten."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        swarm = ScriptedSwarm(ME, [B])
+        swarm.worker_count = 2.0
+        answers = iter([True, *[is_added] * FORWARD_ROUNDS, *[True] * 9])
+
+        def answer(to: Contact, payload: bytes) -> Answer:
+            if not next(answers):
+                return TransportError("timeout", to.address, "was silent")
+            return forwarded()(to, payload)
+
+        swarm.answers["forward"] = answer
+        context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="population"))
+        replicator = DeltaReplicator(context, DeltaValidator(context))
+        values = np.ones(4, np.float32)
+
+        async def sent(step: int, scale: float) -> PushResult:
+            item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32", scale=scale)
+            push = Push(GENESIS, IDS["x"], 1, step, 0, 0.9, [0])
+            [result] = await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, step), [item])
+            return result
+
+        assert (await sent(1, 0.5)).status == "ok"
+        assert replicator._forwarded == {}, "what is added is answered by its identity"
+        first = await sent(2, 0.5)
+        assert first.status == ("ok" if is_added else "retry")
+        assert len(replicator._forwarded) == (0 if is_added else 1)
+        swarm.worker_count = 16.0
+        await asyncio.sleep(1.0)
+        assert (await sent(2 + is_added, 1.0)).status == "ok"
+        assert replicator._forwarded == {}
+
+        last = swarm.sent("forward", Forward)[-1]
+        expected = (2 / 16, 1.0) if is_added else (0.9, 0.5)
+        assert (last.weight, last.shards[0].scale) == expected
+        added = 0.45 * 2 + (2 / 16 if is_added else 0.0)
+        assert store.owned[0].state.value.tolist() == pytest.approx([added] * 4)
+
+    run(scenario())
+
+
+def test_of_deltas_that_are_never_sent_again_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their origins have left."""
+    monkeypatch.setattr("training.exchange.owner.replication.MAX_FORWARDED", 2)
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.owned[0].backup = B
+        replicator, swarm, _ = replicator_of(store, B)
+        swarm.answers["forward"] = lambda to, _: TransportError("timeout", to.address, "was silent")
+        values = np.ones(4, np.float32)
+        for step in range(1, 5):
+            item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
+            push = Push(GENESIS, IDS["x"], 1, step, 0, 1.0, [0])
+            await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, step), [item])
+        assert [identity.step for identity in replicator._forwarded] == [3, 4]
 
     run(scenario())
 
