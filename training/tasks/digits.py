@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training.tasks.batches import ShuffledBatches, divide
+from training.tasks.examples import image_and_label
 from training.tasks.task import TaskError, TrainSpec, read_options
 
 DATA = Path(__file__).with_name("data") / "digits.csv.gz"
@@ -61,11 +62,21 @@ class Digits:
         model = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)).to(self._device)
         return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=self._options.learning_rate))
 
+    @property
+    def batch_size(self) -> int:
+        """Of dispatched records too."""
+        return self._options.batch_size
+
+    def from_example(self, example: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """A sample of a dispatched record with an `images` of 64 values from 0 to 2, and `labels`."""
+        image, label = image_and_label(example, (64,))
+        return torch.from_numpy(image.astype(np.float32)), torch.tensor(label)
+
     def batches(self) -> ShuffledBatches:
         return ShuffledBatches(*self._train, self._options.batch_size, self._node_seed)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
+        images, labels = (part.to(self._device) for part in batch)
         return functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:

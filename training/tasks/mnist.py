@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from training.tasks import idx
 from training.tasks.batches import ShuffledBatches, divide
+from training.tasks.examples import image_and_label
 from training.tasks.task import TaskError, TrainSpec, read_options
 
 _BRIGHTEST = 255.0
@@ -87,11 +88,21 @@ class Mnist:
             return TrainSpec(model, torch.optim.SGD(model.parameters(), lr=rate))
         return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=rate, fused=True))
 
+    @property
+    def batch_size(self) -> int:
+        """Of dispatched records too."""
+        return self._options.batch_size
+
+    def from_example(self, example: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """A sample of a dispatched record with an `images` of 28×28 bytes, and `labels`."""
+        image, label = image_and_label(example, (28, 28))
+        return torch.from_numpy(image), torch.tensor(label)
+
     def batches(self) -> ShuffledBatches:
         return ShuffledBatches(*self._train, self._options.batch_size, self._node_seed)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        images, labels = batch
+        images, labels = (part.to(self._device) for part in batch)
         return functional.cross_entropy(model(_scaled(images)), labels)
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:

@@ -19,6 +19,9 @@
 * `evaluate` gets the shared model in evaluation mode, without gradients. It returns metrics and the number of samples
   they are based on. Its use of the generators does not affect the training.
 * All nodes must have the same `version`: increase it when old and new nodes must not train together.
+* `decode(record)` makes a sample of a dispatched record, or `from_example(example)` of its named values. A
+  `collate(samples)` may join them, and `batch_size` says how many. With `dispatch.records` set these are used instead
+  of `batches` (docs/dispatch.md).
 * `samples(batch)` may count a batch's samples; the default is the first tensor's leading dimension.
 
 Raise `TaskError(what is wrong, what to do)` for faults that the user can fix.

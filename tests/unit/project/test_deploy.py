@@ -15,9 +15,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from p2pnode.config.load import load
+from p2pnode.config.rules import check
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
+from tests.harness.environment import make_environment
 from tests.harness.repository import ROOT
+from tests.harness.virtual_loop import run as run_virtual
+from training.dispatch.etcd_store import EtcdStore
+from training.dispatch.open_store import open_store
 from training.settings import TrainingSettings
 
 DEPLOY = ROOT / "deploy"
@@ -186,6 +191,34 @@ def test_compose_takes_away_what_a_node_does_not_need() -> None:
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["stop_grace_period"] == "180s"
+
+
+async def opened(spec: str) -> object:
+    return open_store(spec, Path(), make_environment())
+
+
+def test_compose_adds_etcd_and_two_masters() -> None:
+    """The second file's masters are masters on the etcd beside them, in the same private network; nodes draw from them.
+    No record file or store is shared by accident: each has a volume of its own."""
+    added = yaml.safe_load((DEPLOY / "compose-dispatch.yaml").read_text(encoding="utf-8"))
+    services = added["services"]
+    masters = [services["master-1"], services["master-2"]]
+
+    for service in masters:
+        config = load(environment=service["environment"]).config
+        assert (config.node.role, config.swarm.run) == ("master", config_of("node-1").swarm.run)
+        assert check(config) == []
+        assert isinstance(run_virtual(opened(config.dispatch.store)), EtcdStore)
+        assert "//etcd:2379/" in config.dispatch.store
+    for name in ("bootstrap", "node-1", "node-2", "node-3"):
+        joined = compose()["services"][name]["environment"] | services[name]["environment"]
+        assert load(environment=joined).config.dispatch.source == "master"
+    for service in (*masters, services["etcd"]):
+        assert service["networks"] == ["swarm"]
+        assert "ports" not in service
+    assert sorted(service["volumes"][0].partition(":")[0] for service in (*masters, services["etcd"])) == sorted(
+        added["volumes"]
+    )
 
 
 # --- systemd

@@ -1,7 +1,8 @@
 """Batches of dispatched records for a task class, which need not know where they come from.
 
-The task's `decode(record)` makes a sample of the bytes of a record, and its `collate(samples)`, or torch's default, a
-batch of samples. `batch_size` is the task's, or that of `[training.options]`.
+The task's `decode(record)` makes a sample of the bytes of a record; or its `from_example(example)` does, of the named
+values that `p2pnode records pack` wrote. Its `collate(samples)`, or torch's default, makes a batch of samples.
+`batch_size` is the task's, or that of `[training.options]`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from training.dispatch.recordio import decode_example
 from training.tasks.task import TaskError
-from training.trainer.records.record_draws import RecordDraws
+from training.trainer.records.record_draws import Decode, RecordDraws
 from training.trainer.records.task_source import TaskSource
 
 BATCH_SIZE = 32
@@ -22,15 +24,8 @@ class RecordBatches:
     """The batches of one task. A batch is smaller where no further record can be had now."""
 
     def __init__(self, task: Any, options: dict[str, Any], tasks: TaskSource) -> None:
-        """Raises `TaskError` for a task without `decode`."""
-        decode = getattr(task, "decode", None)
-        if not callable(decode):
-            raise TaskError(
-                f"dispatch.records is set, and the task {type(task).__name__} has no decode(record)",
-                "add the method decode(self, record: bytes) to it, which returns a sample; or leave dispatch.records "
-                "empty, so that its own batches() is used",
-            )
-        self._draws = RecordDraws(tasks, decode)
+        """Raises `TaskError` for a task without `decode` and `from_example`."""
+        self._draws = RecordDraws(tasks, _decoder(task))
         self._tasks = tasks
         self._collate: Callable[[list[Any]], Any] = getattr(task, "collate", default_collate)
         own = getattr(task, "batch_size", None)
@@ -73,3 +68,18 @@ class RecordBatches:
         """Go on from a saved position. Raises `ValueError` for one of other files."""
         if "records" in state:
             self._tasks.restore(state["records"])
+
+
+def _decoder(task: Any) -> Decode:
+    decode: Decode | None = getattr(task, "decode", None)
+    if decode is not None:
+        return decode
+    from_example: Callable[[Any], Any] | None = getattr(task, "from_example", None)
+    if from_example is not None:
+        return lambda record: from_example(decode_example(record))
+    raise TaskError(
+        f"dispatch.records is set, and the task {type(task).__name__} has neither decode(record) nor "
+        "from_example(example)",
+        "add decode(self, record: bytes) to it, which returns a sample, or from_example(self, example: dict) for files "
+        "of `p2pnode records pack`; or leave dispatch.records empty, so that its own batches() is used",
+    )

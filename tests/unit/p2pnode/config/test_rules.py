@@ -208,3 +208,26 @@ def test_settings_without_effect_on_a_script_are_named_only_if_they_were_given()
     assert ["training.task" in problems[0].what, "training.eval_steps" in problems[1].what] == [True, True]
     assert "swarm.evaluate" in problems[1].do
     assert warnings_for_script(Config(), load().origins) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"source": "master"}, "names no file"),
+        ({"store": "redis://here"}, "is no store"),
+        ({"lease_floor_s": 9.0, "lease_ceiling_s": 5.0}, "is longer than"),
+    ],
+)
+def test_contradictions_of_dispatch_are_refused(settings: dict[str, object], says: str) -> None:
+    """Records without files, a store of another kind, a floor above the ceiling."""
+    found = check(msgspec.convert({"dispatch": settings}, Config))
+
+    assert [says in str(problem) for problem in found] == [True]
+
+
+def test_a_master_and_a_worker_of_records_are_accepted() -> None:
+    """A master needs no files; a worker names them."""
+    worker = {"dispatch": {"source": "master", "records": ["a"], "store": "etcd://a:1,b:2/p"}}
+
+    assert check(msgspec.convert({"node": {"role": "master"}, "dispatch": {"source": "master"}}, Config)) == []
+    assert check(msgspec.convert(worker, Config)) == []

@@ -11,6 +11,8 @@ import torch
 
 from tests.harness.record_files import RecordConnection, tasks_of, write_records
 from tests.harness.tasks import Line
+from training.dispatch.recordio import encode_example
+from training.tasks.digits import Digits, load_digits
 from training.tasks.task import TaskError
 from training.trainer.connection import DaemonConnection
 from training.trainer.records.batches import RecordBatches
@@ -108,7 +110,7 @@ def test_accumulated_batches_end_where_the_records_do(path: Path) -> None:
 
 def test_a_task_without_decode_is_told(path: Path) -> None:
     """The message names the method to add."""
-    with pytest.raises(TaskError, match=r"no decode\(record\)"):
+    with pytest.raises(TaskError, match=r"neither decode\(record\) nor"):
         runner_of(DispatchedTasks(cast(DaemonConnection, RecordConnection([]))), Line)
 
 
@@ -142,3 +144,21 @@ def test_local_records_are_all_read_in_each_pass_and_resumed(path: Path) -> None
     every = sorted(VALUES[:, 0].tolist())
     assert [sorted(seen[at : at + 40]) for at in (0, 40, 80)] == [every] * 3
     assert seen[:40] != seen[40:80]
+
+
+def test_the_built_in_digits_train_on_packed_images(tmp_path: Path) -> None:
+    """Rows of the arrays `images` and `labels`, as `p2pnode records pack` writes them, become the task's batches."""
+    images, labels = load_digits()
+    examples = [encode_example({"images": images[row], "labels": labels[row]}) for row in range(40)]
+    path = write_records(tmp_path / "digits.recordio", examples, 8)
+    connection = RecordConnection(tasks_of(path, 5))
+    task = Digits({"batch_size": 10}, data_dir="", seed=0, node_seed=1, device="cpu")
+    records = RecordBatches(task, {}, DispatchedTasks(cast(DaemonConnection, connection)))
+    runner = TaskRunner("digits", task, task.build(), records=records)
+
+    report = trained(runner, 1, 4)
+
+    assert (report.samples, report.optimizer_steps) == (40, 4)
+    assert report.loss < 3.0
+    with pytest.raises(TaskError, match="images and labels"):
+        task.from_example({"image": images[0], "labels": labels[0]})

@@ -1,0 +1,297 @@
+"""A node's daemon between its trainer and the master: what it reports, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.harness.dispatch_swarm import dataset
+from tests.harness.environment import ListLog, MemoryDisk, make_environment
+from tests.harness.virtual_loop import run
+from training.dispatch.answers import Answer, Held, ReportAnswer
+from training.dispatch.messages import (
+    DatasetTold,
+    DispatchAnswer,
+    DispatchRequest,
+    FailTask,
+    FinishTask,
+    GetTask,
+    GrantedTask,
+    RenewTasks,
+    ReportDataset,
+    ReportsTold,
+    RequestSave,
+    SaveTold,
+    TaskTold,
+    WireChunk,
+)
+from training.dispatch.worker import RecordsService
+from training.trainer_link.record_messages import (
+    RecordsGranted,
+    RecordsOpened,
+    RecordsTrained,
+    RecordsWanted,
+    SaveGranted,
+    SaveWanted,
+    TaskTrained,
+)
+
+QUEUE = b"q" * 16
+
+
+class Master:
+    """Answers as a `MasterClient`. `silent` kinds of requests get no answer; `tasks` are granted in order."""
+
+    trouble = None
+    master = b"m" * 20
+
+    def __init__(self) -> None:
+        self.asked: list[DispatchRequest] = []
+        self.silent: tuple[type, ...] = ()
+        self.tasks = [self.task(number) for number in range(1, 4)]
+        self.renewed = ReportAnswer.RENEWED
+
+    @staticmethod
+    def task(number: int, name: str = "train.recordio", skip: int = 0) -> GrantedTask:
+        return GrantedTask(number, 1, 1, 30.0, 0, skip, [WireChunk(name, number, 100 * number, 5)])
+
+    async def ask(self, genesis: bytes, request: DispatchRequest, kind: type) -> DispatchAnswer:
+        self.asked.append(request)
+        if isinstance(request, self.silent):
+            await asyncio.Event().wait()
+        match request:
+            case ReportDataset():
+                return DatasetTold(False, "", QUEUE)
+            case GetTask():
+                if self.tasks:
+                    return TaskTold(Answer.TASK, self.tasks.pop(0), 0.0, None)
+                return TaskTold(Answer.NO_TASK_NOW, None, 1.0, None)
+            case FinishTask():
+                return ReportsTold([ReportAnswer.ACCEPTED], None)
+            case FailTask():
+                return ReportsTold([ReportAnswer.RETURNED], None)
+            case RenewTasks(_, held):
+                return ReportsTold([self.renewed for _ in held], None)
+            case RequestSave():
+                return SaveTold(True, b"n" * 20, 1, 60.0)
+        raise AssertionError(request)
+
+    def of(self, kind: type) -> list[Any]:
+        return [request for request in self.asked if isinstance(request, kind)]
+
+
+class Trainer:
+    state = "running"
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_data(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def granted(self) -> list[tuple[int, int] | None]:
+        answers = [message for message in self.sent if isinstance(message, RecordsGranted)]
+        return [None if one.task is None else (one.task.task, one.task.skip) for one in answers]
+
+
+class Bench:
+    def __init__(self, disk: MemoryDisk | None = None) -> None:
+        self.master, self.trainer = Master(), Trainer()
+        self.log = ListLog([], "n", None)  # type: ignore[arg-type]
+        self.disk = disk or MemoryDisk()
+        environment = make_environment(disk=self.disk)
+        self.service = RecordsService(self.master, self.trainer, lambda: dataset(30, 5), environment)  # type: ignore[arg-type]
+
+    async def begin(self) -> None:
+        self.service.start(b"g" * 16)
+        self.service.on_trainer(RecordsOpened())
+        await asyncio.sleep(0.1)
+
+    async def want(self, number: int, *, wait: bool = True) -> None:
+        self.service.on_trainer(RecordsWanted(number, wait))
+        await asyncio.sleep(0.1)
+
+    def trained(self, step: int, task: int, records: int) -> None:
+        self.service.on_trainer(RecordsTrained(step, step, [TaskTrained(task, 1, records)]))
+
+
+def played(scenario: Callable[[Bench], Any], disk: MemoryDisk | None = None) -> Bench:
+    async def main() -> Bench:
+        bench = Bench(disk)
+        await bench.begin()
+        try:
+            await scenario(bench)
+        finally:
+            await bench.service.stop()
+        return bench
+
+    return run(main())
+
+
+def test_nothing_happens_before_the_trainer_opens_its_records() -> None:
+    """A script that draws no records costs no request."""
+
+    async def main() -> None:
+        bench = Bench()
+        bench.service.start(b"g" * 16)
+        await asyncio.sleep(60)
+        assert bench.master.asked == []
+        await bench.service.stop()
+
+    run(main())
+
+
+def test_one_task_is_kept_ahead_of_the_trainer() -> None:
+    """The next one is asked for when the trainer takes the last that waited, and names those that are held."""
+
+    async def scenario(bench: Bench) -> None:
+        assert len(bench.master.of(GetTask)) == 1
+        await bench.want(1)
+        assert bench.trainer.granted == [(1, 0)]
+        assert [request.held for request in bench.master.of(GetTask)] == [[], [Held(1, 1, 0)]]
+
+    played(scenario)
+
+
+def test_a_task_is_reported_when_its_steps_are_counted_and_not_before() -> None:
+    """Records that are trained, and whose step is not counted, are not reported."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.trained(1, 1, 5)
+        await asyncio.sleep(1.0)
+        assert bench.master.of(FinishTask) == []
+        bench.service.count(1)
+        await asyncio.sleep(0.1)
+        assert bench.master.of(FinishTask) == [FinishTask(QUEUE, 1, 1)]
+        assert (bench.service.trained, bench.service.finished) == (5, 1)
+
+    played(scenario)
+
+
+def test_a_task_whose_report_is_not_answered_yet_is_still_named() -> None:
+    """Otherwise the master would take its lease for an answer that was lost, and grant it again."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.master.silent = (FinishTask,)
+        await bench.want(1)
+        bench.trained(1, 1, 5)
+        bench.service.count(1)
+        await bench.want(2)
+        assert bench.master.of(GetTask)[-1].held == [Held(2, 1, 0), Held(1, 1, 0)]
+
+    played(scenario)
+
+
+def test_a_trainer_with_something_to_report_is_told_that_there_is_none_now() -> None:
+    """At once where the master has said so, and soon where the master does not answer."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.master.tasks.clear()
+        await bench.want(1)
+        assert bench.trainer.granted == [(1, 0)]
+        await bench.want(2, wait=False)
+        assert bench.trainer.granted == [(1, 0), None]
+        bench.master.silent = (GetTask,)
+        bench.service._has_none_now = False
+        await bench.want(3, wait=False)
+        assert bench.trainer.granted == [(1, 0), None]
+        await asyncio.sleep(1.5)
+        assert bench.trainer.granted == [(1, 0), None, None]
+
+    played(scenario)
+
+
+def test_a_lease_that_stands_no_more_is_not_reported() -> None:
+    """The trainer may go on with it: what it trains changes nothing any more."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.master.renewed = ReportAnswer.SUPERSEDED
+        bench.trained(1, 1, 2)
+        bench.service.count(1)
+        await asyncio.sleep(5.0)
+        assert bench.service.superseded >= 1
+        bench.trained(2, 1, 5)
+        bench.service.count(2)
+        await asyncio.sleep(0.1)
+        assert bench.master.of(FinishTask) == []
+
+    played(scenario)
+
+
+def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
+    """The next request names the task, so that another node gets it."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.master.tasks = [bench.master.task(9, "other.recordio"), bench.master.task(2)]
+        await bench.want(1)
+        await bench.want(2)
+        (failed,) = bench.master.of(FailTask)
+        assert (failed.task, failed.cause, failed.reason) == (9, "missing", "no file other.recordio here")
+        assert bench.master.of(GetTask)[-1].avoid == [9]
+        assert bench.trainer.granted == [(1, 0), (2, 0)]
+
+    played(scenario)
+
+
+def test_leaving_gives_tasks_back_with_what_is_counted() -> None:
+    """The next node begins there."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.trained(1, 1, 3)
+        bench.service.count(1)
+        await bench.service.leave(2.0)
+        assert [(one.task, one.cause, one.trained) for one in bench.master.of(FailTask)] == [
+            (1, "release", 3),
+            (2, "release", 0),
+        ]
+
+    played(scenario)
+
+
+def test_a_restart_takes_over_what_stands() -> None:
+    """The position is in the state directory; leases that stand are gone on with, from the record that is counted."""
+    disk = MemoryDisk()
+
+    async def first(bench: Bench) -> None:
+        await bench.want(1)
+        bench.trained(1, 1, 3)
+        bench.service.count(1)
+        await asyncio.sleep(1.0)
+
+    async def second(bench: Bench) -> None:
+        await bench.want(1)
+        assert bench.trainer.granted == [(1, 3)]
+
+    played(first, disk)
+    played(second, disk)
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"identity": "", "tasks": 3}'])
+def test_a_damaged_position_is_left_out(content: bytes) -> None:
+    """It is said, and the node begins without it."""
+    disk = MemoryDisk()
+    disk.write("dispatch.json", content)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        assert bench.trainer.granted == [(1, 0)]
+
+    played(scenario, disk)
+
+
+def test_the_trainer_asks_whether_it_may_save() -> None:
+    """The master's answer goes back under the same number."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.service.on_trainer(SaveWanted(7, 60.0))
+        await asyncio.sleep(0.1)
+        assert bench.trainer.sent[-1] == SaveGranted(7, True)
+
+    played(scenario)
