@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from overlay import requests
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from tests.harness.stores import contact, owner_of, store_of, term
@@ -332,6 +332,26 @@ def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> 
         assert set(exchange.counters.refused_here) == {"out_of_range"}
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It announces that it trains and that a step takes it thirty years, and stays at its step. The others wait once,
+    for ten seconds, and go on."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.hosts[LIAR]
+        assert host.trainer is not None
+        host.living.overlay.announce(activity=Activity.TRAINING, step_seconds=1e9)
+        monkeypatch.setattr(host.living.overlay.local, "announce", lambda **_: None)
+        host.trainer.hang()
+        honest = [one for one in swarm.running() if one.name != LIAR]
+        began, before = swarm.clock.monotonic(), min(map(step_of, honest))
+        await swarm.until(lambda: min(map(step_of, honest)) >= before + 12, within_s=90, what="twelve steps")
+        assert swarm.clock.monotonic() - began <= 45.0
+        assert host.living.overlay.heartbeat.step <= before + 1
+
+    simulate(scenario, barrier__method=method)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -84,6 +84,10 @@ class Barrier:
         """The step from which a peer satisfies the predicate for sure; None when only the predicate knows."""
         return None if self.staleness is None else mine - self.staleness
 
+    def is_enough(self, mine: int, other: int) -> bool:
+        """Whether a peer at this step satisfies the predicate for sure."""
+        return self.staleness is not None and other >= mine - self.staleness
+
 
 class BarrierNotFound(Exception):
     """`barrier.custom` names nothing that can be called."""

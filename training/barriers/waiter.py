@@ -4,7 +4,7 @@ A peer known to have completed enough steps is not queried: within an incarnatio
 draws a **fresh** sample; holding one sample until it passes is a different, much slower algorithm. Under a sampled
 barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
 failure detector declares it dead. Under every barrier a peer that answers but makes no progress stops counting
-(`Peer.counts_for_barrier`).
+(`Peer.counts_for_barrier`), whatever step time it announces (`training.barriers.patience`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import asyncio
 from dataclasses import dataclass
 
 from overlay.environment import Clock
-from overlay.peers import Peer
+from overlay.peers import STALL_FLOOR_S, Peer
+from training.barriers.patience import longest_first_step_s, longest_idle_s
 from training.barriers.predicates import Barrier, resample_after, sample_size
 from training.settings import BarrierSettings
 from training.swarm import Swarm
@@ -43,20 +44,24 @@ class BarrierWaiter:
         self.queries = 0
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
+        #: How long after it each node was first seen to have ended its first step.
+        self._first_steps_s: dict[bytes, float] = {}
 
     def begin(self) -> None:
         """Mark the start of training: a peer that is ready now counts as if it had become ready at this moment."""
         self._began_at = self._clock.monotonic()
+        self._first_steps_s.clear()
 
     async def wait(self, step: int, step_seconds: float) -> float:
         """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited."""
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
+        self._first_steps_s.setdefault(self._swarm.node_id, started - self._began_at)
         pause_s = resample_after(self._settings.resample_s, step_seconds)
         try:
             while True:
-                if await self._passes(step, started):
+                if await self._passes(step, started, step_seconds):
                     break
                 await asyncio.sleep(pause_s)
         finally:
@@ -67,7 +72,7 @@ class BarrierWaiter:
         """The sample size β at the present population."""
         return sample_size(self._settings.sample, self._swarm.population().estimate)
 
-    async def _passes(self, step: int, started: float) -> bool:
+    async def _passes(self, step: int, started: float, step_seconds: float) -> bool:
         began = self._began_at
         sample = (
             self._swarm.all_members(began) if self.barrier.complete else self._swarm.sample(self.sample_now(), began)
@@ -79,8 +84,12 @@ class BarrierWaiter:
             self.queries += len(lagging)
             await self._swarm.query_steps(lagging)
         now = self._clock.monotonic()
+        found = (self._counted(node.node_id, lagging, queried_at, now) for node in sample)
         counted = [
-            peer for node in sample if (peer := self._counted(node.node_id, lagging, queried_at, now)) is not None
+            peer
+            for peer in found
+            if peer is not None
+            and (self.barrier.is_enough(step, peer.step) or self._is_plausible(peer, step_seconds, now))
         ]
         if self.barrier.passes(step, [peer.step for peer in counted]):
             return True
@@ -100,3 +109,25 @@ class BarrierWaiter:
             return None
         unanswered = node_id in queried and peer.last_heard < queried_at
         return None if unanswered and not self.barrier.complete else peer
+
+    def _is_plausible(self, peer: Peer, step_seconds: float, now: float) -> bool:
+        """Whether the peer has moved within the time that the steps of the other nodes explain."""
+        idle_s = min(peer.last_heard, now) - max(peer.last_progress, self._began_at)
+        if peer.is_in_first_step:
+            if idle_s <= STALL_FLOOR_S:
+                return True
+            self._note_first_steps(now)
+            return idle_s <= longest_first_step_s(self._first_steps_s.values())
+        if idle_s <= STALL_FLOOR_S:
+            return True
+        # All that wait for this peer are without progress themselves: they count with the steps they had.
+        others = (one for one in self._swarm.members() if one.node_id != peer.node_id and self._has_stepped(one))
+        return idle_s <= longest_idle_s(step_seconds, (one.step_seconds for one in others), peer.step_seconds)
+
+    def _note_first_steps(self, now: float) -> None:
+        for peer in self._swarm.members():
+            if self._has_stepped(peer):
+                self._first_steps_s.setdefault(peer.node_id, now - self._began_at)
+
+    def _has_stepped(self, peer: Peer) -> bool:
+        return peer.step_seconds > 0.0 and self._swarm.is_alive(peer.node_id)

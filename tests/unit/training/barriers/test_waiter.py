@@ -87,6 +87,9 @@ class FakeOverlay:
         now = self.clock.monotonic()
         return [peer for peer in self.peers if peer.counts_for_barrier(now, since) and self.is_alive(peer.node_id)]
 
+    def members(self) -> list[Peer]:
+        return [peer for peer in self.peers if self.is_alive(peer.node_id)]
+
     def is_alive(self, node_id: bytes) -> bool:
         return node_id in self.peers and node_id not in self.dead
 
@@ -450,6 +453,62 @@ def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod
         overlay.hear(node(1), MINE - 8)
         later(2.0, lambda: overlay.steps.update({node(1): MINE}))
         assert await gate.wait(MINE, 1.0) >= 2.0
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_what_a_peer_announces_of_its_steps_does_not_hold_the_others_up(method: BarrierMethod) -> None:
+    """One member of five announces an hour for a step, and never moves: after ten seconds it is waited for no more."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        gate.begin()
+        overlay.add(1, MINE - 9, step_seconds=3600.0)
+        for number in (2, 3, 4):
+            overlay.add(number, MINE, step_seconds=1.0)
+        await asyncio.sleep(9.5)
+        for number in (2, 3, 4):
+            overlay.hear(node(number), MINE)  # they wait for it too
+        waited = await gate.wait(MINE, 1.0)
+        assert 0.4 <= waited <= 0.7
+        await asyncio.sleep(20.0)
+        assert await gate.wait(MINE, 1.0) <= 2 * QUERY_S
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
+def test_a_first_step_that_never_ends_holds_the_others_up_once(method: BarrierMethod) -> None:
+    """One member of five stays in step 0. The others have ended their first steps after twenty seconds: it is waited
+    for as long as four of those, and no longer at the next step."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        gate.begin()
+        for number in (1, 2, 3, 4):
+            overlay.add(number, 0, step_seconds=0.0)
+        await asyncio.sleep(20.0)
+        for number in (2, 3, 4):
+            overlay.step_seconds[node(number)] = 1.0
+            overlay.steps[node(number)] = MINE
+            overlay.hear(node(number), MINE)
+        waited = await gate.wait(MINE, 1.0)
+        assert 55.0 <= waited <= 65.0
+        assert await gate.wait(MINE, 1.0) <= 2 * QUERY_S
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+def test_a_slow_node_among_slow_ones_is_waited_for(method: BarrierMethod) -> None:
+    """Where the others take half a minute for a step, a step of a minute and a half is one."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        gate.begin()
+        overlay.add(1, MINE - 1, step_seconds=90.0)
+        for number in (2, 3):
+            overlay.add(number, MINE, step_seconds=30.0)
+        later(90.0, lambda: overlay.steps.update({node(1): MINE}))
+        assert 90.0 <= await gate.wait(MINE, 30.0) <= 92.0
 
     play(scenario, method)
 
