@@ -73,9 +73,9 @@ FIRST_HOUR = (
     _found_by_user(
         "a run that never ends does not say so",
         "tests/unit/training/test_step_loop.py",
-        "training/step_loop.py",
-        '            self._log.info("run_has_no_end", hint=NO_END)\n',
-        "            pass\n",
+        "training/loop_events.py",
+        '        log.info("run_has_no_end", hint=NO_END)\n',
+        "        pass\n",
     ),
     _found_by_user(
         "a run ends and does not say where the model is",
