@@ -67,6 +67,7 @@ test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning;
 	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_accelerated.py \
 	  tests/unit/training/engines/mapreduce/test_sources.py $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
+	@$(BIN)/python -m pytest -m long tests/process/test_framework_ranks.py $(ARGS)
 
 mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them
 	@$(BIN)/python -m tests.mutations $(ARGS)
