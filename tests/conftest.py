@@ -109,4 +109,5 @@ def group_of(path: Path) -> str | None:
         return "swarms" if name in SWARMS else "forks" if name in FORKS else None
     if path.is_relative_to(SIMULATION_TESTS) or name in COMPILES:
         return "simulation"
-    return "compiler" if name == "test_lazy_dynamo" else None  # its fixture imports torch's compiler
+    # Fixtures that import torch's compiler, and that compile the kernels.
+    return name if name in ("test_lazy_dynamo", "test_kernels") else None

@@ -21,11 +21,11 @@ from tests.harness.repository import ROOT
 DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 60.0
-#: Steps of some tens of milliseconds, asleep: many enough to see a gap, and the cores are left to the other tests.
+#: Steps of a tenth of a second, asleep: many enough to see a gap, and the cores are left to the other tests.
 SHORT_STEPS = ("training.local_steps=1", "training.eval_steps=0")
 #: Values are pulled as changes, over real sockets and threads; other tests of processes use the defaults.
 CHANGES = ("exchange.codec=int4", "exchange.shards=8")
-TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.03")
+TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.1")
 
 
 class Daemon:
@@ -168,7 +168,7 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
             if (step := node.step) != steps[place]:
                 steps[place], moved[place] = step, now
             longest = max(longest, now - moved[place])
-        time.sleep(0.05)
+        time.sleep(0.1)
     return longest
 
 

@@ -53,11 +53,12 @@ def flags() -> list[str]:
     return found
 
 
-def built(folder: Path, source: Path = SOURCE) -> Path:
+def built(folder: Path, source: Path = SOURCE, *more: str) -> Path:
     library = folder / "kernels.so"
     command = [
         "cc",
         *flags(),
+        *more,
         "-Wall",
         "-Wextra",
         "-Werror",
@@ -73,11 +74,16 @@ def built(folder: Path, source: Path = SOURCE) -> Path:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> kernels.CompiledKernels:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of this checkout's source, whatever was installed."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here: nothing but NumPy's arithmetic can be tried")
-    return kernels.CompiledKernels(built(tmp_path_factory.mktemp("kernels")))
+    return built(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def compiled(library: Path) -> kernels.CompiledKernels:
+    return kernels.CompiledKernels(library)
 
 
 @pytest.fixture(autouse=True)
@@ -420,7 +426,7 @@ def test_a_library_of_another_version_is_not_used(compiled: kernels.CompiledKern
     text = SOURCE.read_text(encoding="utf-8")
     older.write_text(text.replace(f"#define CONTRACT {kernels.CONTRACT}", "#define CONTRACT 0"), encoding="utf-8")
     (tmp_path / "built").mkdir()
-    library = built(tmp_path / "built", older)
+    library = built(tmp_path / "built", older, "-O0")
 
     with pytest.raises(OSError, match="version 0"):
         kernels.CompiledKernels(library)
@@ -428,9 +434,9 @@ def test_a_library_of_another_version_is_not_used(compiled: kernels.CompiledKern
     assert kernels.find(tmp_path) is None
 
 
-def test_a_library_of_this_version_is_found(compiled: kernels.CompiledKernels, tmp_path: Path) -> None:
+def test_a_library_of_this_version_is_found(library: Path, tmp_path: Path) -> None:
     """Where an installation puts it."""
-    built(tmp_path).rename(tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
+    shutil.copy(library, tmp_path / f"_compiled{kernels.EXTENSION_SUFFIXES[0]}")
 
     assert kernels.find(tmp_path) is not None
 

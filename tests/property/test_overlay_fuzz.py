@@ -7,7 +7,7 @@ import pytest
 from tests.harness.fuzz import Fuzz
 from tests.harness.virtual_loop import VirtualLoop
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -62,11 +62,11 @@ def test_the_histories_are_not_empty() -> None:
 def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -> None:
     """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
     was acknowledged."""
-    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1016)]
+    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1010)]
 
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * 16
-    assert sum(tally.windows for tally in tallies) >= 300
-    assert sum(tally.taken_over for tally in tallies) >= 15
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * 10
+    assert sum(tally.windows for tally in tallies) >= 190
+    assert sum(tally.taken_over for tally in tallies) >= 9
 
 
 def test_a_backup_adds_what_its_owner_has_clipped() -> None:
@@ -89,9 +89,9 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         await after(turn, values)
 
     monkeypatch.setattr(LoopYielder, "after", noted)
-    tallies = [play(seed, 8) for seed in range(3000, 3016)]
+    tallies = [play(seed, 8) for seed in range(3000, 3010)]
 
-    assert sum(tally.taken_over for tally in tallies) >= 20
+    assert sum(tally.taken_over for tally in tallies) >= 12
     assert sorted(places) == [
         "_accept_own",
         "_catch_up",

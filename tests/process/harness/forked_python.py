@@ -38,6 +38,9 @@ START_S = 90.0
 #: What `p2pnode start` imports before its first step.
 DAEMON = ("p2pnode.cli", "p2pnode.daemon", "p2pnode.lifecycle.node", "p2pnode.status.server", "asyncio", "uvloop")
 
+#: The process ids of this process's servers.
+RUNNING: dict[int, None] = {}
+
 #: A file or a descriptor.
 Stream = IO[Any] | int
 
@@ -63,6 +66,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
         )
         listener.close()
+        RUNNING[self._process.pid] = None
         atexit.register(self.close)
 
     def close(self) -> None:

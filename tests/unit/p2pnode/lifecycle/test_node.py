@@ -99,7 +99,7 @@ def test_nodes_that_begin_together_make_their_first_step_together_though_one_com
         await swarm.until(lambda: not swarm.running(), within_s=200, what="both end")
         assert all(len(host.trainer.trained) == 20 for host in swarm.hosts.values() if host.trainer is not None)
 
-    settings = {"training__max_steps": 20, "training__min_nodes": 2, "barrier__method": method}
+    settings = {"training__max_steps": 20, "training__min_nodes": 2, "barrier__method": method, "exchange__shards": 4}
     simulate(scenario, make_trainer=trainer, **settings)
 
 

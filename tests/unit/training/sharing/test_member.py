@@ -277,9 +277,9 @@ def test_a_message_of_a_node_without_data_is_an_answer() -> None:
 def test_random_histories_train_every_sample_once() -> None:
     """Nodes join, leave, die and return, messages are lost: no sample of an epoch is skipped, and only what a dead node
     trained is trained twice."""
-    tallies = [play(seed, seconds=12.0, size=40) for seed in range(60)]
+    tallies = [play(seed, seconds=12.0, size=40) for seed in range(40)]
 
     assert [tally for tally in tallies if tally.twice or tally.skipped] == []
     assert sum(tally.deaths for tally in tallies) > 10
     assert sum(tally.leaves for tally in tallies) > 10
-    assert sum(tally.trained for tally in tallies) > 5000
+    assert sum(tally.trained for tally in tallies) > 3000

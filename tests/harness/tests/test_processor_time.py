@@ -1,0 +1,35 @@
+"""The list of what tests cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.harness.processor_time import processor_seconds, table
+
+
+def test_the_time_of_a_child_is_counted_and_waiting_is_not() -> None:
+    """A process that computes for a fifth of a second, and one that sleeps as long."""
+    before = processor_seconds()
+    busy = "import time\nwhile time.process_time() < 0.2: pass"
+    subprocess.run([sys.executable, "-S", "-c", busy], check=True)
+    computed = processor_seconds() - before
+    subprocess.run([sys.executable, "-S", "-c", "import time; time.sleep(0.5)"], check=True)
+    slept = processor_seconds() - before - computed
+
+    assert computed >= 0.2
+    assert slept < computed
+
+
+def test_files_and_tests_are_listed_by_what_they_cost() -> None:
+    """The sum, then the files, then the tests."""
+    rows = table({"a.py::one": 1.0, "b.py::two": 1.5, "a.py::three": 2.0})
+
+    assert [row.split() for row in rows] == [
+        ["4.5", "s", "all", "tests"],
+        ["3.0", "s", "a.py"],
+        ["1.5", "s", "b.py"],
+        ["2.0", "s", "a.py::three"],
+        ["1.5", "s", "b.py::two"],
+        ["1.0", "s", "a.py::one"],
+    ]
