@@ -54,6 +54,7 @@ BY_NAME = (
     "large",
     "word_count",
     "records",
+    "dispatch_store",
 )
 
 
