@@ -13,7 +13,7 @@ import numpy as np
 
 from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
-from overlay.peers import Contact, PeerChange
+from overlay.peers import Activity, Contact, PeerChange
 from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse, Response
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
@@ -72,6 +72,7 @@ class ScriptedSwarm:
             eligible=True,
             step=0,
             step_seconds=0.0,
+            activity=Activity.READY,
             is_worker=lambda _now: True,
         )
 

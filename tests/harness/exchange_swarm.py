@@ -22,7 +22,7 @@ from overlay.addresses import Address
 from overlay.discovery.placement import rank
 from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
-from overlay.peers import ChangeKind, Contact, PeerChange
+from overlay.peers import Activity, ChangeKind, Contact, PeerChange
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
@@ -51,6 +51,7 @@ class Peer:
     alive: bool = True
     suspect: bool = False
     step_seconds: float = 0.0
+    activity: Activity = Activity.READY
 
     def is_worker(self, now: float) -> bool:
         return self.step > 0

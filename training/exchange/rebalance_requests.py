@@ -20,6 +20,13 @@ class RebalanceRequests:
         self._awake = asyncio.Event()
         self._orphans: dict[int, None] = {}
         self._challenges: dict[int, Term] = {}
+        #: Whether a delta has waited for a backup of its shard.
+        self.has_waiting_deltas = False
+
+    def wake_for_delta(self) -> None:
+        """A delta waits until its shard has a backup."""
+        self.has_waiting_deltas = True
+        self.wake()
 
     def wake(self) -> None:
         """Start the next tick at once."""

@@ -139,7 +139,7 @@ class DeltaReplicator:
         if self._run.is_drained:
             return PushResult.retry(item.shard, "leaving")
         if lacks_backup(self._context, owned):
-            self._rebalance.wake()
+            self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
         version = self._store.add(item.shard, self._buffered(identity, weight, item))
         self.note_merged(identity)

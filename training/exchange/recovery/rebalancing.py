@@ -16,7 +16,7 @@ import asyncio
 from functools import partial
 
 from overlay.capacity import split
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
@@ -161,8 +161,19 @@ class Rebalancer:
                 learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for contact, shards in handovers.values():
             self._jobs.start(JobKind.HAND_OVER, contact.node_id, partial(self._handover.hand_over, contact, shards))
-        self._start_copies(learners)
+        if not self._waits_for_joiners():
+            self._start_copies(learners)
         self._swarm.watch(self._partners())
+
+    def _waits_for_joiners(self) -> bool:
+        """Whether nodes are still being sent the vector, and no delta has come yet.
+
+        Over a slow line copies for the first that has it would hold up the others, and the best places are not known
+        before all are there. They cost least as long as nothing is added, and protect nothing before.
+        """
+        if self._rebalance.has_waiting_deltas or any(owned.state.known_count for owned in self._store.owned.values()):
+            return False
+        return any(peer.activity is Activity.JOINING for peer in self._swarm.members())
 
     def _start_copies(self, learners: dict[bytes, tuple[Contact, list[int]]]) -> None:
         """Deltas of a shard that has no backup wait until it has a learner: those at once. The others, which only move

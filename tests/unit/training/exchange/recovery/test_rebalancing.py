@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import numpy as np
 
-from overlay.peers import Contact
-from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from overlay.peers import Activity, Contact
+from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
+from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory, shard_key
-from training.exchange.messages import LocateOwnersAnswer, decode
+from training.exchange.messages import LocateOwnersAnswer, Push, decode
+from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
@@ -59,6 +62,33 @@ def test_an_owner_without_a_backup_adds_the_best_candidate_as_learner() -> None:
         await until(lambda: store.owned[0].backup == C)
         await rebalancer.tick()
         assert swarm.watched == [IDS["c"]]
+
+    run(scenario())
+
+
+def test_copies_wait_until_the_joiners_have_the_vector_or_a_delta_comes() -> None:
+    """They share the line of the founder, and nothing is lost without them before the first delta."""
+
+    async def scenario() -> None:
+        for change in ("ready", "delta", "added"):
+            store = owner_of("a")
+            rebalancer, swarm, context = rebalancer_of(store)
+            swarm.peers[IDS["c"]].activity = Activity.JOINING
+            await rebalancer.tick()
+            await asyncio.sleep(0.5)
+            assert swarm.sent("learn", Learn) == []
+            if change == "ready":
+                swarm.peers[IDS["c"]].activity = Activity.READY
+            elif change == "delta":
+                values = np.ones(4, np.float32)
+                push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+                item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
+                [result] = await DeltaHandler(context).accept(push, [item])
+                assert result.reason == "no_backup_yet"
+            else:
+                store.add(0, delta(1))
+            await rebalancer.tick()
+            await until(lambda store=store: store.owned[0].backup == B)
 
     run(scenario())
 
