@@ -25,6 +25,7 @@ from p2pnode.commands.options import (
 from p2pnode.commands.output import print_line
 from p2pnode.config import documentation
 from p2pnode.config.rules import check_start, warnings_for
+from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -107,7 +108,7 @@ def export(
         hint = "end it in .safetensors or .pt"
         raise UserError(f"{path} does not end in a known format", hint, ExitCode.USAGE)
     folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
-    step, vector = newest_checkpoint(folder)
+    folder, step, vector = newest_checkpoint(folder)
     from training.model_file import BadModelFile  # here: numpy is not needed by the other commands
 
     try:
@@ -152,8 +153,23 @@ def _model(folder: Path, vector: Path) -> Iterator[bytes | bytearray | memoryvie
     return iter([vector.read_bytes()])
 
 
-def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
-    """Step and vector file of the newest complete checkpoint. Raises `UserError` if there is none."""
+def newest_checkpoint(state_folder: Path) -> tuple[Path, int, Path]:
+    """State directory, step and vector file of the newest complete checkpoint. Nodes that `--local` started have their
+    directories below this one: without a checkpoint of its own, that of the node with the highest step is taken. Raises
+    `UserError` if there is none."""
+    if (own := _newest(state_folder)) is not None:
+        return state_folder, *own
+    found = [(place, *theirs) for place in local_folders(state_folder) if (theirs := _newest(place)) is not None]
+    if found:
+        return max(found, key=lambda one: one[1])
+    raise UserError(
+        f"there is no checkpoint in {state_folder}",
+        "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
+        ExitCode.STATE_DIRECTORY,
+    )
+
+
+def _newest(state_folder: Path) -> tuple[int, Path] | None:
     from overlay.system import FolderDisk  # here: asyncio is not needed by the other commands
     from training import checkpoint
 
@@ -162,11 +178,7 @@ def newest_checkpoint(state_folder: Path) -> tuple[int, Path]:
             vector = state_folder / folder / checkpoint.VECTOR_FILE
             if vector.is_file():
                 return checkpoint.step_of(folder), vector
-    raise UserError(
-        f"there is no checkpoint in {state_folder}",
-        "name the node's state directory with --state-dir; a node writes checkpoints regularly and on leaving",
-        ExitCode.STATE_DIRECTORY,
-    )
+    return None
 
 
 @contextlib.contextmanager

@@ -165,7 +165,7 @@ def check_export(node: ProcessNode, folder: Path) -> None:
         subprocess.run(
             command, cwd=folder, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )
-    wanted = load_file(newest_checkpoint(node.state_dir)[1])
+    wanted = load_file(newest_checkpoint(node.state_dir)[2])
     np.testing.assert_array_equal(load_file(folder / "model.safetensors")["rows"], wanted["rows"])
     # Without `site` an editable install is not on the path; the packages' own folder is added by hand.
     packages = Path(np.__file__).parents[1]

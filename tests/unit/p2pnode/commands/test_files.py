@@ -92,6 +92,26 @@ def test_export_takes_the_newest_whole_checkpoint(tmp_path: Path, capsys: pytest
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.safetensors", "state"]
 
 
+def test_export_finds_the_nodes_that_local_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After `p2pnode run --local 2` the directory of the run has none of its own: the node with the highest step is
+    taken, and its own checkpoint once there is one."""
+
+    def write(place: str, step: int) -> None:
+        folder = tmp_path / "state" / place / "checkpoints" / f"00000001-step-{step:010d}"
+        folder.mkdir(parents=True)
+        save_file({"weight": np.full(2, step, np.float32)}, folder / "vector.safetensors")
+        (folder / "state.json").write_text("{}")
+
+    (tmp_path / "state" / "local" / "3").mkdir(parents=True)
+    assert run("export", "model.safetensors") == 7
+    assert "there is no checkpoint" in capsys.readouterr().err
+    for place, step in (("local/1", 20), ("local/2", 21), (".", 4)):
+        write(place, step)
+        assert run("export", "model.safetensors", "--force") == 0
+        assert load_file("model.safetensors")["weight"].tolist() == [step, step]
+        assert f"the model of step {step}" in capsys.readouterr().out
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory with one checkpoint; returns its vector file."""
