@@ -21,7 +21,8 @@ from overlay.addresses import Address, group_of
 from overlay.ids import ID_BYTES
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
-Counter = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+#: More than any node counts: a step of a microsecond takes nine years to get there. A larger number is malformed.
+Counter = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
 
 class Activity(IntEnum):

@@ -307,6 +307,14 @@ MUTATIONS = (
         "        applied=Applied(),",
     ),
     _mutation(
+        "client",
+        "a node follows a single other one to any step",
+        "tests/unit/training/exchange/test_swarm_view.py",
+        "swarm_view.py",
+        "[int(min(others[0], self._run.explained_step(now)))]",
+        "others",
+    ),
+    _mutation(
         "owner",
         "adds a delta of the largest finite numbers",
         "tests/unit/training/exchange/owner/test_validation.py",

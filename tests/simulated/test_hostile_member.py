@@ -354,6 +354,30 @@ def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: p
     simulate(scenario, barrier__method=method)
 
 
+@pytest.mark.parametrize("claimed", [10**9, 1 << 60])
+@pytest.mark.parametrize("honest", [1, 2])
+def test_a_step_that_no_time_explains_takes_nobody_along(
+    honest: int, claimed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member announces a step of a billion, or more than a message takes. The others, also a single one, stay where
+    they are, and train on; none ends its run by it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        if honest == 1:
+            await swarm.kill("n1")
+        others = [host for host in swarm.running() if host.name != LIAR]
+        local = swarm.hosts[LIAR].living.overlay.local
+        announce = local.announce
+        monkeypatch.setattr(local, "announce", lambda **fields: announce(**(fields | {"step": claimed})))
+        local.announce(activity=Activity.TRAINING)
+        before = max(map(step_of, others))
+        await swarm.until(lambda: min(map(step_of, others)) >= before + 10, within_s=90, what="ten steps")
+        assert max(map(step_of, others)) < before + 1000
+        assert len(others) == honest
+
+    simulate(scenario, training__max_steps=100_000, barrier__method="pbsp")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(bad: float) -> None:
     """The newest checkpoints of all nodes have broken values, of a version that took them: they are passed over."""

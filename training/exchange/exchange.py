@@ -160,7 +160,7 @@ class Exchange:
 
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
-        self._run.step = step
+        self._run.advance(step, self.context.environment.clock.monotonic())
         self.view.invalidate()
 
     def set_overlap(self, is_on: bool) -> None:

@@ -28,7 +28,7 @@ from training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
 #: remembers. The difference of two sets of `Applied.MAX_RANGES` ranges may have twice as many.
-Ranges = Annotated[list[tuple[int, int]], Meta(max_length=64)]
+Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
 #: A model's integer buffers, encoded by its trainer's daemon.
 MAX_BUFFERS_BYTES = 1 << 20

@@ -52,11 +52,17 @@ class SwarmView:
         return failed_at is not None and self._clock.monotonic() - failed_at < seconds
 
     def median_step(self) -> int:
-        """The median completed step of the known workers, this node included."""
+        """The median completed step of the known workers, this node included.
+
+        Of two nodes it is the further one's, as far as this node's own pace explains it: nobody else confirms it.
+        """
         now = self._clock.monotonic()
         computed_at, median = self._median
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            steps = sorted([self._run.step, *(peer.step for peer in self._swarm.members() if peer.is_worker(now))])
+            others = [peer.step for peer in self._swarm.members() if peer.is_worker(now)]
+            if len(others) == 1:
+                others = [int(min(others[0], self._run.explained_step(now)))]
+            steps = sorted([self._run.step, *others])
             median = steps[len(steps) // 2]
             self._median = (now, median)
         return median

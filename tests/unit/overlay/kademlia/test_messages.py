@@ -36,15 +36,15 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
     v6 = [Contact(node_id, Address("2001:db8::1", 65535)) for node_id in nodes[10:20]]
     packed = messages.pack_nodes([messages.pack_contact(c) for c in (*v4, *v6)])
     largest = heartbeat(
-        incarnation=2**63 - 1,
+        incarnation=2**48 - 1,
         boot_id=2**64 - 1,
         port=65535,
         host="f" * 0 + "2001:db8:1111:2222:3333:4444:5555:6666",
-        step=2**63 - 1,
+        step=2**48 - 1,
         step_seconds=math.pi,
-        samples=2**63 - 1,
+        samples=2**48 - 1,
     )
-    news = [messages.Gossip(3, node_id, 2**63 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
+    news = [messages.Gossip(3, node_id, 2**48 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
     datagram = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(b"swarmtag", largest), packed, news)
     contacts, malformed = messages.unpack_nodes(packed, nodes[0])
 

@@ -99,3 +99,23 @@ def test_an_unknown_node_counts_as_gone_only_shortly_after_a_failure() -> None:
 
     clock.now += 1.01 * UNKNOWN_FAILED_S
     assert [view.is_gone(node) for node in (unknown, dead)] == [False, True]
+
+
+def test_one_other_node_is_believed_as_far_as_the_own_pace_explains() -> None:
+    """A node that was suspended goes on where the other is; a claim of a billion steps takes it nowhere near. Of two
+    others the median decides."""
+    clock, run = Clock(), RunState(incarnation=1)
+    clock.now = 100.0
+    for step in (1, 2, 3):
+        run.advance(step, clock.now)
+        clock.now += 1.0
+
+    def median(*steps: int) -> int:
+        return SwarmView(cast(Any, Crowd(len(steps), steps=list(steps))), cast(Any, clock), run).median_step()
+
+    assert median(12) == 12
+    assert median(10**9) == 23
+    assert median(4, 10**9) == 4
+    clock.now += 60.0
+    assert median(80) == 80
+    assert median(10**9) == 623
