@@ -27,7 +27,7 @@ from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import Identities
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
-from training.exchange.terms import ShardIndex, Term
+from training.exchange.terms import TERM_LIMIT, ShardIndex, Term
 from training.layout import Layout
 from training.shards.applied import Applied
 
@@ -205,7 +205,7 @@ def read_states(
         try:
             states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
             for shard, stored in states.items():
-                if not stored.state.is_in_range():
+                if not stored.state.is_in_range() or stored.term.number >= TERM_LIMIT:
                     log.warning("stored_state_out_of_range", shard=shard)
                 elif shard not in found or stored.rank > found[shard].rank:
                     found[shard] = stored

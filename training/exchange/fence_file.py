@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from training.exchange.context import ExchangeContext
-from training.exchange.terms import MAX_SHARDS, Genesis, Number, ShardIndex, Term, TermNode
+from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, Number, ShardIndex, Term, TermNode
 
 FENCES_FILE = "fences.msgpack"
 _Rows = Annotated[dict[ShardIndex, tuple[Number, TermNode]], Meta(max_length=MAX_SHARDS)]
@@ -35,6 +35,9 @@ class FenceFile:
             return
         if genesis == self._context.genesis:
             for shard, (number, node) in rows.items():
+                if number >= TERM_LIMIT:
+                    self._log.warning("fence_passed_over", shard=shard)
+                    continue
                 self._context.store.ownership.raise_fence(shard, Term(number, node))
 
     async def run(self) -> None:

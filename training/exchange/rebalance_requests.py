@@ -58,7 +58,7 @@ class RebalanceRequests:
         """Another node has seen these terms: an owner below one of them has to yield, or to raise its term above."""
         for fence in fences:
             owned = self._store.owned.get(fence.shard)
-            if owned is not None and fence.term > owned.term:
+            if owned is not None and fence.term > owned.term and self._store.ownership.is_plausible(fence.term):
                 self._challenges[fence.shard] = max(fence.term, self._challenges.get(fence.shard, ZERO_TERM))
                 self.wake()
 

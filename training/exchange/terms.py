@@ -40,6 +40,13 @@ ZERO_TERM = Term(0, b"")
 GENERATION = 1 << 32
 
 
+#: How many generations a term may be above every other that a node knows: a swarm is not started again more often while
+#: one of its nodes is away.
+MAX_GENERATIONS_AHEAD = 1024
+#: No term is as high as this, and those that can follow it still fit a message.
+TERM_LIMIT = 1 << 61
+
+
 def generation_of(term: Term) -> int:
     """How many restarts of the whole swarm were before this term."""
     return term.number // GENERATION

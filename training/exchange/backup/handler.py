@@ -194,7 +194,7 @@ class BackupHandler:
         promoted = backed.promised is not None and info.term.number == backed.promised.number + 1
         if self._run.is_leaving or not (backed.is_active or promoted):
             return False
-        if info.term < self._store.ownership.fence(info.shard):
+        if info.term < self._store.ownership.fence(info.shard) or not self._store.ownership.is_plausible(info.term):
             return False
         if not self._store.close_backed_windows(info.shard, windows):
             return False

@@ -212,7 +212,8 @@ class Failover:
             if self._resuming:
                 self._recorded.merge(Applied.of_rows(answer.recorded))
             for copy in answer.statuses:
-                if copy.shard in found:
+                is_plausible = self._store.ownership.is_plausible
+                if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
                     found[copy.shard].append((contact, copy))
 
         # When a whole swarm restarts any node may have the best copy, and all are busy starting.

@@ -10,7 +10,16 @@ from collections.abc import Iterable
 
 from overlay.peers import Contact
 from training.exchange.store.records import KnownOwner
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
+from training.exchange.terms import (
+    GENERATION,
+    MAX_GENERATIONS_AHEAD,
+    TERM_LIMIT,
+    ZERO_TERM,
+    Fence,
+    OwnerInfo,
+    Term,
+    generation_of,
+)
 
 
 class Ownership:
@@ -22,6 +31,8 @@ class Ownership:
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
         self.fences: dict[int, Term] = {}
         self._has_unsaved_fences = False
+        #: The highest number of any term seen; 0 while this node knows none.
+        self._highest = 0
 
     # -- fences -------------------------------------------------------------------------------------------------
 
@@ -29,11 +40,22 @@ class Ownership:
         """The highest term seen for a shard."""
         return self.fences.get(shard, ZERO_TERM)
 
+    def is_plausible(self, term: Term) -> bool:
+        """Whether the history of the swarm explains a term, as far as this node knows it.
+
+        A term rises by one with every change of a pair, and by one generation with every start of the whole swarm. A
+        node that knows none believes any that leaves room for those to come.
+        """
+        if not self._highest:
+            return term.number < TERM_LIMIT
+        return generation_of(term) <= self._highest // GENERATION + MAX_GENERATIONS_AHEAD and term.number < TERM_LIMIT
+
     def raise_fence(self, shard: int, term: Term) -> None:
         """Remember a term; lower ones are refused from now on."""
         if term > self.fence(shard):
             self.fences[shard] = term
             self._has_unsaved_fences = True
+            self._highest = max(self._highest, term.number)
 
     def stale_fences(self, shards: Iterable[int]) -> list[Fence]:
         """The fences of those shards whose known owner has a lower term, or which have no known owner."""
@@ -59,7 +81,7 @@ class Ownership:
 
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:
         """Record a claim of ownership unless its term is too low; True when the known owner changed."""
-        if not 0 <= shard < self._shard_count or term < self.fence(shard):
+        if not 0 <= shard < self._shard_count or term < self.fence(shard) or not self.is_plausible(term):
             return False
         known = self.known_owners.get(shard)
         if known is not None:

@@ -232,6 +232,8 @@ class ShardStore:
         """
         if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
             return False
+        if not self.ownership.is_plausible(term):
+            return False
         former = self.backed.get(shard)
         same = former is not None and former.owner.node_id == owner.node_id and not former.owner_restarted
         if former is not None and same and attempt is not None and attempt <= former.attempt:
@@ -263,6 +265,8 @@ class ShardStore:
         has a newer snapshot."""
         backed = self.backed.get(shard)
         if backed is None or backed.owner.node_id != owner.node_id or promised < self.ownership.fence(shard):
+            return False
+        if not self.ownership.is_plausible(promised):
             return False
         if backed.is_active or (backed.promised is not None and promised < backed.promised):
             return False
@@ -324,7 +328,7 @@ class ShardStore:
         backed = self.backed.get(shard)
         if term < fence:
             return "fenced", fence
-        if backed is None or backed.owner.node_id != sender:
+        if backed is None or backed.owner.node_id != sender or not self.ownership.is_plausible(term):
             return "unknown", fence
         if backed.follow_term(term):
             self.ownership.assign(shard, term, backed.owner)

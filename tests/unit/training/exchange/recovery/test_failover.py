@@ -253,3 +253,21 @@ def test_a_restart_begins_a_generation_above_every_copy_of_before() -> None:
         assert store.next_term(0, begins_generation=True) == Term(2 * GENERATION, IDS["a"])
 
     run(scenario())
+
+
+def test_a_survey_with_a_term_that_no_history_explains_changes_nothing() -> None:
+    """Neither the term of a forged copy nor its fence raises that of a take-over, also when the whole swarm starts."""
+
+    async def scenario() -> None:
+        for forged in (
+            copy("replica", Term((1 << 62) - 1, IDS["b"]), 9),
+            copy("owner", Term((1 << 62) - 1, IDS["b"]), 9),
+        ):
+            store = store_of("a")
+            failover, _, context = failover_of(store, forged)
+            context.replica.set_version(0, term(3, "x"), 6)
+            store.ownership.raise_fence(0, term(3, "x"))
+            await failover.resume(2, 1.0)
+            assert store.owned[0].term == Term(GENERATION, IDS["a"])
+
+    run(scenario())

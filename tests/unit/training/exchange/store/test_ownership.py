@@ -6,9 +6,10 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from tests.harness.stores import IDS, contact, term
+from tests.harness.stores import IDS, contact, owner_of, store_of, term
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.store.ownership import Ownership
-from training.exchange.terms import ZERO_TERM
+from training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
 
 
 def test_a_fence_only_rises() -> None:
@@ -100,3 +101,30 @@ def test_a_restarted_node_keeps_no_claim_but_its_fence() -> None:
 
     assert list(ownership.known_owners) == [1]
     assert ownership.fence(0) == term(2, "b")
+
+
+def test_a_term_that_no_history_explains_is_ignored() -> None:
+    """Near the highest number that fits a message, or thousands of generations ahead: no claim, no fence, no catch-up.
+    What an owner of this swarm may reach is accepted, also after many restarts."""
+    store = owner_of("a")
+    before = store.owned[0].term
+    for number in ((1 << 62) - 1, TERM_LIMIT, TERM_LIMIT - 1, 2 * MAX_GENERATIONS_AHEAD * GENERATION):
+        high = Term(number, IDS["x"])
+        assert not store.note_owner(0, high, contact("x"))
+        assert not store.begin_catch_up(1, high, contact("x"), 1)
+        requests = RebalanceRequests(store)
+        requests.challenge([Fence(0, *high)])
+        assert not requests.has_challenges
+    assert (store.owned[0].term, store.ownership.fence(0), store.ownership.fence(1)) == (before, before, ZERO_TERM)
+
+    later = Term(MAX_GENERATIONS_AHEAD * GENERATION, IDS["x"])
+    assert store.note_owner(1, later, contact("x"))
+    assert store.next_term(1).number < TERM_LIMIT
+
+
+def test_a_node_that_knows_no_term_believes_all_that_leave_room() -> None:
+    """It joins a swarm of any age; above the limit there is no term."""
+    store = store_of("a")
+    assert not store.note_owner(0, Term(TERM_LIMIT, IDS["x"]), contact("x"))
+    assert store.note_owner(0, Term(TERM_LIMIT - 1, IDS["x"]), contact("x"))
+    assert store.next_term(0, begins_generation=True).number < 1 << 62
