@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import os
 import signal
 import subprocess
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from overlay.environment import Environment
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
@@ -21,6 +26,7 @@ from tests.harness.repository import ROOT
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, coded
 from training.dispatch.etcd_store import EtcdStore
+from training.dispatch.open_store import open_store
 from training.dispatch.store import StoreLost, StoreRefused
 
 pytestmark = pytest.mark.skipif(
@@ -294,3 +300,57 @@ def test_a_user_and_a_password(etcd: EtcdServer, tmp_path: Path) -> None:
         await store.close()
 
     run(scenario)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, which is its own authority, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "etcd of a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(private)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls(tmp_path: Path) -> None:
+    """With its authority given the store works over TLS; an unknown certificate is never trusted, and the log says
+    why this master waits."""
+    certificate = self_signed(tmp_path)
+    server = EtcdServer(tmp_path, certificate)
+
+    async def scenario() -> None:
+        spec = f"etcd://127.0.0.1:{server.port}/test?ttl_s=2"
+        store = open_store(f"{spec}&ca={certificate[0]}", tmp_path, environment(tmp_path))
+        await store.open()
+        await store.append(b"entry")
+        await store.close()
+
+        strangers = environment(tmp_path)
+        store = open_store(f"{spec}&tls=true", tmp_path, strangers)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await store.open()
+        await store.close()
+        assert isinstance(strangers.log, ListLog)
+        assert "CERTIFICATE_VERIFY_FAILED" in strangers.log.records[0].fields["reason"]
+
+    try:
+        server.start()
+        run(scenario)
+    finally:
+        server.close()

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -27,17 +28,21 @@ def free_port() -> int:
 
 
 class EtcdServer:
-    """One etcd. `kill` and `start` may be called again and again; `close` ends it for good."""
+    """One etcd. `kill` and `start` may be called again and again; `close` ends it for good.
 
-    def __init__(self, folder: Path) -> None:
+    `certificate` is a file with a certificate for 127.0.0.1 that signs itself, and its key: then clients need TLS.
+    """
+
+    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
         self._folder = folder
+        self._certificate = certificate
         self.port, self._peer_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (folder / "etcd.log").open("ab")
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._certificate is None else 'https'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         """Start it and wait until it answers, for 30 s."""
@@ -54,13 +59,17 @@ class EtcdServer:
             "--initial-cluster",
             f"one={peer}",
         ]
+        tls = None
+        if self._certificate is not None:
+            command += ["--cert-file", str(self._certificate[0]), "--key-file", str(self._certificate[1])]
+            tls = ssl.create_default_context(cafile=self._certificate[0])
         # A shorter election: a lease may be as short as 1.5 of them.
         command += ["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         end = time.monotonic() + 30
         while True:
             try:
-                with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1) as answer:
+                with urllib.request.urlopen(f"{self.endpoint}/health", timeout=1, context=tls) as answer:
                     if b'"true"' in answer.read():
                         return
             except OSError:
