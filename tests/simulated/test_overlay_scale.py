@@ -71,13 +71,13 @@ def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_boun
 
 
 def test_lost_refutations_declare_no_node_dead() -> None:
-    """40 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
+    """60 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
     probed. A reported death is not accepted without own probes.
 
-    (It was: among 60 nodes this minute had 80 false deaths.)
+    (It was: this minute had 80 false deaths.)
     """
     print("seed 1")
-    found = overlay_liveness.run(1, 40, 60, stall_s=0.3, loss=0.15, lookups=False)
+    found = overlay_liveness.run(1, 60, 60, stall_s=0.3, loss=0.15, lookups=False)
     print(found)
 
     assert found.suspicions > 20
