@@ -113,7 +113,8 @@ class MeasuredLine:
         full_ended = self._full.window(seconds, moved_bytes if is_full else 0, is_busy=is_full)
         ended = self.upload.window(seconds, moved_bytes, is_busy=is_busy)
         rate, bound = self.upload_bytes_per_s, self.upload.bytes_per_s
-        if rate is not None and full_ended:
+        # Where little is sent a line is seldom full for long. What it showed then counts in the rounds after it too.
+        if rate is not None and (full_ended or ended):
             self._capacity.update(rate, is_exact=True)
         elif bound is not None and ended:
             self._capacity.update(bound, is_exact=False)

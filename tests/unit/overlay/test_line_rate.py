@@ -162,3 +162,21 @@ def test_jitter_changes_the_rate_of_a_full_line_little() -> None:
     assert line.upload.bytes_per_s is not None
     assert line.upload.bytes_per_s > 1.9 * 20 * MBIT
     assert line.upload_bytes_per_s == pytest.approx(20 * MBIT, rel=1 / 6)
+
+
+def test_a_line_that_was_full_once_is_no_lower_bound_in_the_rounds_after() -> None:
+    """A slow node that pushes little fills its line for two seconds of a minute: with the next round of sending the
+    rate that it showed is its class, and others stop counting it among the fast ones."""
+    line, rate = MeasuredLine(), 300_000.0
+    for _ in range(8):
+        line.sent(WINDOW_S, round(rate * WINDOW_S), is_busy=True, is_full=True)
+    for _ in range(2):
+        for _ in range(8):
+            line.sent(WINDOW_S, 0, is_busy=False, is_full=False)
+        for _ in range(MIN_WINDOWS + 1):
+            line.sent(WINDOW_S, round(0.9 * rate * WINDOW_S), is_busy=True, is_full=False)
+    for _ in range(8):
+        line.sent(WINDOW_S, 0, is_busy=False, is_full=False)
+
+    assert line.upload_bytes_per_s == rate
+    assert line.capacity == class_of(rate)
