@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from training.errors import TrainingError
 
-#: Refused above: the columns of a data set are kept in memory, and a pass counts its tasks in 32 bits.
-MAX_CHUNKS = 1 << 28
+#: Refused above: the columns of a data set are kept in memory, 670 MB for so many.
+MAX_CHUNKS = 1 << 25
 MAX_PATH_BYTES = 4096
 
 #: How a column is stored, by its type code in memory.
@@ -155,10 +155,20 @@ class ChunkTable:
             table.offsets, table.records = _sums("Q", stored.offsets), _sums("I", stored.records)
         except (msgspec.MsgspecError, zlib.error, ValueError) as error:
             raise DatasetDamaged(f"the stored list of chunks cannot be read: {error}") from error
-        lengths = {len(table.files), len(table.indices), len(table.offsets), len(table.records)}
-        if len(lengths) != 1 or max(table.files, default=0) >= len(table.paths):
-            raise DatasetDamaged("the stored list of chunks contradicts itself")
+        table.check()
         return table
+
+    def check(self) -> None:
+        """Raise `DatasetDamaged` unless the columns are of one length, and each file is named once, in one run."""
+        lengths = {len(self.files), len(self.indices), len(self.offsets), len(self.records)}
+        files = _numbers(self.files)
+        runs = files[np.flatnonzero(np.diff(files, prepend=np.uint32(2**32 - 1)))]
+        if len(lengths) != 1 or not np.array_equal(runs, np.arange(len(self.paths), dtype=np.uint32)):
+            raise DatasetDamaged("the stored list of chunks contradicts itself")
+        if len(set(self.paths)) != len(self.paths) or not self.paths:
+            raise DatasetDamaged("the stored list of chunks names no file, or one twice")
+        if not all(0 < len(path.encode()) <= MAX_PATH_BYTES for path in self.paths):
+            raise DatasetDamaged(f"a stored path does not have 1 to {MAX_PATH_BYTES} bytes")
 
 
 def digest_of(files: Sequence[FileSummary]) -> bytes:
@@ -196,7 +206,12 @@ def _steps(column: array[int]) -> bytes:
 
 def _sums(typecode: str, data: bytes) -> array[int]:
     """The column of which `_steps` gave the differences."""
-    steps = np.frombuffer(zlib.decompress(data), _LITTLE[typecode])
+    # It may come from another node: a few bytes must not become gigabytes.
+    unpacked = zlib.decompressobj()
+    plain = unpacked.decompress(data, MAX_CHUNKS * array(typecode).itemsize)
+    if unpacked.unconsumed_tail or not unpacked.eof:
+        raise DatasetDamaged(f"the stored list of chunks is cut short, or has more than {MAX_CHUNKS} chunks")
+    steps = np.frombuffer(plain, _LITTLE[typecode])
     column = array(typecode)
     column.frombytes(np.cumsum(steps, dtype=np.dtype(typecode)).tobytes())
     return column

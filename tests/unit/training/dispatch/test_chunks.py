@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from training.dispatch import chunks
 from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference, digest_of
 
 
@@ -26,10 +29,10 @@ def test_tasks_are_runs_that_may_span_files() -> None:
 
 def test_a_stored_table_is_the_same_table() -> None:
     """Places of 64 bits, empty chunks and paths in any alphabet come back; neighbours compress well."""
-    chunks = [DatasetChunk("ä/ö.rec", 0, 2**40 + 3, 0), DatasetChunk("ä/ö.rec", 2**32 - 1, 5, 2**32 - 1)]
-    data = ChunkTable(chunks)
+    entries = [DatasetChunk("ä/ö.rec", 0, 2**40 + 3, 0), DatasetChunk("ä/ö.rec", 2**32 - 1, 5, 2**32 - 1)]
+    data = ChunkTable(entries)
     again = ChunkTable.decode(data.encode())
-    assert [again[0], again[1]] == chunks
+    assert [again[0], again[1]] == entries
     assert again.summary() == data.summary()
     assert len(table(a=100_000).encode()) < 12_000
 
@@ -65,9 +68,9 @@ def test_impossible_data_sets_are_refused_by_name() -> None:
         "1 to 4096 bytes": [DatasetChunk("", 0, 0, 1)],
         "4096 bytes": [DatasetChunk("x" * 4097, 0, 0, 1)],
     }
-    for reason, chunks in bad.items():
+    for reason, entries in bad.items():
         with pytest.raises(BadDataset, match=reason):
-            ChunkTable(chunks)
+            ChunkTable(entries)
 
 
 def test_the_first_difference_is_named() -> None:
@@ -82,3 +85,34 @@ def test_the_first_difference_is_named() -> None:
     assert "a has 14 records, the registered one has 15" in difference(registered, fewer.summary())
     assert "b is only in the registered one" in difference(registered, table(a=2).summary())
     assert "c is only in the reported one" in difference(registered, table(a=2, b=3, c=1).summary())
+
+
+def test_a_list_of_chunks_from_another_node_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in several runs, paths without chunks, paths named twice or too long, and endless columns are refused."""
+
+    def changed(change: Callable[[ChunkTable], object]) -> bytes:
+        data = table(a=2, b=2)
+        change(data)
+        return data.encode()
+
+    bad = (
+        lambda data: data.files.__setitem__(3, 0),
+        lambda data: data.files.__setitem__(0, 1),
+        lambda data: data.files.__setitem__(3, 2),
+        lambda data: data.paths.append("c"),
+        lambda data: data.paths.__setitem__(1, "a"),
+        lambda data: data.paths.__setitem__(1, ""),
+        lambda data: data.paths.__setitem__(1, "x" * 4097),
+        lambda data: data.records.append(1),
+    )
+    for change in bad:
+        with pytest.raises(DatasetDamaged):
+            ChunkTable.decode(changed(change))
+    monkeypatch.setattr(chunks, "MAX_CHUNKS", 1000)
+    ChunkTable.decode(table(a=1000).encode())
+    longer = [DatasetChunk("a", index, 0, 1) for index in range(1001)]
+    monkeypatch.setattr(chunks, "MAX_CHUNKS", 2000)
+    encoded = ChunkTable(longer).encode()
+    monkeypatch.setattr(chunks, "MAX_CHUNKS", 1000)
+    with pytest.raises(DatasetDamaged, match="more than 1000 chunks"):
+        ChunkTable.decode(encoded)
