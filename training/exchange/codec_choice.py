@@ -55,17 +55,17 @@ class LineFacts:
     step_s: float
     push_s: float | None
     overlaps: bool
+    joined_bytes_per_s: float | None = None
 
     @property
     def rates(self) -> tuple[float, float] | None:
         """Bytes per second up and down; None: neither is measured.
 
-        A line receives no slower than it sends; what was received so far may be all that was sent to this node. Of a
-        line that has only received, that rate counts for both: a joiner has been sent the vector, and nothing else.
+        A line receives no slower than it sends; what was received so far may be all that was sent to this node. Before
+        the upload is measured the rate counts at which a joiner was sent the vector for some time.
         """
-        down = self.download_bytes_per_s
-        up = self.upload_bytes_per_s if self.upload_bytes_per_s is not None else down
-        return None if up is None else (up, max(down or 0.0, up))
+        up = self.upload_bytes_per_s if self.upload_bytes_per_s is not None else self.joined_bytes_per_s
+        return None if up is None else (up, max(self.download_bytes_per_s or 0.0, up))
 
     @property
     def allowed_s(self) -> float:

@@ -11,8 +11,8 @@ from training.exchange.codec_choice import LEAST_LOSSY, LineFacts, TrainingTimes
 from training.exchange.context import ExchangeContext
 from training.step_bytes import StepShape
 
-#: Of a vector that came in less time, the round trips were a notable part.
-MIN_RECEIVED_S = 2.0
+#: A vector that came in less time shows how busy the machines were, not how slow the line is.
+MIN_RECEIVED_S = 5.0
 
 
 class CodecControl:
@@ -63,12 +63,11 @@ class CodecControl:
         return LineFacts(
             shape=self._shape(),
             upload_bytes_per_s=line.upload_bytes_per_s,
-            download_bytes_per_s=max(
-                (rate for rate in (line.download.bytes_per_s, self._joined_at) if rate), default=None
-            ),
+            download_bytes_per_s=line.download.bytes_per_s,
             step_s=self._times.step_s,
             push_s=self._push_s,
             overlaps=context.run.overlaps,
+            joined_bytes_per_s=self._joined_at,
         )
 
     def _shape(self) -> StepShape:

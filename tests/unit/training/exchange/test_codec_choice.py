@@ -162,10 +162,10 @@ def test_the_rate_at_which_the_vector_came_makes_the_first_push_smaller_and_neve
     """Others may have shared the line of the sender: a slow one is believed for the first push, a fast one not."""
     for received, expected in ((None, "int8"), (1000, "int8"), (20, "int4"), (2, "sparse")):
         choice = CodecChoice(AUTO)
-        choice.decide(facts(download_bytes_per_s=None if received is None else received * MBIT))
+        choice.decide(facts(joined_bytes_per_s=None if received is None else received * MBIT))
         assert choice.codec == expected
     fast = CodecChoice(AUTO)
-    fast.decide(facts(mbit=1000, download_bytes_per_s=2 * MBIT))
+    fast.decide(facts(mbit=1000, joined_bytes_per_s=2 * MBIT))
     assert fast.codec == "bfloat16", "the measured upload counts first"
 
 
@@ -174,7 +174,7 @@ def test_the_line_says_how_long_a_step_will_be_exchanged() -> None:
     choice, nothing = CodecChoice(AUTO), StepShape(5_000_000, 4, 0.0, 0.0)
     assert choice.line_s(facts(), "bfloat16") is None
     needed = step_bytes(StepShape.even(5_000_000, 4), "bfloat16")
-    assert choice.line_s(facts(download_bytes_per_s=2e6), "bfloat16") == pytest.approx(needed.up / 2e6)
+    assert choice.line_s(facts(joined_bytes_per_s=2e6), "bfloat16") == pytest.approx(needed.up / 2e6)
     assert choice.line_s(facts(mbit=8, shape=nothing), "bfloat16") == pytest.approx(needed.up / 1e6)
     assert choice.line_s(facts(mbit=8, nodes=1), "bfloat16") == 0.0
 
