@@ -38,11 +38,12 @@ SWARMS = frozenset(
         "test_wan_world",
     }
 )
-#: Those with `tests.process.harness.forked_python`.
+#: Those with `tests.process.harness.forked_python`, and with daemons whose seconds nobody measures.
 FORKS = frozenset(
     {
         "test_advise_process",
         "test_bad_input",
+        "test_dispatch_process",
         "test_duplicate_identity_process",
         "test_examples",
         "test_forked_python",
