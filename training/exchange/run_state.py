@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -29,8 +30,8 @@ class RunState:
     incarnation: int
     step: int = 0
     passed_step: int = 0
-    #: When this node completed its last step, in monotonic seconds, and how long a step takes it; 0: unknown.
-    advanced_s: float = 0.0
+    #: When this node completed its last steps, in monotonic seconds, and how long a step takes it; 0: unknown.
+    advanced_s: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     pace_s: float = 0.0
     phase: Phase = Phase.RUNNING
     #: The node is in its swarm: the owners are known, and what is on its disk is of the past.
@@ -60,17 +61,18 @@ class RunState:
 
     def advance(self, step: int, now_s: float) -> None:
         """A step is completed. A pause before it does not count: a step takes at most twice as long as those before."""
-        took_s = now_s - self.advanced_s
-        if self.advanced_s and took_s > 0.0:
+        took_s = now_s - self.advanced_s[-1] if self.advanced_s else 0.0
+        if took_s > 0.0:
             self.pace_s = min(took_s, 2.0 * self.pace_s) if self.pace_s else took_s
-        self.step, self.advanced_s = step, now_s
+        self.step = step
+        self.advanced_s.append(now_s)
 
     def explained_step(self, now_s: float) -> float:
         """The furthest step that another node can have reached, as far as this one's own steps explain it; infinite
-        before the second step."""
+        before the second step. A pause is one of the last steps by the time that this node compares itself."""
         if not self.pace_s:
             return math.inf
-        return self.step + FASTER * (1.0 + (now_s - self.advanced_s) / self.pace_s)
+        return self.step + FASTER * (1.0 + (now_s - self.advanced_s[0]) / self.pace_s)
 
     def pass_barrier(self, step: int) -> None:
         self.passed_step = max(self.passed_step, step)
