@@ -30,6 +30,7 @@ import numpy.typing as npt
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Delivery, Outgoing
+from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
 from training.exchange.owner.delta_item import IncomingDelta
@@ -284,9 +285,11 @@ class Ledger:
     def _codec(self, identity: DeltaId) -> CodecName:
         """In which codec a delta was pushed."""
         settings = self._settings.codec
-        if settings == "auto":
-            return self._sent[identity.node, identity.incarnation].codecs[identity.step]
-        return settings
+        if settings != "auto":
+            return settings
+        sent = self._sent.get((identity.node, identity.incarnation))
+        # A history that draws no codecs has the least lossy one.
+        return LEAST_LOSSY if sent is None else sent.codecs.get(identity.step, LEAST_LOSSY)
 
     def named(self, identity: DeltaId) -> str:
         sent = self._sent.get((identity.node, identity.incarnation))

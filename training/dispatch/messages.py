@@ -29,6 +29,10 @@ HeldList = Annotated[list[Held], Meta(max_length=MAX_HELD)]
 Text = Annotated[str, Meta(max_length=4096)]
 
 
+#: Seeds a generator: any 63 bits.
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class MasterRecord(msgspec.Struct, frozen=True, array_like=True):
     """Who serves: its packed contact, and the epoch of its store, which rises with every change of the master.
     `identity` names the queue, and is empty before a data set is registered."""
@@ -144,7 +148,7 @@ class GrantedTask(msgspec.Struct, frozen=True, array_like=True):
     attempt: Counter
     pass_number: Counter
     lease_s: float
-    order: Counter
+    order: Seed
     skip: Counter
     chunks: list[WireChunk]
 
