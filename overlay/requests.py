@@ -24,6 +24,7 @@ from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter
 from overlay.transport import (
+    NOT_SERVED,
     Body,
     Buffer,
     ReceivedResponse,
@@ -161,7 +162,7 @@ class RequestService:
             )
         handler = self._handlers.get(incoming.name)
         if handler is None:
-            raise self._refused("no_handler", f"this node does not serve {incoming.name!r}")
+            raise self._refused("no_handler", f"{NOT_SERVED} {incoming.name!r}")
         address = Address(usable_host(heartbeat.host) or incoming.source.host, heartbeat.port)
         # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
         party = proven or group_of(incoming.source.host) or heartbeat.node_id

@@ -28,6 +28,9 @@ MAX_DATAGRAM_BYTES = 1400
 HANDLER_SILENCE_S = 30.0
 
 
+#: How the text of a rejection begins where no handler of that name is registered. Nodes of all versions send it.
+NOT_SERVED = "this node does not serve"
+
 FailureKind = Literal["refused", "timeout", "reset", "closed", "foreign", "rejected"]
 
 
@@ -47,6 +50,11 @@ class TransportError(OverlayError):
         self.kind: FailureKind = kind
         self.address = address
         self.detail = detail
+
+    @property
+    def is_not_served(self) -> bool:
+        """Whether the peer has no handler for the request, because it has just started or is of another version."""
+        return self.kind == "rejected" and self.detail.startswith(NOT_SERVED)
 
 
 class SizedBody:

@@ -37,6 +37,7 @@ class Host:
 
     name: str
     address: str
+    port: int = PORT
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     starts: int = 0
     node: Node | None = None
@@ -74,6 +75,8 @@ class Swarm:
         #: The store of a master on this host, and the record files of every machine.
         self.make_store: Callable[[str], Store] = lambda _name: MemoryStore()
         self.read_dataset: Callable[[str], LocalDataset] | None = None
+        #: Each start of a node is on another port, as that of a daemon with `node.port = 0`.
+        self.new_ports = False
         #: The free memory that every machine reports; None where it reports none.
         self.available_memory: int | None = None
 
@@ -83,12 +86,13 @@ class Swarm:
         if host is None:
             number = len(self.hosts) + 1
             host = self.hosts[name] = Host(name, f"10.0.{number // 250}.{number % 250 + 1}")
+        host.port = PORT + host.starts if self.new_ports else PORT
         host.starts += 1
         chosen = {"training.checkpoint_s": 0.0, "training.eval_steps": 0, **self.settings}
         chosen.update({key.replace("__", "."): value for key, value in settings.items()})
-        chosen |= {"node.host": host.address, "node.port": PORT, "swarm.allow_open": True}
+        chosen |= {"node.host": host.address, "node.port": host.port, "swarm.allow_open": True}
         if bootstrap is not None:
-            chosen["swarm.bootstrap"] = [f"{self.hosts[bootstrap].address}:{PORT}"]
+            chosen["swarm.bootstrap"] = [f"{self.hosts[bootstrap].address}:{self.hosts[bootstrap].port}"]
         host.trainer = self._make_trainer(name)
         trainer = host.trainer
 
@@ -97,7 +101,7 @@ class Swarm:
             return trainer
 
         environment = NodeEnvironment(
-            transport=self.network.transport(host.address, PORT),
+            transport=self.network.transport(host.address, host.port),
             clock=self.clock,
             entropy=SeededEntropy(f"{self.seed}/{name}/{host.starts}"),
             disk=host.disk,

@@ -11,6 +11,7 @@ from tests.mutations.mutation import Change, Mutation
 
 HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
+PAIR_DIES = "tests/simulated/test_pair_dies.py::test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
 OUTBOX = "tests/unit/training/exchange/client/test_outbox.py"
@@ -240,6 +241,22 @@ MUTATIONS = (
         "recovery/failover.py",
         '        if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):',
         '        if not ranked or mine.role != "none":',
+    ),
+    _mutation(
+        "recovery",
+        "asks a node that was started again at its former address",
+        f"{PAIR_DIES}[2-0.8]",
+        "rpc.py",
+        "        to = self._swarm.contact(to.node_id) or to\n        limit_s",
+        "        limit_s",
+    ),
+    _mutation(
+        "recovery",
+        "waits for an owner that was started again and serves no exchange yet",
+        f"{PAIR_DIES}[5-90.0]",
+        "recovery/failover.py",
+        "                if error.is_not_served:",
+        "                if False:",
     ),
     _mutation(
         "recovery",

@@ -79,9 +79,15 @@ class OwnerDirectory:
         return [groups[node] for node in order[start:] + order[:start]], unknown
 
     def failed(self, owner: Contact, error: TransportError) -> None:
-        """An owner did not answer: have it probed now, and ask other nodes about its shards."""
+        """An owner did not answer: have it probed now, and ask other nodes about its shards.
+
+        One that serves no exchange was started again and loads its model still: it denies whatever it owned.
+        """
         self._swarm.suspect(owner.node_id, error.detail)
         self._view.note_failure(owner.node_id)
+        if error.is_not_served:
+            for shard in self._store.ownership.known_owners:
+                self.denied(shard, owner)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
     def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:

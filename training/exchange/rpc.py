@@ -22,7 +22,11 @@ TypedHandler = Callable[[Contact, A, AsyncIterator[Buffer]], Awaitable[Response]
 
 
 class ExchangeRpc:
-    """Sends and serves the requests of one node."""
+    """Sends and serves the requests of one node.
+
+    A request goes to the node's present address. A claim of ownership names the one that the owner had then, and a node
+    that was started again since may be at another.
+    """
 
     def __init__(self, swarm: Swarm, genesis: bytes, clock: Clock) -> None:
         self._swarm = swarm
@@ -42,6 +46,7 @@ class ExchangeRpc:
 
         Raises `TransportError`; a malformed answer counts as `foreign`.
         """
+        to = self._swarm.contact(to.node_id) or to
         limit_s = max(timeout_s, self._timeout_s("question", to))
         with self._measured("question", to) as responded:
             async with self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer:
@@ -56,6 +61,7 @@ class ExchangeRpc:
 
         The caller retries under the same identity. Raises `TransportError`.
         """
+        to = self._swarm.contact(to.node_id) or to
         timeout_s = self._timeout_s(kind, to)
         with self._measured(kind, to) as responded:
             async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:

@@ -31,7 +31,7 @@ from training.exchange.store.copy_status import copy_status
 from training.exchange.store.losses import recorded_deltas, spans, write_off
 from training.exchange.store.repair_log import Span
 from training.exchange.store.replica_copies import replica_copy
-from training.exchange.terms import Fence, OwnerInfo, Term
+from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 from training.shards.applied import Applied
 from training.shards.state import ShardState
 
@@ -201,11 +201,16 @@ class Failover:
             try:
                 survey = Survey(self._context.genesis, wanted)
                 answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
-            except TransportError:
+            except TransportError as error:
                 if tries > 1:
                     await ask(contact, wanted, tries - 1)
                     return
                 self._view.note_failure(contact.node_id)
+                if error.is_not_served:
+                    # It was started again and loads its model: whatever it owned, it owns no more.
+                    nothing = (*ZERO_TERM, 0, *ZERO_TERM, 0)
+                    for shard in wanted:
+                        found[shard].append((contact, CopyStatus(shard, "none", *nothing)))
                 return
             # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from overlay.peers import Contact
-from overlay.transport import TransportError
+from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
 from tests.harness.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.virtual_loop import run
@@ -64,6 +64,26 @@ def test_an_owner_that_redirects_without_a_higher_term_is_not_asked_again() -> N
 
         await asyncio.sleep(DENIAL_S)
         assert directory.by_owner([0]) == ([(B, [0])], [])
+
+    run(scenario())
+
+
+def test_an_owner_that_serves_no_exchange_denies_what_it_owned() -> None:
+    """It was started again: another node is asked to take its shards over. A failure alone denies nothing."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, _, context = directory_of(store)
+        store.note_owner(0, term(2, "b"), B)
+        store.note_owner(1, term(2, "c"), C)
+
+        directory.failed(B, TransportError("reset", B.address, "broke"))
+        assert directory.by_owner([0]) == ([(B, [0])], [])
+
+        directory.failed(B, TransportError("rejected", B.address, f"{NOT_SERVED} 'push'"))
+        assert directory.by_owner([0, 1]) == ([(C, [1])], [0])
+        await directory.refresh([0])
+        assert context.rebalance.collect_orphans() == [0]
 
     run(scenario())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from overlay.addresses import Address
+from overlay.peers import Contact
 from overlay.transport import RequestRejected, Response, TransportError
 from tests.harness.environment import VirtualClock
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm
@@ -140,5 +142,22 @@ def test_a_suspected_peer_is_given_no_more_than_the_bound() -> None:
             async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
                 pass
         assert swarm.timeouts_s[-1] > REQUEST.ceiling_s
+
+    run(scenario())
+
+
+def test_a_request_goes_to_the_present_address_of_a_node() -> None:
+    """A contact from a claim may have the address of an earlier start; one of an unknown node is used as it is."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        swarm.answers["where_is"] = swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
+        rpc, former = rpc_of(swarm), Contact(PEER.node_id, Address("10.0.0.1", 1))
+        await rpc.ask(former, "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+        async with rpc.request("pull", former, LocateOwners(GENESIS, [], [])):
+            pass
+        await rpc.ask(contact("c"), "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+
+        assert [to for _, to, _ in swarm.requests] == [PEER, PEER, contact("c")]
 
     run(scenario())

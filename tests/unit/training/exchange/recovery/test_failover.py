@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-from overlay.transport import TransportError
+from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
@@ -232,6 +232,26 @@ def test_a_silent_node_does_not_stop_a_survey() -> None:
         assert context.view.failed_within(IDS["c"], 2.0)
 
     run(scenario())
+
+
+def test_an_owner_that_serves_no_exchange_owns_nothing() -> None:
+    """It was started again and loads its model: its shard goes on from a replica. One that refuses for another reason
+    may still own it."""
+
+    async def scenario(detail: str) -> ShardStore:
+        store = store_of("a")
+        failover, swarm, context = failover_of(store)
+        context.replica.set_version(0, term(3, "b"), 9)
+        store.note_owner(0, term(3, "b"), B)
+        rejected = TransportError("rejected", B.address, detail)
+        swarm.answers["survey"] = lambda to, _payload: rejected if to == B else SurveyAnswer([])
+        for _ in range(8):
+            await failover.take_over([0])
+            await asyncio.sleep(0.5)
+        return store
+
+    assert run(scenario(f"{NOT_SERVED} 'survey'")).owned[0].term == term(4, "a")
+    assert not run(scenario("you send more requests in a second than a member may")).owned
 
 
 def test_a_restart_begins_a_generation_above_every_copy_of_before() -> None:
