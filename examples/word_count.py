@@ -1,6 +1,8 @@
 """Counts the words of files, the most frequent first, without the most common ones.
 
-python examples/word_count.py --processes 2 "texts/*.txt"
+Paths, globs and URLs name files:
+
+    python examples/word_count.py --processes 2 "texts/*.txt"
 """
 
 from __future__ import annotations

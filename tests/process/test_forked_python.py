@@ -54,6 +54,28 @@ def test_a_signal_ends_it_and_is_in_its_exit_code(tmp_path: Path, number: signal
     assert process.wait(10) == -number
 
 
+def test_its_session_is_there_as_soon_as_its_process_id(tmp_path: Path) -> None:
+    """A signal to the session arrives however early it is sent: whoever starts a process and ends it at once may."""
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
+    for _ in range(40):
+        process = Forked(with_torch(), [str(tmp_path / "train.py")], cwd=tmp_path)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_its_descriptors_are_its_own(tmp_path: Path) -> None:
+    """The server's sockets have no say in it: at its end every file that it has opened is still open."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, os\n"
+        "opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]\n"
+        "atexit.register(lambda: [os.close(one) for one in opened])\n"
+    )
+    with (tmp_path / "errors.txt").open("w") as errors:
+        process = Forked(with_torch(), [str(tmp_path / "train.py")], cwd=tmp_path, stderr=errors)
+    assert process.wait(30) == 0
+    assert (tmp_path / "errors.txt").read_text() == ""
+
+
 def test_a_command_of_p2pnode_has_its_output_and_no_torch(tmp_path: Path) -> None:
     """A refusal has the exit code and the sentences of the real command; the server has not imported torch."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

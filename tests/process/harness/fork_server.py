@@ -56,9 +56,17 @@ class Server:
         if not request:
             connection.close()
             return None
+        begun, begins = os.pipe()
         pid = os.fork()
         if pid == 0:
+            # Whoever gets the process id may signal the session at once: it has to be there.
+            os.setsid()
+            os.close(begins)
+            self._forget_sockets(connection)
             return _become(json.loads(request), descriptors)
+        os.close(begins)
+        os.read(begun, 1)
+        os.close(begun)
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(str(pid).encode())
@@ -66,6 +74,11 @@ class Server:
         self._running[watched] = pid, connection
         self._poll.register(watched, select.POLLIN)
         return None
+
+    def _forget_sockets(self, *others: socket.socket) -> None:
+        """In a fork: its objects must not close descriptors whose numbers the program has given to its own files."""
+        for one in (self._listener, *others, *self._asking.values(), *(kept for _, kept in self._running.values())):
+            one.detach()
 
     def _reap(self, watched: int) -> None:
         pid, connection = self._running.pop(watched)
@@ -80,8 +93,7 @@ class Server:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-    """Take the request's session, descriptors, folder and environment."""
-    os.setsid()
+    """Take the request's descriptors, folder and environment."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
     os.closerange(3, MOST_DESCRIPTORS)
