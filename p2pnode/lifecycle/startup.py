@@ -34,6 +34,9 @@ RESUME_WAIT_S = 15.0
 #: A peer that still rejects the manifest after this long is logged as a warning.
 MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
+#: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
+#: it before their trainer runs, and masters, have none.
+NO_MODEL_S = 10.0
 WAITING_HINT = (
     "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
@@ -245,13 +248,18 @@ class Startup:
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
 
-    async def agree(self, proposal: Manifest) -> Contact:
-        """Ask peers until one has a manifest equal to the proposal; return that peer. Raises `UserError`."""
+    async def agree(self, proposal: Manifest) -> Contact | None:
+        """Ask peers until one has a manifest equal to the proposal; return that peer. Raises `UserError`.
+
+        None: no node of the swarm has one, and this node opens it again.
+        """
         began = self._environment.clock.monotonic()
         warned: set[bytes] = set()
+        with_model_s = began
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
-            for peer in sorted(self._overlay.members(), key=lambda peer: not peer.eligible):
+            peers, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
+            for peer in peers:
                 try:
                     await manifest_check.compare_with(self._overlay, peer.contact, proposal)
                 except ManifestRefused as error:
@@ -263,6 +271,7 @@ class Startup:
                 except TransportError as error:
                     # A peer that has just started has no manifest yet. One of an older version refuses a joiner that
                     # does not fit, with a text only, which is for people to read.
+                    lacking += error.is_not_served
                     has_waited = self._environment.clock.monotonic() - began > MANIFEST_WARNING_S
                     log = self._log.debug
                     if has_waited and error.kind == "rejected" and peer.node_id not in warned:
@@ -271,7 +280,20 @@ class Startup:
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
                     continue
                 return peer.contact
+            now = self._environment.clock.monotonic()
+            if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
+                with_model_s = now  # one that is silent may have it, and so may the node that was named
+            if self._may_open and now - with_model_s >= NO_MODEL_S:
+                self._log.warning("swarm_without_model", waited_s=NO_MODEL_S, peers=len(peers))
+                self.founder = self.resumes = True
+                return None
             await asyncio.sleep(MANIFEST_RETRY_S)
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether this node may open the swarm of an earlier start again."""
+        may = self._environment.reopens or self._directory.record.founder is not False
+        return may and self._directory.genesis is not None
 
     async def get_vector(self, exchange: Exchange, manifest: Manifest, source: Contact | None) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it."""
@@ -279,7 +301,7 @@ class Startup:
         if source is None:
             self._overlay.set_willing(willing)
             if self.resumes:
-                await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
+                await self._resume_from_disks(exchange)
             else:
                 await exchange.found()
         elif self._config.exchange.enabled:
@@ -287,6 +309,9 @@ class Startup:
             self._progress.step = max(self._progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self._overlay.set_willing(willing)
+
+    async def _resume_from_disks(self, exchange: Exchange) -> None:
+        await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
 
     async def _fetch_vector(self, exchange: Exchange, manifest: Manifest, source: Contact) -> None:
         clock = self._environment.clock
@@ -298,7 +323,11 @@ class Startup:
             except TransportError as error:
                 self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
                 await asyncio.sleep(MANIFEST_RETRY_S)
-                source = await self.agree(manifest)
+                found = await self.agree(manifest)
+                if found is None:
+                    await self._resume_from_disks(exchange)
+                    return
+                source = found
         self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
 
     async def avoid_identity_reuse(self, exchange: Exchange) -> None:

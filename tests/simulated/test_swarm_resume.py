@@ -334,3 +334,35 @@ def test_after_a_healed_split_the_disks_hold_what_the_owners_had(seed: int) -> N
         training__checkpoint_s=60.0,
         barrier__method="asp",
     )
+
+
+@pytest.mark.parametrize("through", ["the master", "itself"])
+def test_a_founder_goes_on_alone_where_no_node_has_the_model(through: str) -> None:
+    """All workers are killed at once; a master stays. The founder enters the swarm through it, finds that no node there
+    has the model, and opens the run again from what the disks have. The others train with it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        swarm.start("m", bootstrap="n0", node__role="master", dispatch__source="master")
+        await swarm.until(lambda: min(steps_of_workers(swarm)) >= 12, within_s=60, what="steps everywhere")
+        for name in ("n0", "n1", "n2"):
+            await swarm.kill(name)
+        swarm.start("n0", bootstrap="m" if through == "the master" else None)
+        for name in ("n1", "n2"):
+            swarm.start(name, bootstrap="m")
+        await swarm.until(
+            lambda: all(host.living.phase == "training" for host in swarm.running() if host.name != "m"),
+            within_s=45,
+            what="all train again",
+        )
+        before = steps_of_workers(swarm)
+        await swarm.until(
+            lambda: min(steps_of_workers(swarm)) >= max(before) + 3, within_s=60, what="they go on together"
+        )
+
+    swarm = simulate(scenario, seed=5, training__checkpoint_s=2.0)
+    assert len(swarm.of("swarm_resumed")) == 1
+
+
+def steps_of_workers(swarm: Swarm) -> list[int]:
+    return [host.living.progress.step for host in swarm.running() if host.name != "m"]

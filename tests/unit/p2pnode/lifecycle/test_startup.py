@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlay.peers import Contact
+from overlay.transport import TransportError
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.startup import REJOIN_TIMEOUT_S
+from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S
 from tests.harness.environment import ListLog
 from tests.harness.stub_trainer import StubTrainer, initial_vector
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import run
-from training import checkpoint
+from training import checkpoint, manifest_check
 
 
 def simulate(
@@ -345,3 +348,49 @@ def test_another_model_is_refused_and_costs_nothing() -> None:
         assert again.progress.step >= step
 
     simulate(scenario, lambda name: StubTrainer(name, sizes.get(name, 256)), training__checkpoint_s=1.0)
+
+
+def test_only_a_founder_opens_a_swarm_in_which_no_node_has_the_model() -> None:
+    """A member that enters through a master waits for the founder; this one opens the run, and the member joins."""
+
+    async def scenario(swarm: Swarm) -> None:
+        founder = swarm.start("n0")
+        swarm.start("n1", bootstrap="n0")
+        swarm.start("m", bootstrap="n0", node__role="master", dispatch__source="master")
+        await swarm.until(lambda: founder.living.progress.step >= 5, within_s=60, what="it trains")
+        await asyncio.sleep(5.0)
+        await swarm.kill("n0")
+        await swarm.kill("n1")
+
+        member = swarm.start("n1", bootstrap="m")
+        await asyncio.sleep(3 * NO_MODEL_S)
+        assert (member.living.phase, swarm.of("swarm_without_model")) == ("joining", [])
+
+        swarm.start("n0", bootstrap="m")
+        await swarm.until(lambda: member.living.phase == "training", within_s=60, what="the member trains")
+        assert [record.node for record in swarm.of("swarm_without_model")] == ["n0"]
+
+    simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that does not answer the question for the manifest may train; the founder joins it when it does."""
+
+    async def silent(_swarm: object, peer: Contact, _proposal: object) -> None:
+        raise TransportError("timeout", peer.address, "was silent")
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        other = swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: other.living.progress.step >= 5, within_s=60, what="both train")
+        await swarm.kill("n0")
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest_check, "compare_with", silent)
+            founder = swarm.start("n0", bootstrap="n1")
+            await asyncio.sleep(3 * NO_MODEL_S)
+            assert founder.living.phase == "joining"
+
+        await swarm.until(lambda: founder.living.phase == "training", within_s=10, what="it joined")
+        assert swarm.of("swarm_without_model") == []
+
+    simulate(scenario, training__checkpoint_s=1.0)
