@@ -41,10 +41,10 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
 
 
 async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) -> ShardState:
-    """Read one state from a body. Raises `BadFrame`, or `ValueError` for a head that does not fit the layout, or that
-    names a value which this node does not hold."""
+    """Read one state from a body. Raises `BadFrame`, also for a head that does not fit the layout, or that names a
+    value which this node does not hold."""
     if not 0 <= head.shard < len(store):
-        raise ValueError(f"shard {head.shard} of {len(store)}")
+        raise BadFrame(f"shard {head.shard} of {len(store)}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)
     if head.chain:
         value = await _completed(reader, head, store.base(head.shard, head.chain), size)
@@ -66,7 +66,7 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
 async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, size: int) -> Vector:
     """The value of a state, from what this learner holds and what that lacks."""
     if base is None:
-        raise ValueError(f"shard {head.shard}: the catch-up has begun anew, and its base is gone")
+        raise BadFrame(f"shard {head.shard}: the catch-up has begun anew, and its base is gone")
     low, codec = await read_encoded(reader, head.shard, Part.LOW, size)
     if codec != "bfloat16":
         raise BadFrame(f"shard {head.shard}: two bytes per value expected, got {codec}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
+from overlay.transport import RequestRejected
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
@@ -154,14 +155,14 @@ def test_a_state_without_its_base_is_refused() -> None:
         body = [bytes(buffer) for buffer in state_stream.body([(head, owner.owned[0].state)], {0: bytes(8)})]
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
-        with pytest.raises(ValueError, match="its base is gone"):
+        with pytest.raises(RequestRejected, match="its base is gone"):
             await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [head]), TransferResult, body)
         assert store.backed[0].state is None
 
         learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
         await swarm.deliver("learn", OWNER, learn, TransferResult)
         other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
-        with pytest.raises(ValueError, match="its base is gone"):
+        with pytest.raises(RequestRejected, match="its base is gone"):
             await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [other]), TransferResult, body)
 
         context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))

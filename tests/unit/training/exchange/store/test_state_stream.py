@@ -118,7 +118,7 @@ def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     store = store_of("a")
     head = describe(4, term(1, "a"), zeros(store))
 
-    with pytest.raises(ValueError, match="shard 4 of 4"):
+    with pytest.raises(BadFrame, match="shard 4 of 4"):
         asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store))
 
 
