@@ -152,8 +152,12 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     assert again.status()["node"]["incarnation"] == 2
     assert again.step >= before
     until(lambda: abs(again.step - first.step) <= 50, 20, "it has caught up")
+
+    def followed() -> list[int]:
+        return [node.status()["exchange"]["shards_followed"] for node in (first, fourth, again)]
+
+    until(lambda: all(followed()), 20, "each follows the shards of others")
     exchanges = [node.status()["exchange"] for node in (first, fourth, again)]
-    assert all(exchange["shards_followed"] > 0 for exchange in exchanges)
     assert [exchange["chain_mismatches"] for exchange in exchanges] == [0, 0, 0]
 
 
