@@ -103,6 +103,8 @@ class StreamRequest:
         self._body = body
         self._timeout_s = timeout_s
         self._pooled: PooledConnection | None = None
+        #: What had moved on the connection before this request began to use it.
+        self._before_bytes = 0
         self._upload: _Upload | None = None
         self._response_body: HttpBody | None = None
         self._is_last = False
@@ -162,6 +164,7 @@ class StreamRequest:
             async with asyncio.timeout(self._timeout_s):
                 self._pooled = await pool.connect(self._to)
         connection = self._pooled.connection
+        self._before_bytes = connection.moved_bytes()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         if message is not None:
@@ -177,8 +180,11 @@ class StreamRequest:
         return head
 
     def moved_bytes(self) -> int:
-        """See `RequestStream`: of the connection that it uses, also before the response."""
-        return 0 if self._pooled is None else self._pooled.connection.moved_bytes()
+        """See `RequestStream`: on the connection since this request uses it, also before the response.
+
+        What the connection carried before shows nothing: its peer may have died since.
+        """
+        return 0 if self._pooled is None else max(0, self._pooled.connection.moved_bytes() - self._before_bytes)
 
     def abort(self) -> None:
         """Close the connection, because this node's transport closes."""

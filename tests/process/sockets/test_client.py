@@ -54,6 +54,24 @@ def test_a_rejection_has_its_reason(run: Run) -> None:
     run(main())
 
 
+def test_the_past_of_a_connection_is_no_movement_of_a_request(run: Run) -> None:
+    """A request on a pooled connection counts what moves while it uses it: its peer may have died since the last."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            assert (await ask(one, two.address, "count", b"", pattern(2 * MB)))[0] == str(2 * MB).encode()
+            outgoing = one.transport.request(two.address, "hang", b"", (), timeout_s=5.0)
+            asking = asyncio.create_task(outgoing.__aenter__())
+            await asyncio.wait_for(two.hanging.wait(), 5.0)
+            assert len(two.sources) == 2
+            assert two.sources[0] == two.sources[1]
+            assert outgoing.moved_bytes() < 1000
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    run(main())
+
+
 @pytest.mark.parametrize("kind", ["list", "generator"])
 def test_rejection_with_an_unread_body(run: Run, kind: str) -> None:
     """A rejection arrives although 5 MB were not read, and the next request succeeds."""
