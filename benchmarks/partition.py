@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.daemons import acknowledged_steps
 from benchmarks.record import NotMeasured, Outcome, Series
 from overlay.system import FolderDisk
 from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
@@ -80,7 +81,7 @@ class Result:
 
 
 class Watch:
-    """The longest time that any node stood: without a step whose delta is acknowledged, and no other in its outbox."""
+    """The longest time that any node stood: without one more step whose delta all owners have acknowledged."""
 
     def __init__(self, nodes: list[LanNode], result: Result) -> None:
         self.nodes = nodes
@@ -95,13 +96,11 @@ class Watch:
             now = time.monotonic()
             if status:
                 self.statuses[place] = status
-            step = int(status.get("step", self._steps[place]))
+            step = acknowledged_steps(status) if status else -1
             stood_s = now - self._moved_s[place]
             if stood_s > self.result.longest_s:
                 self.result.longest_s, self.result.longest_of = stood_s, node.name
-            # A node counts steps while its deltas wait for an owner: those do not move it.
-            waiting = (status.get("exchange") or {}).get("outstanding_steps")
-            if step != self._steps[place] and not waiting:
+            if step > self._steps[place]:
                 self._steps[place], self._moved_s[place] = step, now
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.daemons import acknowledged_steps
 from benchmarks.record import NotMeasured, Outcome, Series
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all
 
@@ -135,7 +136,7 @@ class Story:
         now = time.monotonic()
         if not status and one.node.ended:
             raise NotMeasured(f"{one.node.name} ended with {one.node.process.returncode}:\n{one.node.output()[-3000:]}")
-        step = int(status.get("step", -1))
+        step = acknowledged_steps(status) if status else -1
         accuracy = (status.get("training") or {}).get("metrics", {}).get("accuracy")
         if accuracy is not None:
             one.accuracies.append(float(accuracy))
@@ -150,9 +151,7 @@ class Story:
             return
         if now - one.moved_s > self.result.longest_s:
             self.result.longest_s, self.result.longest_of = now - one.moved_s, one.node.name
-        # A node counts steps while its deltas wait for an owner: those do not move it.
-        waiting = (status.get("exchange") or {}).get("outstanding_steps")
-        if step not in (-1, one.step) and not waiting:
+        if step > one.step:
             one.step, one.moved_s = step, now
         elif now - one.moved_s > 6 * BOUND_S:
             raise NotMeasured(f"{one.node.name} hangs: {status.get('summary')}\n{one.node.output()[-3000:]}")

@@ -186,6 +186,8 @@ class Exchange:
         self.reconciler.on_change(change)
         if change.kind == "restarted":
             self.store.on_restart(change.node_id, self.context.me())
+        if change.kind == "dead":
+            self.context.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             self.view.invalidate()
             self.context.rebalance.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -33,6 +34,8 @@ class ExchangeRpc:
         self._genesis = genesis
         self._clock = clock
         self._timeouts = AdaptiveTimeouts()
+        #: The requests in flight of each node.
+        self._in_flight: dict[bytes, dict[asyncio.Timeout, None]] = {}
 
     def register(self, name: str, kind: type[A], handle: TypedHandler[A]) -> None:
         """Serve requests of this name, which carry messages of this type."""
@@ -49,7 +52,10 @@ class ExchangeRpc:
         to = self._swarm.contact(to.node_id) or to
         limit_s = max(timeout_s, self._timeout_s("question", to))
         with self._measured("question", to) as responded:
-            async with self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer:
+            async with (
+                self._while_it_lives(to),
+                self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer,
+            ):
                 responded(answer)
                 return self.decoded(to, answer.head, kind)
 
@@ -64,9 +70,35 @@ class ExchangeRpc:
         to = self._swarm.contact(to.node_id) or to
         timeout_s = self._timeout_s(kind, to)
         with self._measured(kind, to) as responded:
-            async with self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer:
+            async with (
+                self._while_it_lives(to),
+                self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer,
+            ):
                 responded(answer)
                 yield answer
+
+    def found_dead(self, node_id: bytes) -> None:
+        """End the requests in flight to a node: each raises `TransportError` where it waits."""
+        for limit in self._in_flight.get(node_id, {}):
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def _while_it_lives(self, to: Contact) -> AsyncIterator[None]:
+        """Raises `TransportError` (`reset`) as soon as the node is found dead."""
+        requests = self._in_flight.setdefault(to.node_id, {})
+        limit = asyncio.timeout(None)
+        requests[limit] = None
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TransportError("reset", to.address, "was found dead while it was asked") from error
+        finally:
+            del requests[limit]
+            if not requests:
+                self._in_flight.pop(to.node_id, None)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))

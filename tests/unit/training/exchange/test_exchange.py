@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from overlay.environment import Environment
+from overlay.peers import PeerChange
 from overlay.transport import TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, records_of
@@ -92,6 +93,36 @@ def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
         assert (await exchange.pull(1)).changed == SHARDS
         assert exchange.context.replica.vector.tolist() == [value + 1.0 for value in range(VALUES)]
         assert exchange.versions() == [(term(1, "a"), 1)] * SHARDS
+        await exchange.stop()
+
+    run(scenario(), strict=True)
+
+
+def test_a_pull_gives_an_owner_up_as_soon_as_it_is_found_dead() -> None:
+    """Its request in flight ends then, and not with a timeout of seconds; a suspicion ends none."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [OTHER])
+        swarm.request_s = 4.0
+        swarm.answers["pull"] = swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
+        exchange = exchange_of(swarm, MemoryDisk())
+        await exchange.start()
+        for shard in range(SHARDS):
+            exchange.store.note_owner(shard, term(1, "b"), OTHER)
+        pulling = asyncio.ensure_future(exchange.pull(1))
+        await asyncio.sleep(0.5)
+        for callback in swarm.callbacks:
+            callback(PeerChange(OTHER.node_id, "suspect"))
+        await asyncio.sleep(0.5)
+        assert OTHER.node_id not in swarm.suspected
+
+        swarm.gone.append(OTHER.node_id)
+        for callback in swarm.callbacks:
+            callback(PeerChange(OTHER.node_id, "dead"))
+        await asyncio.sleep(0.01)
+        assert OTHER.node_id in swarm.suspected
+        pulling.cancel()
+        await asyncio.wait([pulling])
         await exchange.stop()
 
     run(scenario(), strict=True)

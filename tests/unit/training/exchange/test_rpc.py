@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from overlay.addresses import Address
@@ -159,5 +161,62 @@ def test_a_request_goes_to_the_present_address_of_a_node() -> None:
         await rpc.ask(contact("c"), "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
 
         assert [to for _, to, _ in swarm.requests] == [PEER, PEER, contact("c")]
+
+    run(scenario())
+
+
+def test_requests_in_flight_end_when_their_node_is_found_dead() -> None:
+    """A question and a request to it fail at once; a request to another node, and a later one to this, go on."""
+
+    async def scenario() -> None:
+        other = contact("c")
+        swarm = ScriptedSwarm(ME, [PEER, other])
+        rpc, clock = rpc_of(swarm), VirtualClock()
+        swarm.request_s = 3.0
+        swarm.answers["where_is"] = swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
+        ended: list[tuple[str, float]] = []
+
+        async def request(name: str, to: Contact) -> None:
+            began_s = clock.monotonic()
+            try:
+                if name == "pull":
+                    async with rpc.request("pull", to, LocateOwners(GENESIS, [], [])):
+                        pass
+                else:
+                    await rpc.ask(to, name, LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+                how = "answered"
+            except TransportError as error:
+                how = error.kind
+            ended.append((how, clock.monotonic() - began_s))
+
+        found = asyncio.get_running_loop().call_later(0.5, rpc.found_dead, PEER.node_id)
+        await asyncio.gather(request("pull", PEER), request("where_is", PEER), request("pull", other))
+        await request("pull", PEER)
+
+        assert not found.cancelled()
+        assert ended == [("reset", 0.5), ("reset", 0.5), ("answered", 3.0), ("answered", 3.0)]
+
+    run(scenario())
+
+
+def test_an_answer_ends_when_its_node_is_found_dead() -> None:
+    """The transfer of a body stands still then; the timeout of silence is not waited for. A timeout of the caller's own
+    stays its own."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        rpc = rpc_of(swarm)
+        swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
+
+        async def read() -> None:
+            async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+                await asyncio.sleep(60.0)
+
+        asyncio.get_running_loop().call_later(0.5, rpc.found_dead, PEER.node_id)
+        with pytest.raises(TransportError) as caught:
+            await read()
+        assert caught.value.kind == "reset"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read(), 1.0)
 
     run(scenario())
