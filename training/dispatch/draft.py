@@ -79,7 +79,7 @@ class Draft(QueueOverlay):
         """After a recovery: go on where `passes` is higher than when the job ended."""
         if self._head.end == End.DONE and not self._is_last():
             self._head.end = End.NO
-            self._roll()
+            self._begin_pass()
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
@@ -333,14 +333,10 @@ class Draft(QueueOverlay):
             self._head.end = End.DONE
         self.events.append(PassEnded(self._head.pass_number, done, failed, End(self._head.end)))
         if not self._head.end:
-            self._roll()
+            self._begin_pass()
 
     def _is_last(self) -> bool:
         return 0 < self._rules.passes <= self._head.pass_number
-
-    def _roll(self) -> None:
-        """The next pass: every task is todo and has its failure budget back; attempts go on."""
-        self._begin_pass()
 
     def _prolong(self, lease: Lease, trained: int) -> Lease:
         limit = lease.leased_at + self._rules.holds * self._rules.lease_ceiling_s

@@ -38,6 +38,7 @@ from training.dispatch.facts import MasterFacts
 from training.dispatch.master_rules import is_of, order_of, rank_of, two_masters
 from training.dispatch.messages import (
     DISPATCH,
+    MAX_TEXT,
     DatasetTold,
     DispatchAnswer,
     DispatchRequest,
@@ -278,16 +279,16 @@ class MasterService:
         """Answer one request of a node. Raises `RequestRejected` for one that no worker makes."""
         queue = self._queue
         if queue is None:
-            return TryAgain(f"this node does not serve now: {self._reason}"[:4096], self._other_record())
+            return TryAgain(f"this node does not serve now: {self._reason}"[:MAX_TEXT], self._other_record())
         self._heard[worker] = self._clock.monotonic()
         try:
             return await self._answer(queue, worker, request)
         except StoreRefused as error:
-            return TryAgain(str(error)[:4096])
+            return TryAgain(str(error)[:MAX_TEXT])
         except StoreLost as error:
-            return TryAgain(str(error)[:4096], self._other_record())
+            return TryAgain(str(error)[:MAX_TEXT], self._other_record())
         except DatasetDiffers as error:
-            return DatasetTold(is_wanted=False, differs=str(error)[:4096], identity=b"")
+            return DatasetTold(is_wanted=False, differs=str(error)[:MAX_TEXT], identity=b"")
         except (BadRequestToQueue, BadDataset, DatasetDamaged) as error:
             raise RequestRejected(str(error)) from error
 

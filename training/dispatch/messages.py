@@ -22,13 +22,13 @@ DISPATCH = "dispatch"
 MASTER = "dispatch_master"
 #: Files of a data set: a report of so many still fits the head of a request.
 MAX_FILES = 1 << 17
+#: Characters of a reason, or of a name.
+MAX_TEXT = 4096
 
 #: Names the queue that tasks and attempts are of.
 Identity = Annotated[bytes, Meta(max_length=64)]
 HeldList = Annotated[list[Held], Meta(max_length=MAX_HELD)]
-Text = Annotated[str, Meta(max_length=4096)]
-
-
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 #: Seeds a generator: any 63 bits.
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -134,7 +134,7 @@ class DatasetTold(msgspec.Struct, frozen=True, array_like=True, tag="dataset"):
 class WireChunk(msgspec.Struct, frozen=True, array_like=True):
     """A chunk by the name of its file, which is equal on all nodes."""
 
-    name: Annotated[str, Meta(max_length=4096)]
+    name: Annotated[str, Meta(max_length=MAX_TEXT)]
     index: Counter
     offset: Counter
     records: Counter

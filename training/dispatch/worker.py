@@ -21,6 +21,7 @@ from training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from training.dispatch.facts import RecordsFacts
 from training.dispatch.held import Complete, HeldTasks, Key
 from training.dispatch.messages import (
+    MAX_TEXT,
     DatasetTold,
     FailTask,
     FinishTask,
@@ -117,6 +118,8 @@ class RecordsService:
         self._wake_fetch = asyncio.Event()
         self._wake_report = asyncio.Event()
         self._wake_save = asyncio.Event()
+        #: Set when a report is answered.
+        self._has_told = asyncio.Event()
         self._has_left = False
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -156,8 +159,9 @@ class RecordsService:
             self._give_back(complete, Cause.RELEASE, "the node leaves")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._reports:  # noqa: ASYNC110 - the reports are sent by a task of their own
-                    await asyncio.sleep(0.05)
+                while self._reports:
+                    self._has_told.clear()
+                    await self._has_told.wait()
         await self._position.write(self._identity, self.held.saved())
 
     def facts(self) -> RecordsFacts:
@@ -262,7 +266,7 @@ class RecordsService:
 
     def _give_back(self, complete: Complete, cause: Cause, reason: str) -> None:
         self._reports[complete.task, complete.attempt] = FailTask(
-            self._identity, complete.task, complete.attempt, str(cause), reason[:4096], complete.trained
+            self._identity, complete.task, complete.attempt, str(cause), reason[:MAX_TEXT], complete.trained
         )
         self._wake_report.set()
         self._wake_save.set()
@@ -372,6 +376,7 @@ class RecordsService:
             for held in self.held.held():
                 self.held.remove((held.task, held.attempt))
             self._reports.clear()
+            self._has_told.set()
         first, self._identity = not self._identity, identity
         saved = await self._position.read(identity) if first else []
         known = [Held(one.task.task, one.task.attempt, one.trained) for one in saved]
@@ -404,6 +409,7 @@ class RecordsService:
     async def _report_one(self, key: Key, report: FinishTask | FailTask) -> None:
         told = await self.client.ask(self._genesis, report, ReportsTold)
         self._reports.pop(key, None)
+        self._has_told.set()
         self.counts = told.counts or self.counts
         answer = told.answers[0] if told.answers else ReportAnswer.UNKNOWN
         if answer == ReportAnswer.ACCEPTED:
