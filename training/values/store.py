@@ -1,0 +1,112 @@
+"""The store of named values, as engines use it.
+
+That of a swarm is `Exchange.values`: keys live at the owners of the exchange's shards. `training.values.memory` has one
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from training.errors import TrainingError
+from training.values.encoding import Key
+from training.values.reducers import Reducer
+
+
+class Stamped(NamedTuple):
+    """A value and its timestamp: the highest of the updates that it has, or what `pull` returned."""
+
+    value: Any
+    timestamp: int
+
+
+class ValueUpdate(NamedTuple):
+    """One update: `value` is the update itself. `timestamp` is the caller's, as a rule its step."""
+
+    key: Key
+    value: Any
+    timestamp: int = 0
+    reducer: Reducer = "pull"
+
+
+class NewValue(NamedTuple):
+    """A key's new value, from the user's `pull`."""
+
+    key: Key
+    value: Any
+    timestamp: int
+
+
+#: The user's `pull`: the updates of a batch, in order, and the present values of their keys. Gives new values; a key
+#: that it leaves out keeps its value. Raises `PullFailed`, or `ScriptGone`.
+Pull = Callable[[Sequence[ValueUpdate], Mapping[Key, Stamped]], Awaitable[Sequence[NewValue]]]
+
+
+class EncodedUpdate(NamedTuple):
+    """A `ValueUpdate` as a daemon passes it on: key and value are encoded (`training.values.encoding`)."""
+
+    key: bytes
+    value: bytes
+    timestamp: int = 0
+    reducer: Reducer = "pull"
+
+
+#: An encoded value and its timestamp; and an encoded key with both.
+EncodedValue = tuple[bytes, int]
+EncodedResult = tuple[bytes, bytes, int]
+#: `Pull` of a daemon, which decodes nothing: keys and values are encoded, that of `PullFailed` too.
+EncodedPull = Callable[[Sequence[EncodedUpdate], Mapping[bytes, EncodedValue]], Awaitable[Sequence[EncodedResult]]]
+
+
+class PullFailed(TrainingError):
+    """The user's `pull` raised for a key; None: it is not known for which. The updates that it may come from are given
+    to `pull` again, each by itself, and refused if they raise then. The others of the batch are, together."""
+
+    def __init__(self, key: Key | None, reason: str) -> None:
+        super().__init__(reason)
+        self.key = key
+        self.reason = reason
+
+
+class ScriptGone(TrainingError):
+    """No script with a `pull` is attached, or it has ended: the updates wait for one."""
+
+
+class UpdateFailed(TrainingError):
+    """An update was refused for ever, and is not in the value. `key` and `node` (hex) say which and where."""
+
+    def __init__(self, key: Key, node: str, reason: str) -> None:
+        super().__init__(f"the update of {key!r} failed at node {node}: {reason}")
+        self.key = key
+        self.node = node
+        self.reason = reason
+
+
+class StoreUnavailable(TrainingError):
+    """No living node answered for a key in time. What an update did is unknown; it is not tried again."""
+
+
+class ValueStore(Protocol):
+    """Named values. All raise `InvalidKey`, and `StoreUnavailable` when no owner answers in time."""
+
+    async def get(self, key: Key) -> Stamped | None:
+        """The value of a key and its timestamp; None for a key that was never set."""
+        ...
+
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+        """The values of those keys that have one."""
+        ...
+
+    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
+        """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
+        ...
+
+    async def update(self, updates: Sequence[ValueUpdate]) -> None:
+        """Apply updates, each exactly once; returns when all are stored and replicated. Raises `ValueNotEncodable`
+        before any is sent, and `UpdateFailed` for the first that was refused when all have their answers."""
+        ...
+
+    async def keys(self) -> list[Key]:
+        """All keys, sorted by their encoding: text first."""
+        ...
