@@ -49,10 +49,13 @@ class Layout(msgspec.Struct, frozen=True):
 def shard_bounds(total: int, shards: int) -> list[tuple[int, int]]:
     """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder.
 
-    A vector shorter than the number of shards gets one slice per value. Raises `ValueError` for an empty vector.
+    A vector shorter than the number of shards gets one slice per value. That of a run without a model is empty, and so
+    are all its slices: its shards hold named values. Raises `ValueError` for a negative total.
     """
-    if total < 1:
-        raise ValueError("the vector is empty: the model has no trainable parameter")
+    if total < 0:
+        raise ValueError(f"a vector of {total} values")
+    if not total:
+        return [(0, 0)] * shards
     shards = min(shards, total)
     size, remainder = divmod(total, shards)
     bounds = []

@@ -208,6 +208,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         float,
         Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); a higher one learns worse with Adam."),
     ] = 0.5
+    value_bytes: Annotated[
+        PositiveCount,
+        Meta(
+            description="Bytes of named values that this node owns at most, for engines; what would take more is "
+            "refused. A backup has as much again."
+        ),
+    ] = 512 * 1024 * 1024
     robust: Annotated[
         Literal["", "clip", "trimmed-mean"],
         Meta(

@@ -363,6 +363,10 @@ class World:
         overlay.running = False
         for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
             task.cancel()
+        values = exchange.values
+        pumps = (values._update_pump, values._read_pump, values._handler.rounds)
+        for one in pumps:
+            one.halt()
         for delivery in exchange.push_client._outbox._deliveries.values():
             if delivery.task is not None:
                 delivery.task.cancel()

@@ -37,6 +37,9 @@ class Part(IntEnum):
     PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
     CHANGE = 5  # one change of a published value; `version` is the published version that it leads to
     LOW = 6  # the lower half of each value, in two bytes (`training.encoding.low_bits`)
+    BATCH = 7  # bytes: a batch of named values; `version` is their number in all, `step` is 1 in the last of its kind
+    TABLE = 8  # bytes: a piece of a table of named values, in the same way
+    UPDATES = 9  # bytes: updates of named values, in the same way
 
 
 class FrameHeader(NamedTuple):
@@ -116,6 +119,20 @@ def header(
 ) -> bytes:
     """One packed frame header."""
     return _HEADER.pack(shard, offset, payload_bytes, codecs.CODES[codec], part, sequence, step, version)
+
+
+def blob_frames(shard: int, payload: Buffer, part: Part, *, is_last: bool = True) -> Iterator[Buffer]:
+    """Bytes that are no values; at least one byte."""
+    view = memoryview(payload).cast("B")
+    for offset in range(0, len(view), MAX_PAYLOAD_BYTES):
+        piece = view[offset : offset + MAX_PAYLOAD_BYTES]
+        yield header(shard, offset, len(piece), "float32", part, step=int(is_last), version=len(view))
+        yield piece
+
+
+def blob_framed_bytes(size_bytes: int) -> int:
+    """Bytes on the wire of `blob_frames`."""
+    return size_bytes + HEADER_BYTES * -(-size_bytes // MAX_PAYLOAD_BYTES)
 
 
 def list_if_small(buffers: Iterator[Buffer], size_bytes: int) -> Iterator[Buffer] | list[Buffer]:
@@ -247,6 +264,25 @@ async def read_encoded(
     if pieces:
         encoded = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     return encoded, codec
+
+
+async def read_blob(reader: FrameReader, shard: int, part: Part, limit_bytes: int) -> tuple[memoryview, bool]:
+    """Read the bytes of `blob_frames`, and whether they are the last of their kind. Raises `BadFrame`, also for more
+    than `limit_bytes`."""
+    pieces: list[memoryview] = []
+    filled, size, is_last = 0, 1, False
+    while filled < size:
+        head = await reader.header()
+        if head is None or head.shard != shard or head.part != part or head.offset != filled:
+            raise BadFrame(f"expected bytes of shard {shard} from {filled}, got {head}")
+        size, is_last = head.version, bool(head.step)
+        if not 0 < head.payload_bytes <= size - filled or size > limit_bytes:
+            raise BadFrame(f"{head.payload_bytes} of {size} bytes after {filled}; at most {limit_bytes} are read")
+        piece = new_memory(head.payload_bytes)
+        await reader.fill(piece)
+        pieces.append(piece)
+        filled += head.payload_bytes
+    return (pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))), is_last
 
 
 def _announced(head: FrameHeader, codec: CodecName, filled: int, size: int) -> int:

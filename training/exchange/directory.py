@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable
+from typing import Protocol
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PullResult, PushResult
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.terms import OwnerInfo, Term
 
@@ -28,6 +29,23 @@ DENIAL_S = 5.0
 RECENT_FAILURE_S = 2.0
 #: Candidates asked per shard. By the next round the failure detector has removed the silent ones, so others follow.
 CANDIDATES_ASKED = 3
+
+
+class ShardAnswer(Protocol):
+    """What the receiver of a request answers about one shard."""
+
+    @property
+    def shard(self) -> int: ...
+
+    @property
+    def owner_info(self) -> OwnerInfo | None:
+        """The owner that the receiver knows."""
+        ...
+
+    @property
+    def denies_ownership(self) -> bool:
+        """Whether the receiver does not own the shard."""
+        ...
 
 
 def shard_key(genesis: bytes, shard: int) -> bytes:
@@ -90,7 +108,7 @@ class OwnerDirectory:
                 self.denied(shard, owner)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
-    def answered(self, owner: Contact, results: Iterable[PushResult | PullResult]) -> None:
+    def answered(self, owner: Contact, results: Iterable[ShardAnswer]) -> None:
         """Learn from the answers of a known owner: one that redirects does not own.
 
         A redirect is followed only to a higher term. In every other case the next step is a new lookup, not the same

@@ -18,6 +18,7 @@ from training.exchange.client.codec_control import CodecControl
 from training.exchange.client.listing import DeltaLister
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
+from training.exchange.client.values import SwarmValues
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
@@ -128,6 +129,7 @@ class Exchange:
         self.codec_control = CodecControl(context)
         self.lister = DeltaLister(context, self.directory)
         self.push_client = PushClient(context, self.directory, self.deltas)
+        self.values = SwarmValues(context, self.directory, self.deltas.values)
         self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
@@ -212,7 +214,8 @@ class Exchange:
                 continue  # another node claimed it meanwhile
             term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, by_handover=False)
-            self._replica.set_version(shard, term, version)
+            if not self.store.holds_values:
+                self._replica.set_version(shard, term, version)
 
     def offer_versions(self, versions: list[tuple[Term, int]], listed: dict[int, Applied] | None = None) -> None:
         """Declare the terms, versions and known deltas of the replica's shards, which then count as copies."""
@@ -233,7 +236,8 @@ class Exchange:
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
         await self._found(rest)
-        await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
+        if not self.store.holds_values:
+            await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         lost = self.rebalancer.write_off()
         self.counters.lost_in_restarts += (count := sum(high - low + 1 for _, _, low, high in lost))
         log = self._log.info if clean and not count else self._log.warning
@@ -278,11 +282,16 @@ class Exchange:
                 return
 
         await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))
-        return max(incarnation for incarnation, _ in found), max(step for _, step in found)
+        # The numbers of batches and updates are no steps.
+        steps = [0] if self.store.holds_values else [step for _, step in found]
+        return max(incarnation for incarnation, _ in found), max(steps)
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
         await self.directory.learn_all(source)
+        if self.store.holds_values:
+            self._settle()
+            return PullReport(0, 0, [])
         clock, counters = self.context.environment.clock, self.counters
         began, before_bytes = clock.monotonic(), counters.bytes_received
         report = await self.pull_client.pull(self._run.step, deadline_s=None)
@@ -326,7 +335,7 @@ class Exchange:
 
     async def flush(self, timeout_s: float) -> int:
         """Wait until the owners have all deltas of this node; returns how many steps they lack after `timeout_s`."""
-        return await self.push_client.finish(timeout_s)
+        return await self.push_client.finish(timeout_s) + await self.values.finish(timeout_s)
 
     async def pull_final(self, step: int, timeout_s: float) -> PullReport:
         """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
@@ -387,7 +396,7 @@ class Exchange:
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
         """Deliver the outbox and hand over every shard; returns (steps not delivered, shards not handed over)."""
-        left = await self.push_client.finish(timeout_s / 2)
+        left = await self.push_client.finish(timeout_s / 2) + await self.values.finish(timeout_s / 2)
         return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
@@ -413,7 +422,7 @@ class Exchange:
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        await self.push_client.stop()
+        await asyncio.gather(self.push_client.stop(), self.values.stop())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -184,7 +184,8 @@ Windows = Annotated[list[Window], Meta(max_length=MAX_WINDOWS)]
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `closed_windows` are
     the windows that the owner has closed and the receiver has not acknowledged, oldest first. `has_it`: the delta is
-    the receiver's own, and does not follow in the body; sent only to an origin whose push says `keeps`."""
+    the receiver's own, and does not follow in the body; sent only to an origin whose push says `keeps`. `number`: a
+    batch of named values has a number of its own in each shard; 0: that of the forward."""
 
     shard: ShardIndex
     term_number: Number
@@ -194,6 +195,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     norm: Length = 0.0
     closed_windows: Windows = []
     has_it: bool = False
+    number: Number = 0
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):

@@ -40,6 +40,11 @@ class Applied:
         following = place + 1
         return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
 
+    def __eq__(self, other: object) -> bool:
+        return self._ranges == other._ranges if isinstance(other, Applied) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
     def add(self, identity: DeltaId) -> None:
         """Add an identity; a second time changes nothing."""
         ranges = self._ranges.get((identity.node, identity.incarnation))

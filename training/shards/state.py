@@ -27,6 +27,8 @@ from training.shards.applied import Applied, DeltaId
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range
 from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
 from training.shards.robust import Norms
+from training.shards.value_batch import ValueBatch
+from training.shards.value_table import ValueTable
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
@@ -73,6 +75,8 @@ class ShardState:
     unlisted: int = 0
     #: The deltas added last, in the order of their versions, since `own` of the store: what an earlier version had.
     recent: deque[DeltaId] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
+    #: The named values, in a run without a model: the vector has no values then, and batches take the place of deltas.
+    table: ValueTable | None = None
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value, or pending."""
@@ -105,6 +109,14 @@ class ShardState:
             self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
+
+    def apply_batch(self, identity: DeltaId, batch: ValueBatch) -> None:
+        """Take over a batch of named values. The caller has checked that it is not known, and that there is a table."""
+        assert self.table is not None
+        self.applied.add(identity)
+        self.recent.append(identity)
+        self.version += 1
+        self.table.apply(batch)
 
     def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
         """Add to the first `parameters` values, by compiled kernels if they are available."""
@@ -226,6 +238,7 @@ class ShardState:
             norms=self.norms.copy(),
             written_off=self.written_off.copy(),
             unlisted=self.unlisted,
+            table=None if self.table is None else self.table.copy(),
         )
 
     def fill_from(self, other: ShardState) -> None:
@@ -250,4 +263,5 @@ class ShardState:
         """Memory of the arrays."""
         arrays = [self.value, self.momentum]
         pending = sum(item.delta.nbytes for items in self.pending.values() for item in items)
+        pending += 0 if self.table is None else self.table.size_bytes
         return sum(array.nbytes for array in arrays if array is not None) + pending

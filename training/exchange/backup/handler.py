@@ -17,7 +17,8 @@ from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
-from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Window, encode
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Window, encode
+from training.exchange.owner.delta_item import read_item
 from training.exchange.owner.final_values import value_digest
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import CompareCopies, HandOver, Learn, Release, StateTransfer, TransferResult
@@ -71,6 +72,13 @@ class BackupHandler:
             if entry.shard >= len(self._store):
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
+            if self._store.holds_values:
+                batch = await read_item(reader, entry.shard, 0)
+                self._counters.bytes_received += len(batch.encoded)
+                await turn.after(len(batch.encoded))
+                theirs = DeltaId(message.node, message.incarnation, entry.number or message.step)
+                results.append(self._accept(entry, batch.buffered(theirs, 1.0, synchronous=False), sender))
+                continue
             if entry.has_it:
                 own = await self._own_delta(sender, identity, entry.shard)
                 if own is None:
@@ -97,12 +105,15 @@ class BackupHandler:
                 message.momentum,
                 entry.norm if message.momentum else 0.0,
             )
-            term = Term(entry.term_number, entry.term_node)
-            status, known = self._store.accept_forward(
-                entry.shard, term, item, entry.folded_step, sender.node_id, entry.closed_windows
-            )
-            results.append(ForwardResult(entry.shard, status, *known))
+            results.append(self._accept(entry, item, sender))
         return Response(encode(ForwardAnswer(results)))
+
+    def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
+        term = Term(entry.term_number, entry.term_node)
+        status, known = self._store.accept_forward(
+            entry.shard, term, item, entry.folded_step, sender.node_id, entry.closed_windows
+        )
+        return ForwardResult(entry.shard, status, *known)
 
     async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:
         size = self._store.size(shard)

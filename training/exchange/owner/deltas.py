@@ -22,6 +22,8 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
+from training.exchange.owner.value_rounds import ValueRounds
+from training.exchange.owner.values import ValueHandler
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
@@ -44,10 +46,14 @@ class DeltaHandler:
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         self._validator = DeltaValidator(context)
         self._replicator = DeltaReplicator(context, self._validator)
+        #: In a run without a model.
+        self.values = ValueHandler(context, ValueRounds(context, self._replicator, self._in_flight))
 
     def register(self) -> None:
-        """Register the request handler."""
+        """Register the request handlers."""
         self._rpc.register("push", Push, self._on_push)
+        if self._store.holds_values:
+            self.values.register()
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -55,7 +61,7 @@ class DeltaHandler:
         if push.node != sender.node_id:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
         self._rebalance.challenge(push.fences)
-        if any(shard >= len(self._store) for shard in push.shards):
+        if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
         reader = FrameReader(stream)
 
@@ -88,6 +94,8 @@ class DeltaHandler:
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""
         identity = DeltaId(push.node, push.incarnation, push.step)
+        if self._store.holds_values:
+            return [await self.values.repair(identity, item) for item in items]
         results: dict[int, PushResult] = {}
         fresh: list[IncomingDelta] = []
         for item in items:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
-from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
+from training.encoding.frames import sized
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
-from training.exchange.store.records import BufferedDelta, Owned
+from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
@@ -92,7 +92,7 @@ class DeltaReplicator:
             forwarded: list[IncomingDelta] = []
             for item in remaining:
                 owned = self._store.owned.get(item.shard)
-                if owned is None:
+                if owned is None or (item.basis is not None and owned is not item.basis):
                     results.append(not_owned(self._store, item.shard))
                     continue
                 missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
@@ -102,7 +102,7 @@ class DeltaReplicator:
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
                     continue
-                result = self._add(identity, weight, item, owned)
+                result = self._add(item.identity(identity), weight, item, owned)
                 results.append(result)
                 if result.status == "ok":
                     self._forget_forwarded(identity, item.shard)
@@ -141,24 +141,12 @@ class DeltaReplicator:
         if lacks_backup(self._context, owned):
             self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
-        version = self._store.add(item.shard, self._buffered(identity, weight, item))
+        version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))
         self.note_merged(identity)
         self._validator.note_added(identity, item)
         if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
             self._store.close_complete(item.shard, self._view.worker_count())
         return PushResult(item.shard, "ok", version)
-
-    def _buffered(self, identity: DeltaId, weight: float, item: IncomingDelta) -> BufferedDelta:
-        return BufferedDelta(
-            identity,
-            weight * item.scale,
-            item.delta,
-            self._context.synchronous,
-            item.encoded,
-            item.codec,
-            momentum=not item.repair,
-            norm=0.0 if item.repair else item.norm or 0.0,
-        )
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: dict[int, None]
@@ -186,12 +174,11 @@ class DeltaReplicator:
 
         def stream() -> Iterator[Buffer]:
             for item in sent:
-                yield from encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step)
+                yield from item.frames(push.step)
 
         self._counters.bytes_sent += sum(len(item.encoded) for item in sent)
         try:
-            framed = sum(framed_bytes(item.codec, item.delta.size, len(item.encoded)) for item in sent)
-            body = sized(stream(), framed)
+            body = sized(stream(), sum(item.framed_bytes for item in sent))
             async with self._rpc.request("forward", to, message, body) as answer:
                 results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
@@ -244,5 +231,12 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
 def _forwarded(item: IncomingDelta, owned: Owned, to: Contact, *, has_it: bool) -> Forwarded:
     closed_windows = owned.unsent_windows(to.node_id)
     return Forwarded(
-        item.shard, *owned.term, owned.state.folded_step, item.scale, item.norm or 0.0, closed_windows, has_it
+        item.shard,
+        *owned.term,
+        owned.state.folded_step,
+        item.scale,
+        item.norm or 0.0,
+        closed_windows,
+        has_it,
+        item.number,
     )

@@ -16,6 +16,7 @@ from training.encoding.frames import FrameReader
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from training.exchange.owner.delta_item import NO_VALUES
 from training.exchange.ownership_messages import (
     CopyStatus,
     Fetch,
@@ -247,7 +248,7 @@ class Failover:
         )
         own_rank = rank_copy(mine, in_use)
         if mine.role == "none" and not ranked:
-            return None
+            return self._empty(shard) if self._store.holds_values else None
         if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
             found = self._store.unowned_copy(shard)
             if found is None and self._grace_has_passed(shard):
@@ -263,6 +264,15 @@ class Failover:
             return await self._fetch(shard, holder)
         except TransportError:
             return None  # the next tick asks again
+
+    def _empty(self, shard: int) -> tuple[Term, ShardState] | None:
+        """A shard of named values whose owner and backup are both gone begins empty. A copy that appears later has the
+        whole history, and takes the shard back."""
+        if not self._grace_has_passed(shard):
+            return None
+        if not self._resuming:
+            self._log.error("values_lost", shard=shard)
+        return ZERO_TERM, self._store.fresh_state(shard, NO_VALUES, era_step=1)
 
     def _grace_has_passed(self, shard: int) -> bool:
         """Whether a replica may be used now: no node knows which deltas it has, so first give a backup time to appear.

@@ -73,6 +73,8 @@ class Learners:
     def _state_bytes(self, shard: int) -> int:
         """About what a copy takes on the line."""
         owned, size = self._store.owned.get(shard), self._store.size(shard)
+        if owned is not None and owned.state.table is not None:
+            return owned.state.table.size_bytes
         if owned is None or owned.state.momentum is not None:
             return STATE_BYTES_PER_VALUE * size
         return (low_bits.LOW_BYTES if self._publisher.is_new(shard) else VALUE_BYTES) * size
@@ -97,7 +99,8 @@ class Learners:
             for shard in result.taken:
                 if (snapshot := self._attach(shard, promised.get(shard), to, is_joined=result.joins)) is not None:
                     snapshots.append(snapshot)
-                    await yielder.after(self._store.size(shard))
+                    table = snapshot[1].table
+                    await yielder.after(self._store.size(shard) + (0 if table is None else 16 * len(table.entries)))
             if snapshots:
                 await self._send_states(to, snapshots, dict(zip(result.taken, result.chains, strict=False)))
         finally:

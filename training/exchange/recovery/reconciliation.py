@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-import numpy as np
-
 from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
-from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, list_if_small, read_array
+from training.encoding.frames import BadFrame, FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, encode
-from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
@@ -53,6 +50,8 @@ MAX_SEARCHES = 4
 MAX_NODES_SEARCHED = 64
 #: Deltas of one request, in bytes.
 MAX_BATCH_BYTES = 16 * 1024 * 1024
+#: Batches of named values in one answer: each may have as many bytes as a few of the largest values.
+MAX_BATCHES = 16
 #: Spans of lost deltas listed in one event; the others are counted.
 MAX_LISTED = 32
 
@@ -246,10 +245,10 @@ class SplitReconciler:
                     found = self._rpc.decoded(contact, answer.head, FoundDeltas).deltas
                     reader = FrameReader(answer.body)
                     for one in found:
-                        _, encoded, codec = await read_array(reader, shard, Part.DELTA, self._store.size(shard))
+                        item = await read_item(reader, shard, self._store.size(shard))
                         identity = DeltaId(one.node, one.incarnation, one.step)
                         self._store.log.add(
-                            shard, identity, one.weight, encoded, codec, momentum=True, workers=one.workers
+                            shard, identity, one.weight, item.encoded, item.codec, momentum=True, workers=one.workers
                         )
             except (TransportError, BadFrame):
                 continue
@@ -261,12 +260,14 @@ class SplitReconciler:
         searched = Applied()
         for node, incarnation, ranges in message.identities:
             searched.merge(Applied.of_rows([(node, incarnation, ranges)]))
-        most = max(1, MAX_BATCH_BYTES // max(1, 4 * self._store.size(message.shard)))
+        most = MAX_BATCHES
+        if self._store.size(message.shard):
+            most = max(1, MAX_BATCH_BYTES // (4 * self._store.size(message.shard)))
         entries = [entry for entry in self._store.log.entries(message.shard) if entry.identity in searched]
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = [_as_message(shard, entry) for shard, entry in batch]
-        return Response(encode(FoundDeltas(described)), list_if_small(_frames(batch), size))
+        return Response(encode(FoundDeltas(described)), list_if_small(self._frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
@@ -282,11 +283,8 @@ class SplitReconciler:
             self._own_again(shard, copy, owned.term, owned.state.written_off)
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
-            delta = np.empty(self._store.size(shard), dtype=np.float32)
-            codecs.decode(entry.payload, entry.codec, delta)
-            await self._add(
-                _as_message(shard, entry), IncomingDelta(shard, delta, entry.payload, entry.codec, repair=True)
-            )
+            item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
+            await self._add(_as_message(shard, entry), item)
 
     def _close(self, shard: int, lost: list[Span]) -> None:
         del self._store.superseded[shard]
@@ -303,7 +301,7 @@ class SplitReconciler:
         message = OfferedDeltas(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
-        body = list_if_small(_frames(batch), size)
+        body = list_if_small(self._frames(batch), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
             self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
 
@@ -344,10 +342,9 @@ class SplitReconciler:
         for logged in message.deltas:
             if logged.shard >= len(self._store):
                 break
-            size = self._store.size(logged.shard)
-            delta, encoded, codec = await read_array(reader, logged.shard, Part.DELTA, size)
-            self._counters.bytes_received += len(encoded)
-            added += await self._add(logged, IncomingDelta(logged.shard, delta, encoded, codec, repair=True))
+            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
+            self._counters.bytes_received += len(item.encoded)
+            added += await self._add(logged, item)
         if added:
             self._counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
@@ -366,6 +363,11 @@ class SplitReconciler:
         (result,) = await self._deltas.accept(push, [item])
         return result.status == "ok"
 
+    def _frames(self, batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:
+        is_batch = self._store.holds_values
+        for shard, entry in batch:
+            yield from logged_frames(shard, bytes(entry.payload), entry.codec, entry.identity.step, is_batch=is_batch)
+
     def _weight(self, logged: LoggedDelta) -> float:
         """`w · N_side / N_merged`: each side had counted only its own workers."""
         if self._context.settings.weight == "sum":
@@ -375,8 +377,3 @@ class SplitReconciler:
 
 def _as_message(shard: int, entry: LogEntry) -> LoggedDelta:
     return LoggedDelta(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
-
-
-def _frames(batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:
-    for shard, entry in batch:
-        yield from encoded_frames(shard, bytes(entry.payload), entry.codec, Part.DELTA, step=entry.identity.step)

@@ -14,6 +14,7 @@ from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule, is_plain
 from training.shards.robust import is_complete
 from training.shards.state import ShardState
+from training.shards.value_batch import ValueBatch
 
 
 @dataclass(slots=True)
@@ -166,9 +167,19 @@ class BufferedDelta:
     norm: float = 0.0
     #: Whether the other side of a split may lack it: not while this node has never met another.
     is_logged: bool = True
+    #: In place of a delta: what came of updates of named values; `payload` is its encoding.
+    batch: ValueBatch | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory, while it is kept for a state to come."""
+        return self.delta.nbytes if self.batch is None or self.payload is None else len(self.payload)
 
     def add_to(self, state: ShardState, rule: Rule) -> None:
         """Add the delta to a state that lacks it, or to its pending deltas."""
+        if self.batch is not None:
+            state.apply_batch(self.identity, self.batch)
+            return
         state.norms.note(*self.identity, self.norm)
         plain = is_plain(self.codec)
         # A delta from the other side of a split joins no window: the others of its step are in already.
@@ -235,7 +246,7 @@ class Backed:
 
     @property
     def buffered_bytes(self) -> int:
-        return sum(item.delta.nbytes for item in self.buffered)
+        return sum(item.size_bytes for item in self.buffered)
 
 
 @dataclass(frozen=True, slots=True)

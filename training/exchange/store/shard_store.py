@@ -30,6 +30,7 @@ from training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, gene
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
+from training.shards.value_table import ValueTable
 
 #: Buffered deltas for states still to come. Above it a forward is answered `unknown`, and the catch-up restarts.
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024
@@ -49,6 +50,7 @@ class ShardStore:
         self.node_id = node_id
         self.bounds = bounds
         self.rule = rule
+        self.holds_values = bounds[-1][1] == 0  # without a model: tables, and batches in place of deltas
         self._parameter_total = parameter_total
         self.owned: dict[int, Owned] = {}
         self.backed: dict[int, Backed] = {}
@@ -76,9 +78,9 @@ class ShardStore:
         self, shard: int, value: Vector, *, version: int = 0, era_step: int = 0, era_term: Term = ZERO_TERM
     ) -> ShardState:
         """A state of a value, without momentum or history; `value` is copied."""
-        value = np.array(value, dtype=np.float32)
+        value, table = np.array(value, dtype=np.float32), ValueTable() if self.holds_values else None
         parameters = self.parameters(shard)
-        return ShardState(value, parameters, version=version, era_step=era_step, era_term=era_term)
+        return ShardState(value, parameters, version=version, era_step=era_step, era_term=era_term, table=table)
 
     # -- known owners -------------------------------------------------------------------------------------------
 
@@ -426,7 +428,8 @@ class ShardStore:
 
     def known_deltas(self) -> list[Applied]:
         """The identities in every state of this node, visible or pending."""
-        return [identities_of(state) for state in self._states()] + [copy.known() for copy in self.superseded.values()]
+        tables = [state.table.known for state in self._states() if state.table is not None]
+        return [*tables, *map(identities_of, self._states()), *(copy.known() for copy in self.superseded.values())]
 
     def _states(self) -> list[ShardState]:
         backed = [backed.state for backed in self.backed.values() if backed.state is not None]

@@ -19,6 +19,8 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.state_head import describe, joined, restore
 from training.exchange.terms import Term
 from training.shards.state import ShardState
+from training.shards.value_batch import BadBatch
+from training.shards.value_table import ValueTable
 
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 4
@@ -34,6 +36,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     genesis: bytes
     clean: bool
     states: list[StateHead]
+    #: In a run without a model: the bytes of each piece of the table of each state. The pieces follow, and no arrays.
+    tables: list[list[int]] = []
 
 
 def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -53,8 +57,11 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
     """One file, in parts: the arrays, float32, little-endian, are those of the states and are not copied."""
     taken = list(states)
     heads = [describe(shard, term, state, is_joined=True) for shard, term, state in taken]
-    head = msgspec.msgpack.encode(_Head(genesis, clean, heads))
+    tables = [list(state.table.pieces()) for _, _, state in taken if state.table is not None]
+    sizes = [[len(piece) for piece in pieces] for pieces in tables]
+    head = msgspec.msgpack.encode(_Head(genesis, clean, heads, sizes))
     parts: list[bytes | memoryview] = [len(head).to_bytes(_LENGTH_BYTES, "big"), head]
+    parts += [piece for pieces in tables for piece in pieces]
     for _, _, state in taken:
         parts += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in _arrays(state)]
     digest = hashlib.sha256()
@@ -87,6 +94,8 @@ def decode(
         raise BadStates(f"its head cannot be read: {error}") from error
     if head.genesis != genesis:
         raise BadStates("it is of another swarm")
+    if head.tables:
+        return _with_tables(head, raw, stop, len(bounds))
     values = np.frombuffer(raw, dtype="<f4", offset=stop) if (len(raw) - stop) % 4 == 0 else np.zeros(0, np.float32)
     found: dict[int, StoredState] = {}
     taken = 0
@@ -112,4 +121,25 @@ def decode(
         found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:
         raise BadStates("it is of another layout")
+    return found
+
+
+def _with_tables(head: _Head, raw: bytes, start: int, shards: int) -> dict[int, StoredState]:
+    """The states of a run without a model."""
+    found: dict[int, StoredState] = {}
+    if len(head.tables) != len(head.states):
+        raise BadStates("it is of another layout")
+    for one, sizes in zip(head.states, head.tables, strict=True):
+        table = ValueTable()
+        for size in sizes:
+            try:
+                table.add_piece(raw[start : start + size])
+            except BadBatch as error:
+                raise BadStates(str(error)) from error
+            start += size
+        if one.shard >= shards or one.pending:
+            raise BadStates("it is of another layout")
+        state = restore(one, 0, np.zeros(0, np.float32), None, [])
+        state.table = table
+        found[one.shard] = StoredState(one.term, state, head.clean)
     return found

@@ -9,11 +9,26 @@ import numpy as np
 from overlay.transport import Buffer
 from training.encoding import low_bits
 from training.encoding.codecs import Encoded, Vector
-from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, read_array, read_encoded
+from training.encoding.frames import (
+    BadFrame,
+    FrameReader,
+    Part,
+    blob_frames,
+    encoded_frames,
+    frames,
+    read_array,
+    read_blob,
+    read_encoded,
+)
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import joined, restore
 from training.shards.state import ShardState
+from training.shards.value_batch import BadBatch
+from training.shards.value_table import ValueTable
+
+#: Bytes of one piece of a table: a value of the largest size, and what is written once.
+MAX_PIECE_BYTES = 64 * 1024 * 1024
 
 
 def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
@@ -38,6 +53,29 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
             yield from frames(head.shard, second, "float32", Part.ACCUMULATED)
         for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
+        if state.table is not None:
+            yield from _table_frames(head.shard, state.table)
+
+
+def _table_frames(shard: int, table: ValueTable) -> Iterator[Buffer]:
+    """A table, in pieces that are encoded when they are sent."""
+    pieces = table.pieces()
+    piece = next(pieces)
+    for following in pieces:
+        yield from blob_frames(shard, piece, Part.TABLE, is_last=False)
+        piece = following
+    yield from blob_frames(shard, piece, Part.TABLE)
+
+
+async def _read_table(reader: FrameReader, shard: int) -> ValueTable:
+    table, is_last = ValueTable(), False
+    while not is_last:
+        piece, is_last = await read_blob(reader, shard, Part.TABLE, MAX_PIECE_BYTES)
+        try:
+            table.add_piece(piece)
+        except BadBatch as error:
+            raise BadFrame(f"shard {shard}: {error}") from error
+    return table
 
 
 async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) -> ShardState:
@@ -58,6 +96,8 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
             momentum = joined(head, momentum, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     state = restore(head, parameters, value, momentum, pending)
+    if store.holds_values:
+        state.table = await _read_table(reader, head.shard)
     if not state.is_in_range():
         raise BadFrame(f"the state of shard {head.shard} has values out of range")
     return state

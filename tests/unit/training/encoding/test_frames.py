@@ -20,12 +20,15 @@ from training.encoding.frames import (
     FrameHeader,
     FrameReader,
     Part,
+    blob_framed_bytes,
+    blob_frames,
     encoded_frames,
     framed_bytes,
     frames,
     header,
     new_memory,
     read_array,
+    read_blob,
     read_encoded,
 )
 
@@ -109,6 +112,9 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("PENDING", 4),
         ("CHANGE", 5),
         ("LOW", 6),
+        ("BATCH", 7),
+        ("TABLE", 8),
+        ("UPDATES", 9),
     ]
 
 
@@ -327,3 +333,46 @@ def test_an_error_of_the_transport_passes_through() -> None:
 
     with pytest.raises(ConnectionResetError):
         asyncio.run(read_array(FrameReader(broken()), SHARD, Part.DELTA, 2))
+
+
+def read_bytes(buffers: Iterable[Buffer], limit_bytes: int = 1 << 24) -> tuple[bytes, bool]:
+    async def scenario() -> tuple[bytes, bool]:
+        raw, is_last = await read_blob(FrameReader(stream(buffers)), SHARD, Part.BATCH, limit_bytes)
+        return bytes(raw), is_last
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [1, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES + 1, 3 * MAX_PAYLOAD_BYTES])
+def test_bytes_return_as_they_were(size: int) -> None:
+    """In one frame or several, and their size on the wire is known before."""
+    raw = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    buffers = list(blob_frames(SHARD, raw, Part.BATCH))
+    assert read_bytes(buffers) == (raw, True)
+    assert sum(map(len, buffers)) == blob_framed_bytes(size)
+    assert read_bytes(blob_frames(SHARD, raw, Part.BATCH, is_last=False)) == (raw, False)
+
+
+def test_more_bytes_than_allowed_are_not_read() -> None:
+    """The limit holds for what the first frame announces, before memory is taken."""
+    with pytest.raises(BadFrame, match="at most 99"):
+        read_bytes(blob_frames(SHARD, b"x" * 100, Part.BATCH), 99)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [],
+        list(blob_frames(SHARD, b"abc", Part.TABLE)),
+        list(blob_frames(SHARD + 1, b"abc", Part.BATCH)),
+        [header(SHARD, 0, 0, "float32", Part.BATCH, step=1, version=3), b""],
+        [header(SHARD, 0, 4, "float32", Part.BATCH, step=1, version=3), b"abcd"],
+        [header(SHARD, 1, 2, "float32", Part.BATCH, step=1, version=3), b"bc"],
+        [header(SHARD, 0, 2, "float32", Part.BATCH, step=1, version=3), b"ab"],
+        [header(SHARD, 0, 3, "float32", Part.BATCH, step=1, version=3), b"a"],
+    ],
+)
+def test_bytes_that_do_not_fit_their_frames_are_refused(buffers: list[bytes]) -> None:
+    """Missing, of another part or shard, empty, too many, with a gap, too few, torn."""
+    with pytest.raises(BadFrame):
+        read_bytes(buffers)

@@ -11,6 +11,8 @@ from training.encoding.codecs import Vector
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
+from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from training.shards.value_table import ValueTable
 
 PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
 NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)
@@ -273,3 +275,15 @@ def test_what_an_earlier_version_had_is_known_for_a_while() -> None:
     assert state.applied_at(3) is None
     state.unlisted = 1
     assert state.applied_at(4) is None
+
+
+def test_a_copy_has_a_table_of_its_own() -> None:
+    """What is applied to the one does not change the other: a snapshot is sent while its owner goes on."""
+    state = ShardState(np.zeros(0, np.float32), 0, table=ValueTable())
+    copy = state.copy()
+    update = KeyUpdate(b"n" * 20, 1, 1, b"sk", "replace", b"1", 0)
+    state.apply_batch(DeltaId(b"n" * 20, 1, 1), ValueBatch(1, [update], [KeyResult(b"sk", 0)]))
+    assert copy.table == ValueTable()
+    assert state.table != copy.table
+    assert not copy.is_copy_of(state)
+    assert state.size_bytes > copy.size_bytes

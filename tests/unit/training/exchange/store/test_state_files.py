@@ -18,6 +18,8 @@ from training.exchange.terms import Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
+from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from training.shards.value_table import ValueTable
 
 GENESIS = b"g" * 16
 NODE, OTHER = b"n" * 20, b"o" * 20
@@ -134,3 +136,29 @@ def test_small_states_share_a_file_and_large_ones_do_not() -> None:
     mib = 1 << 20
 
     assert batches([(0, 10 * mib), (1, 6 * mib), (2, 1), (3, 50 * mib), (4, 5)]) == [[0, 1], [2], [3], [4]]
+
+
+NO_MODEL = [(0, 0), (0, 0)]
+
+
+def with_values(count: int) -> ShardState:
+    made = ShardState(value=np.zeros(0, np.float32), parameters=0, table=ValueTable())
+    for number in range(1, count + 1):
+        key = b"sk%d" % number
+        update = KeyUpdate(OTHER, 1, number, key, "replace", b"v" * 50_001, number)
+        made.apply_batch(DeltaId(NODE, 1, number), ValueBatch(number, [update], [KeyResult(key, number)]))
+    return made
+
+
+def test_tables_of_values_come_back_whole() -> None:
+    """Values, known updates, identities, version and term, of full and of empty tables."""
+    held = [(0, Term(4, NODE), with_values(12)), (1, Term(5, NODE), with_values(0))]
+    raw = b"".join(encode(GENESIS, held, clean=True))
+    found = decode(raw, GENESIS, NO_MODEL, 0, 0.0)
+    for shard, kept, state in held:
+        assert found[shard].term == kept
+        assert found[shard].clean
+        assert found[shard].state.table == state.table
+        assert found[shard].state.applied.rows() == state.applied.rows()
+    with pytest.raises(BadStates, match="another layout"):
+        decode(raw, GENESIS, NO_MODEL[:1], 0, 0.0)

@@ -20,6 +20,8 @@ from training.exchange.store.state_head import describe
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
+from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from training.values.encoding import encode_key, encode_value
 
 
 async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
@@ -174,3 +176,46 @@ def test_a_state_with_values_out_of_range_is_refused(part: str, bad: float) -> N
     arrays[part][1] = bad
     with np.errstate(over="ignore", invalid="ignore"), pytest.raises(BadFrame, match="out of range"):
         transferred({0: state}, store_of("b", rule))
+
+
+def value_store() -> ShardStore:
+    """A store of a run without a model."""
+    return ShardStore(IDS["a"], [(0, 0)] * 2, 0, SUM)
+
+
+def with_values(store: ShardStore, shard: int, count: int) -> ShardState:
+    """A state with values, a refused update and several pieces."""
+    state = store.fresh_state(shard, np.zeros(0, np.float32))
+    for number in range(1, count + 1):
+        key = encode_key(f"k{number}")
+        update = KeyUpdate(IDS["x"], 1, number, key, "replace", encode_value("k", b"v" * 100_000), number)
+        refused = [(0, "no")] if number == 2 else []
+        state.apply_batch(DeltaId(IDS["a"], 1, number), ValueBatch(number, [update], [KeyResult(key, number)], refused))
+    return state
+
+
+def test_a_table_of_values_arrives_whole() -> None:
+    """Its values, the updates that it has, and why some were refused; an empty one too."""
+    store = value_store()
+    sent = {0: with_values(store, 0, 7), 1: with_values(store, 1, 0)}
+    found = transferred(sent, value_store())
+    for shard, state in sent.items():
+        assert found[shard].table == state.table
+        assert (found[shard].version, found[shard].applied.rows()) == (state.version, state.applied.rows())
+
+
+def test_a_table_that_is_torn_is_refused() -> None:
+    """A state without the rest of its values is none."""
+    store = value_store()
+    state = with_values(store, 0, 7)
+    head = describe(0, term(7, "a"), state)
+    body = list(state_stream.body([(head, state)]))
+
+    async def receive(buffers: list[Buffer]) -> None:
+        await state_stream.read_state(FrameReader(stream(buffers)), head, store)
+
+    with pytest.raises(BadFrame):
+        asyncio.run(receive(body[:-2]))
+    body[1] = b"\xc1" * len(body[1])
+    with pytest.raises(BadFrame, match="no table"):
+        asyncio.run(receive(body))

@@ -1,0 +1,489 @@
+"""The store of named values of several nodes on the simulated network: calls, failures of scripts, losses, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.exchange_swarm import Member, World
+from tests.harness.value_histories import append
+from tests.harness.virtual_loop import VirtualLoop
+from training.exchange.client.values import TIMEOUT_S, SwarmValues, shard_of
+from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
+from training.exchange.store import state_files
+from training.settings import ExchangeSettings
+from training.shards.value_updates import FULL
+from training.values.encoding import (
+    MAX_VALUE_BYTES,
+    InvalidKey,
+    ValueNotEncodable,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from training.values.store import (
+    EncodedResult,
+    EncodedUpdate,
+    EncodedValue,
+    PullFailed,
+    ScriptGone,
+    Stamped,
+    StoreUnavailable,
+    UpdateFailed,
+    ValueUpdate,
+)
+
+SHARDS = 8
+KEYS = [f"key{number}" for number in range(100)]
+SETTINGS = ExchangeSettings(shards=SHARDS, tenure_s=5.0)
+
+
+class Few:
+    """A swarm of a few nodes with the store alone."""
+
+    def __init__(self, seed: int = 1, settings: ExchangeSettings = SETTINGS) -> None:
+        self.world = World(seed, settings=settings, shards=SHARDS, values=0, synchronous=False)
+
+    async def start(self, *names: str) -> None:
+        """The first founds, the others join; returns when every shard has an owner and a backup."""
+        for name in names:
+            others = self.world.running()
+            member = await self.world.start(name, founder=not others)
+            if others and member.exchange is not None:
+                await member.exchange.join(others[0].contact)
+        await self.whole()
+
+    def store(self, name: str) -> SwarmValues:
+        exchange = self.world.members[name].exchange
+        assert exchange is not None
+        return exchange.values
+
+    def owner(self, key: str) -> Member:
+        (owner,) = self.owners(shard_of(encode_key(key), SHARDS))
+        return owner
+
+    def owners(self, shard: int) -> list[Member]:
+        return [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
+
+    def key_of(self, name: str) -> str:
+        """A key that a node owns."""
+        return next(key for key in (f"key{number}" for number in range(1000)) if self.owner(key).name == name)
+
+    async def whole(self, within_s: float = 30.0) -> None:
+        """Every shard has one owner, and with two nodes a backup."""
+
+        def is_whole() -> bool:
+            for shard in range(SHARDS):
+                owners = self.owners(shard)
+                if len(owners) != 1 or owners[0].exchange is None:
+                    return False
+                owned = owners[0].exchange.store.owned[shard]
+                if owned.moving or (len(self.world.running()) > 1 and owned.backup is None):
+                    return False
+            return True
+
+        async with asyncio.timeout(within_s):
+            while not is_whole():  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record.fields for record in self.world.records if record.event == name]
+
+
+def play(scenario: Callable[[Few], Awaitable[None]], settings: ExchangeSettings = SETTINGS) -> None:
+    async def main() -> None:
+        few = Few(settings=settings)
+        try:
+            await scenario(few)
+        finally:
+            few.world.stop()
+
+    VirtualLoop().run(main(), limit_s=600)
+
+
+def test_every_node_reads_what_any_has_set() -> None:
+    """Values, timestamps and keys are those of the last set; arrays keep dtype and shape."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+        await few.store("a").set("weights", weights, 4)
+        await few.store("b").set(b"raw", {"x": [1, 2]}, 1)
+        await few.store("c").update([ValueUpdate("n", 2, 5, "add"), ValueUpdate("n", 3, 4, "add")])
+        for name in "abc":
+            store = few.store(name)
+            found = await store.get_many(["weights", b"raw", "n", "nothing"])
+            array = found.pop("weights")
+            assert found == {b"raw": Stamped({"x": [1, 2]}, 1), "n": Stamped(5, 5)}
+            assert (array.timestamp, array.value.dtype, array.value.shape) == (4, np.float32, (2, 3))
+            assert await store.get("nothing") is None
+            assert await store.keys() == ["n", "weights", b"raw"]
+
+    play(scenario)
+
+
+def test_a_node_alone_has_a_store() -> None:
+    """Without others nothing is replicated, and nothing waits."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        assert await few.store("a").keys() == []
+        await few.store("a").set("k", 1)
+        assert await few.store("a").get("k") == Stamped(1, 0)
+
+    play(scenario)
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is() -> None:
+    """The errors name the key, and no update of the call counts."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        store = few.store("b")
+        with pytest.raises(ValueNotEncodable, match="'bad'"):
+            await store.update([ValueUpdate("good", 1, 0, "add"), ValueUpdate("bad", object(), 0, "add")])
+        with pytest.raises(ValueNotEncodable, match="timestamp"):
+            await store.set("late", 1, 1 << 70)
+        with pytest.raises(ValueNotEncodable, match="1,048,576 are allowed"):
+            await store.set_encoded(encode_key("large"), b"x" * (MAX_VALUE_BYTES + 1))
+        with pytest.raises(InvalidKey):
+            await store.set_encoded(b"s" * 300, b"x")
+        with pytest.raises(InvalidKey):
+            await store.get("")
+        assert await store.keys() == []
+
+    play(scenario)
+
+
+def test_an_update_that_raises_is_refused_and_the_others_count() -> None:
+    """The error names key and node; the value is as before, the other keys of the batch count, and so does a retry."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        for name in "abc":
+            few.store(name).on_pull(append)
+        calls = [few.store("b").update([ValueUpdate("list", [number, "x"], number)]) for number in range(3)]
+        calls.append(few.store("b").update([ValueUpdate("other", [0, "poison"], 9)]))
+        *fine, failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert fine == [None, None, None]
+        assert isinstance(failed, UpdateFailed)
+        assert failed.key == "other"
+        assert failed.node == few.owner("other").contact.node_id.hex()[:8]
+        assert "poisoned" in failed.reason
+        assert await few.store("a").get("other") is None
+        await few.store("c").update([ValueUpdate("other", [1, "x"], 1)])
+        assert await few.store("a").get("other") == Stamped([[1, "x"]], 1)
+        assert await few.store("a").get("list") == Stamped([[0, "x"], [1, "x"], [2, "x"]], 2)
+
+    play(scenario)
+
+
+def test_a_pull_without_results_or_with_another_key_changes_nothing() -> None:
+    """A key that is left out keeps its value; a result of a key outside the batch is an error of all."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        store = few.store("a")
+        results: list[EncodedResult] = []
+
+        async def pull(_: Sequence[EncodedUpdate], __: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
+            return results
+
+        store.on_pull(pull)
+        await store.set("k", 1)
+        await store.update([ValueUpdate("k", 2)])
+        assert await store.get("k") == Stamped(1, 0)
+        results.append((encode_key("foreign"), encode_value("foreign", 1), 1))
+        with pytest.raises(UpdateFailed, match="'foreign'"):
+            await store.update([ValueUpdate("k", 2)])
+        assert await store.keys() == ["k"]
+
+    play(scenario)
+
+
+def test_an_update_waits_for_a_script() -> None:
+    """Until one is attached, or has come back; after ten seconds without one it is refused, and names the node."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        key, loop = few.key_of("a"), asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(UpdateFailed, match="no script with a pull function") as caught:
+            await few.store("b").update([ValueUpdate(key, [1, "x"])])
+        assert caught.value.key == key
+        assert SCRIPT_WAIT_S <= loop.time() - began <= SCRIPT_WAIT_S + 2.0
+        waiting = asyncio.create_task(few.store("b").update([ValueUpdate(key, [2, "x"])]))
+        await asyncio.sleep(3.0)
+        assert not waiting.done()
+        few.store("a").on_pull(append)
+        await waiting
+
+        async def gone(_: Sequence[EncodedUpdate], __: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
+            raise ScriptGone("it has ended")
+
+        few.store("a").on_pull(gone)
+        waiting = asyncio.create_task(few.store("b").update([ValueUpdate(key, [3, "x"])]))
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        few.store("a").on_pull(append)
+        await waiting
+        found = await few.store("b").get(key)
+        assert found is not None
+        assert found.value == [[2, "x"], [3, "x"]]
+
+    play(scenario)
+
+
+def test_built_in_reducers_go_on_while_a_script_is_missing() -> None:
+    """An update that waits holds up those behind it in its own shard alone."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        key = few.key_of("a")
+        other = next(
+            name
+            for name in (f"other{number}" for number in range(1000))
+            if few.owner(name).name == "a" and shard_of(encode_key(name), SHARDS) != shard_of(encode_key(key), SHARDS)
+        )
+        waiting = asyncio.create_task(few.store("b").update([ValueUpdate(key, 1)]))
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(2.0):
+            await few.store("b").set(other, 1)
+        assert not waiting.done()
+        with pytest.raises(UpdateFailed):
+            await waiting
+
+    play(scenario)
+
+
+def test_a_batch_in_which_one_key_raises_is_given_to_pull_again() -> None:
+    """PullFailed names one key: the others of the call are applied in one more call, each once."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        calls: list[list[int]] = []
+
+        async def pull(updates: Sequence[EncodedUpdate], _: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
+            calls.append([decode_value(one.value) for one in updates])
+            for one in updates:
+                if decode_value(one.value) < 0:
+                    raise PullFailed(one.key, "negative")
+            return [(one.key, one.value, one.timestamp) for one in updates]
+
+        few.store("a").on_pull(pull)
+        with pytest.raises(UpdateFailed, match="'b'"):
+            await few.store("a").update([ValueUpdate("a", 1), ValueUpdate("b", -1), ValueUpdate("c", 3)])
+        assert [sorted(call) for call in calls] == [[-1, 1, 3], [1, 3]]
+        assert await few.store("a").keys() == ["a", "c"]
+
+    play(scenario)
+
+
+def test_a_bad_update_refuses_no_other_of_its_key() -> None:
+    """Of five updates in a batch the one that raises is refused, whoever sent it; the order of the others stays."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        store = few.store("a")
+        store.on_pull(append)
+        few.store("b").on_pull(append)
+        tokens = [[0, "x"], [1, "x"], [2, "poison"], [3, "x"], [4, "x"]]
+        with pytest.raises(UpdateFailed, match="poisoned"):
+            await store.update([ValueUpdate("list", token, 1) for token in tokens])
+        assert await store.get("list") == Stamped([[0, "x"], [1, "x"], [3, "x"], [4, "x"]], 1)
+
+    play(scenario)
+
+
+def test_an_answer_that_is_lost_is_given_again() -> None:
+    """The owner applies an update once, although its origin sends it until an answer arrives."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        sent: list[str] = []
+        few.world.observers.append(lambda _s, _t, name, _p: sent.append(name) if name == "update_values" else None)
+        few.world.links.loss = 0.15
+        for _ in range(20):
+            await few.store("b").update([ValueUpdate("n", 1, 0, "add"), ValueUpdate("m", 1, 0, "add")])
+        few.world.links.loss = 0.0
+        assert await few.store("c").get_many(["n", "m"]) == {"n": Stamped(20, 0), "m": Stamped(20, 0)}
+        assert len(sent) > 20
+
+    play(scenario)
+
+
+def test_an_owner_that_dies_loses_nothing_that_it_acknowledged() -> None:
+    """Its backup has every batch, and answers the retry of one that it has."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        key = few.key_of("a")
+        done = 0
+
+        async def count() -> None:
+            nonlocal done
+            while done < 40:
+                await few.store("b").update([ValueUpdate(key, 1, 0, "add")])
+                done += 1
+
+        counting = asyncio.create_task(count())
+        while done < 10:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+        few.world.kill("a")
+        await counting
+        assert await few.store("c").get(key) == Stamped(40, 0)
+
+    play(scenario)
+
+
+def test_a_node_that_joins_gets_its_share_of_the_keys() -> None:
+    """Within a minute it owns shards with their values; every key can be read, and the tables are on two nodes each."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        keys = [f"k{number}" for number in range(400)]
+        await few.store("a").update([ValueUpdate(key, b"x" * 300, 1, "replace") for key in keys])
+        await few.start("c")
+        joined = few.world.members["c"].exchange
+        assert joined is not None
+        async with asyncio.timeout(60.0):
+            while not joined.store.owned:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.2)
+        await few.whole()
+        assert sum(len(one.state.table.entries) for one in joined.store.owned.values() if one.state.table) > 20
+        assert len(await few.store("b").get_many(keys)) == 400
+        assert sorted(await few.store("c").keys()) == sorted(keys)
+        held = [one.exchange.store for one in few.world.running() if one.exchange is not None]
+        entries = [len(state.table.entries) for store in held for state in store._states() if state.table is not None]
+        assert sum(entries) == 800
+
+    play(scenario)
+
+
+def test_a_shard_that_lost_both_copies_begins_empty() -> None:
+    """The log says which; what other shards have stays, and the store goes on."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c", "d")
+        keys = [f"k{number}" for number in range(60)]
+        await few.store("d").update([ValueUpdate(key, 1, 0, "add") for key in keys])
+        owner = few.owner("k0")
+        assert owner.exchange is not None
+        backup = owner.exchange.store.owned[shard_of(encode_key("k0"), SHARDS)].backup
+        assert backup is not None
+        other = next(one for one in few.world.running() if one.contact.node_id == backup.node_id)
+        left = next(name for name in "abcd" if name not in (owner.name, other.name))
+        few.world.kill(owner.name)
+        few.world.kill(other.name)
+        found = await few.store(left).get_many(keys)
+        await few.whole()
+        lost = {fields["shard"] for fields in few.events("values_lost")}
+        assert shard_of(encode_key("k0"), SHARDS) in lost
+        assert [key for key in keys if key not in found] == [
+            key for key in keys if shard_of(encode_key(key), SHARDS) in lost
+        ]
+        await few.store(left).update([ValueUpdate("k0", 5, 0, "add")])
+        assert await few.store(left).get("k0") == Stamped(5, 0)
+
+    play(scenario)
+
+
+def test_values_survive_a_restart_of_all_nodes() -> None:
+    """Every node writes what it holds and ends; the swarm resumes with all values, and knows the old updates."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        await few.store("a").update([ValueUpdate(f"k{number}", number, number, "add") for number in range(50)])
+        saved = {}
+        for member in few.world.running():
+            assert member.exchange is not None
+            await member.exchange.close(1.0)
+            exchange = member.exchange
+            parts = state_files.encode(exchange.context.genesis, exchange.states_to_save(), clean=exchange.is_clean())
+            saved[member.name] = b"".join(parts)
+        for name in "abc":
+            few.world.kill(name)
+        members = [await few.world.start(name) for name in "abc"]
+        genesis = bytes.fromhex(few.world.manifest.genesis)
+        for member in members:
+            assert member.exchange is not None
+            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0, 0.0)
+            member.exchange.delay_takeover(30.0)
+            member.exchange.offer_states(states)
+        first, *others = [member.exchange for member in members if member.exchange is not None]
+        await first.resume(2, 5.0)
+        for exchange in others:
+            await exchange.join(members[0].contact)
+        await few.whole()
+        found = await few.store("b").get_many([f"k{number}" for number in range(50)])
+        assert found == {f"k{number}": Stamped(number, number) for number in range(50)}
+        assert few.events("swarm_resumed")[0]["deltas_lost"] == 0
+        assert await first.highest_pushed() == (1, 0)
+
+    play(scenario)
+
+
+def test_a_store_that_is_full_refuses_what_would_make_it_larger() -> None:
+    """The reason names the setting; values that do not grow are replaced still."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        store = few.store("a")
+        await store.set("k", b"x" * 3000)
+        with pytest.raises(UpdateFailed, match=r"exchange\.value_bytes"):
+            await store.set("l", b"x" * 3000)
+        await store.set("k", b"y" * 3000)
+        assert await store.keys() == ["k"]
+        assert "full" in FULL
+
+    play(scenario, ExchangeSettings(shards=SHARDS, value_bytes=4000))
+
+
+def test_a_store_without_an_owner_says_which_keys() -> None:
+    """A node that reaches nobody raises after its time, for reads and for updates."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        backups = {one: few.owner(one).exchange.store.owned[shard_of(encode_key(one), SHARDS)].backup for one in KEYS}
+        mine = few.world.members["b"].contact.node_id
+        key = next(one for one in KEYS if few.owner(one).name != "b" and backups[one].node_id != mine)
+        few.world.part({"a": 0, "b": 1, "c": 0})
+        for member in few.world.running():
+            if member.name == "b" and member.exchange is not None:
+                member.exchange.delay_takeover(3600.0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(StoreUnavailable, match=repr(key)):
+            await few.store("b").get(key)
+        with pytest.raises(StoreUnavailable, match=repr(key)):
+            await few.store("b").set(key, 1)
+        assert loop.time() - began < 2 * TIMEOUT_S + 5.0
+        assert few.store("b").waiting() == 0
+
+    play(scenario)
+
+
+def test_both_sides_of_a_split_end_in_one_value() -> None:
+    """Each side counts by itself; afterwards the count has the updates of both, and the later set stays."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c", "d")
+        await few.store("a").update([ValueUpdate("n", 1, 0, "add")])
+        few.world.part({"a": 0, "b": 0, "c": 1, "d": 1})
+        await asyncio.sleep(12.0)
+        for name, number, stamp in (("a", 10, 5), ("c", 100, 9)):
+            await few.store(name).update([ValueUpdate("n", number, 0, "add") for _ in range(3)])
+            await few.store(name).update([ValueUpdate(f"s{one}", name, stamp, "replace") for one in range(8)])
+            await few.store(name).update([ValueUpdate(f"t{one}", name, -stamp, "replace") for one in range(8)])
+        few.world.heal()
+        await asyncio.sleep(20.0)
+        await few.whole()
+        later = {f"s{one}": Stamped("c", 9) for one in range(8)} | {f"t{one}": Stamped("a", -5) for one in range(8)}
+        for name in "abcd":
+            assert await few.store(name).get_many(["n", *later]) == {"n": Stamped(331, 0)} | later
+
+    play(scenario)

@@ -1,0 +1,160 @@
+"""One owner's rounds: a batch belongs to the ownership it was computed under, and a moving shard takes none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from tests.harness.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stores import IDS, SUM, contact, term
+from tests.harness.virtual_loop import run
+from training.exchange.messages import Push
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.value_rounds import LATER
+from training.exchange.owner.values import MAX_WAITING_UPDATES
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.value_messages import ShardUpdate
+from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.value_batch import KeyUpdate, encode_batch
+from training.shards.value_updates import applied
+from training.values.encoding import decode_value, encode_key, encode_value
+
+SETTINGS = ExchangeSettings(replicas=0)
+
+
+def update(number: int, value: int = 1, reducer: str = "add", node: str = "x") -> KeyUpdate:
+    return KeyUpdate(IDS[node], 1, number, encode_key("k"), reducer, encode_value("k", value), 0)  # type: ignore[arg-type]
+
+
+class Owner:
+    """A node that owns both shards of a run without a model."""
+
+    def __init__(self) -> None:
+        self.store = ShardStore(IDS["a"], [(0, 0)] * 2, 0, SUM)
+        for shard in range(2):
+            self.own(shard, 1)
+        self.context = context_of(ScriptedSwarm(contact("a"), [contact("b")]), self.store, settings=SETTINGS)
+        self.deltas = DeltaHandler(self.context)
+        self.values = self.deltas.values
+
+    def own(self, shard: int, number: int) -> None:
+        state = self.store.fresh_state(shard, np.zeros(0, np.float32))
+        self.store.own(shard, state, term(number, "a"), contact("a"), 0.0, by_handover=False)
+
+    def value(self, shard: int = 0) -> object:
+        table = self.store.owned[shard].state.table
+        assert table is not None
+        entry = table.entries.get(encode_key("k"))
+        return None if entry is None else decode_value(entry.value)
+
+
+def test_a_batch_of_a_former_ownership_is_void() -> None:
+    """The shard was lost and regained meanwhile: its values are others than those the batch was computed from."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        basis = owner.store.owned[0]
+        assert basis.state.table is not None
+        batch = applied(basis.state.table, [update(1, 5)], 1 << 20)
+        item = IncomingDelta.of_batch(0, encode_batch(batch), batch, 1, basis)
+        owner.store.step_down(0)
+        owner.own(0, 3)
+        push = Push(b"g" * 16, IDS["a"], 1, 0, 0, 1.0, [0])
+        (result,) = await owner.deltas._replicator.replicate_and_add(push, DeltaId(IDS["a"], 1, 0), [item])
+        assert result.status != "ok"
+        assert owner.value() is None
+
+    run(scenario())
+
+
+def test_a_shard_that_moves_takes_no_batch() -> None:
+    """Not even one whose round is about to begin: the receiver of the shard would lack it. It is applied if the shard
+    stays after all."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        loop = asyncio.get_running_loop()
+        accepting = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        await asyncio.sleep(0)
+        # After the turn that starts the round, and before the round.
+        loop.call_soon(owner.store.owned[0].begin_move)
+        (result,) = await accepting
+        assert (result.status, result.reason, owner.value()) == ("retry", LATER, None)
+        assert await owner.deltas.drained([0], 1.0)
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
+        assert (result.status, owner.value()) == ("retry", None)
+        owner.store.owned[0].cancel_move()
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
+        assert (result.status, owner.value()) == ("ok", 1)
+
+    run(scenario())
+
+
+def test_a_retry_joins_the_update_that_waits() -> None:
+    """Two requests with the same update, at once and one after the other: it counts once."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        one = ShardUpdate(0, update(1))
+        answers = await asyncio.gather(*(owner.values.accept(IDS["x"], [one]) for _ in range(3)))
+        answers.append(await owner.values.accept(IDS["x"], [one]))
+        assert [result.status for (result,) in answers] == ["ok"] * 4
+        assert owner.value() == 1
+
+    run(scenario())
+
+
+def test_updates_in_another_name_and_for_no_shard_are_refused() -> None:
+    """An update is its sender's own; a shard beyond the last is a mistake."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        updates = [ShardUpdate(0, update(1, node="b")), ShardUpdate(7, update(2)), ShardUpdate(1, update(1))]
+        results = await owner.values.accept(IDS["x"], updates)
+        assert [(one.status, one.reason) for one in results] == [
+            ("refused", "not_yours"),
+            ("refused", "shape"),
+            ("ok", ""),
+        ]
+
+    run(scenario())
+
+
+def test_a_member_may_have_so_many_updates_waiting() -> None:
+    """Beyond that it is asked to come again; another member is not."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        owner.values.rounds.waiting_of[IDS["x"]] = MAX_WAITING_UPDATES
+        (busy,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
+        assert (busy.status, busy.reason) == ("retry", "busy")
+        (other,) = await owner.values.accept(IDS["b"], [ShardUpdate(0, update(1, node="b"))])
+        assert other.status == "ok"
+
+    run(scenario())
+
+
+def test_a_batch_of_the_other_side_of_a_split_is_closed_once_its_updates_are_in() -> None:
+    """Its unknown updates are applied here, its refused ones stay refused, and the batch counts as known."""
+
+    async def scenario() -> None:
+        owner, other = Owner(), Owner()
+        table = other.store.owned[0].state.table
+        assert table is not None
+        batch = applied(table, [update(1, 5), update(2, "text"), update(3, 7)], 1 << 20)  # type: ignore[arg-type]
+        await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
+        identity = DeltaId(IDS["b"], 1, 9)
+        item = IncomingDelta.of_batch(0, encode_batch(batch), batch)
+        item.repair = True
+        for _ in range(2):
+            assert (await owner.values.repair(identity, item)).status == "ok"
+            assert owner.value() == 12
+        state = owner.store.owned[0].state
+        assert state.knows(identity)
+        assert state.table is not None
+        assert "numbers and arrays" in (state.table.fate(update(2).identity) or "")
+
+    run(scenario())

@@ -1,0 +1,113 @@
+"""Sends what waits for shards to the owners of these: one request per shard at a time, a few to each owner.
+
+What comes while a request is under way goes with the next one, so that many small requests become few. A shard that
+was not answered rests for a moment, while the directory looks for its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+
+#: Requests under way to one owner.
+REQUESTS_AT_ONCE = 3
+FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
+
+#: Sends what waits for these shards of one owner, and returns those that are to be sent again after a rest. Raises
+#: `TransportError`.
+Send = Callable[[Contact, list[int]], Awaitable[list[int]]]
+
+
+class OwnerPump:
+    """`waiting` gives the shards for which something waits; `send` is called for those of one owner."""
+
+    def __init__(
+        self, context: ExchangeContext, directory: OwnerDirectory, waiting: Callable[[], Iterable[int]], send: Send
+    ) -> None:
+        self._context = context
+        self._directory = directory
+        self._waiting = waiting
+        self._send = send
+        self._busy: dict[int, None] = {}
+        self._requests: dict[bytes, int] = {}
+        #: How long each shard that was not answered rests next time.
+        self._pauses: dict[int, float] = {}
+        self._is_woken = False
+        self._is_halted = False
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def wake(self) -> None:
+        """Something waits: send it, after all that comes in this turn of the event loop."""
+        if not (self._is_woken or self._is_halted):
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def halt(self) -> None:
+        """Cancel every request."""
+        self._is_halted = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """`halt`, and wait until all have ended."""
+        self.halt()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        self._is_woken = False
+        if self._is_halted:
+            return
+        shards = [shard for shard in self._waiting() if shard not in self._busy]
+        if not shards:
+            return
+        groups, unknown = self._directory.by_owner(shards)
+        for owner, theirs in groups:
+            if self._requests.get(owner.node_id, 0) < REQUESTS_AT_ONCE:
+                self._start(theirs, self._request(owner, theirs))
+        if unknown:
+            self._start(unknown, self._rest(unknown))
+
+    def _start(self, shards: list[int], work: Awaitable[None]) -> None:
+        for shard in shards:
+            self._busy[shard] = None
+        task = asyncio.ensure_future(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _request(self, owner: Contact, shards: list[int]) -> None:
+        count = self._requests
+        count[owner.node_id] = count.get(owner.node_id, 0) + 1
+        again: list[int] = []
+        try:
+            again = await self._send(owner, shards)
+        except TransportError as error:
+            again = shards
+            self._directory.failed(owner, error)
+        finally:
+            count[owner.node_id] -= 1
+            if not count[owner.node_id]:
+                del count[owner.node_id]
+            for shard in shards:
+                if shard not in again:
+                    self._busy.pop(shard, None)
+                    self._pauses.pop(shard, None)
+            self.wake()
+        if again:
+            await self._rest(again)
+
+    async def _rest(self, shards: list[int]) -> None:
+        """Let shards wait, and look for their owners."""
+        pause_s = max(self._pauses.get(shard, FIRST_RETRY_S) for shard in shards)
+        try:
+            await asyncio.sleep(pause_s * self._context.jitter())
+            await self._directory.refresh(shards)
+        finally:
+            for shard in shards:
+                self._pauses[shard] = min(2 * pause_s, MAX_RETRY_S)
+                self._busy.pop(shard, None)
+        self.wake()

@@ -1,0 +1,337 @@
+"""Applies updates of named values to the shards that this node owns: one batch per shard at a time.
+
+Updates wait in a queue per shard, in the order in which they came. A round takes what waits, computes what comes of it
+(`training.shards.value_updates`, or the user's `pull`), and has it replicated and added like a delta
+(`training.exchange.owner.replication`). A batch that a backup may have is sent again under the same identity until it
+is in, or this node does not own the shard any more. So no later batch overtakes it, and no update is lost or counted
+twice: who takes over has the batch, or its origin sends the update again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import Push, PushResult
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.replication import DeltaReplicator, not_owned
+from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from training.exchange.store.records import Owned
+from training.shards.applied import DeltaId
+from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
+from training.shards.value_updates import applied, is_built_in, pulled
+from training.values.encoding import decode_key
+from training.values.store import EncodedPull, EncodedValue
+
+#: Rounds under way to the same backups: the next one takes all that has come meanwhile.
+ROUNDS_AT_ONCE = 2
+FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
+#: `PushResult.reason` of an update that waits or is being applied.
+LATER = "later"
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A batch that is about to be added to a shard, and what waits for it."""
+
+    item: IncomingDelta
+    waiting: list[Waiting]
+    identity: DeltaId
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class ValueRounds:
+    """The queues and rounds of one node. `in_flight` has what a hand-over waits for, as in `DeltaHandler`."""
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        replicator: DeltaReplicator,
+        in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
+    ) -> None:
+        self._context = context
+        self._store = context.store
+        self._run = context.run
+        self._clock = context.environment.clock
+        self._log = context.environment.log
+        self._replicator = replicator
+        self._in_flight = in_flight
+        self._queues: dict[int, deque[Waiting]] = {}
+        self._known: dict[tuple[int, DeltaId], Waiting] = {}
+        self._busy: dict[int, None] = {}
+        self._rounds: dict[tuple[bytes, ...], int] = {}
+        self._numbers: dict[int, int] = {}
+        self._pulls = ScriptPulls(context.environment.clock)
+        self._is_pulling = False
+        self._is_woken = False
+        self._is_halted = False
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        #: Updates of each member that wait here, and their bytes.
+        self.waiting_of: dict[bytes, int] = {}
+        self.waiting_bytes = 0
+
+    def on_pull(self, pull: EncodedPull | None) -> None:
+        """The `pull` of the attached script; None: there is none."""
+        self._pulls.attach(pull)
+        self.wake()
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def find(self, shard: int, identity: DeltaId) -> Waiting | None:
+        """The update, if it waits here or is being applied."""
+        return self._known.get((shard, identity))
+
+    def enqueue(self, shard: int, update: KeyUpdate, sender: bytes, *, is_repair: bool = False) -> Waiting:
+        """Let an update wait for its round. The caller has checked that this node owns the shard and does not know
+        the update."""
+        result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
+        one = Waiting(update, self._clock.monotonic(), result, sender, is_repair)
+        self._known[shard, update.identity] = one
+        self._queues.setdefault(shard, deque()).append(one)
+        self.waiting_of[sender] = self.waiting_of.get(sender, 0) + 1
+        self.waiting_bytes += update.size_bytes
+        self.wake()
+        return one
+
+    def _settle(self, shard: int, one: Waiting, result: PushResult) -> None:
+        if self._known.pop((shard, one.update.identity), None) is None:
+            return
+        self.waiting_bytes -= one.update.size_bytes
+        self.waiting_of[one.sender] -= 1
+        if not self.waiting_of[one.sender]:
+            del self.waiting_of[one.sender]
+        if not one.result.done():
+            one.result.set_result(result)
+
+    def wake(self) -> None:
+        """Begin the rounds that are due, after all that came in this turn of the event loop."""
+        if not (self._is_woken or self._is_halted) and (self._queues or self._busy):
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._begin_rounds)
+
+    def halt(self) -> None:
+        """Cancel every round: what was not acknowledged is sent again by its origin."""
+        self._is_halted = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """`halt`, and wait until all have ended."""
+        self.halt()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def _begin_rounds(self) -> None:
+        self._is_woken = False
+        if self._is_halted:
+            return
+        for shard in [shard for shard in self._queues if shard not in self._store.owned and shard not in self._busy]:
+            for one in self._queues.pop(shard):
+                self._settle(shard, one, not_owned(self._store, shard))
+        ready = [shard for shard in self._queues if shard not in self._busy and not self._store.owned[shard].moving]
+        built_in = [shard for shard in ready if is_built_in(self._queues[shard][0].update)]
+        groups: dict[tuple[bytes, ...], list[int]] = {}
+        for shard in built_in:
+            targets = tuple(to.node_id for to in self._store.owned[shard].targets())
+            groups.setdefault(targets, []).append(shard)
+        for targets, shards in groups.items():
+            if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
+                self._start(shards, self._round(targets, shards))
+        to_pull = [shard for shard in ready if shard not in built_in]
+        if to_pull and not self._is_pulling and not self._pulls.rests:
+            self._is_pulling = True
+            self._start(to_pull, self._pull_round(to_pull))
+
+    def _start(self, shards: list[int], work: object) -> None:
+        for shard in shards:
+            self._busy[shard] = None
+        task: asyncio.Task[None] = asyncio.create_task(work, name="value-round")  # type: ignore[arg-type]
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def _free(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._busy.pop(shard, None)
+        self.wake()
+
+    def _take(self, shard: int, fits: Callable[[KeyUpdate], bool]) -> list[Waiting]:
+        """What a batch of a shard consists of: the first that waits, and those like it. What turned out to be known
+        meanwhile, as after a take-over, is settled."""
+        queue, owned = self._queues.get(shard), self._store.owned.get(shard)
+        taken: list[Waiting] = []
+        size_bytes = 0
+        while queue and owned is not None and owned.state.table is not None and len(taken) < MAX_UPDATES:
+            one = queue[0]
+            fate = owned.state.table.fate(one.update.identity)
+            # What one side of a split has refused, and the other has applied, is applied.
+            if fate is not None and not (fate and one.is_repair):
+                queue.popleft()
+                self._settle(shard, one, result_of(shard, fate))
+                continue
+            entry = owned.state.table.entries.get(one.update.key)
+            size_bytes += one.update.size_bytes + (0 if entry is None else len(entry.value))
+            is_by_itself = one.is_alone or (taken and taken[-1].is_alone)
+            if not fits(one.update) or (taken and (size_bytes > MAX_BATCH_BYTES or is_by_itself)):
+                break
+            taken.append(queue.popleft())
+        if queue is not None and not queue:
+            self._queues.pop(shard, None)
+        return taken
+
+    def _put_back(self, shard: int, waiting: Sequence[Waiting]) -> None:
+        """Their round came to nothing: they are the first of the next one."""
+        queue = self._queues.setdefault(shard, deque())
+        queue.extendleft(reversed([one for one in waiting if (shard, one.update.identity) in self._known]))
+        if not queue:
+            del self._queues[shard]
+
+    async def _round(self, targets: tuple[bytes, ...], shards: list[int]) -> None:
+        self._rounds[targets] = self._rounds.get(targets, 0) + 1
+        try:
+            prepared = []
+            for shard in shards:
+                owned = self._store.owned.get(shard)
+                if owned is None or owned.state.table is None or owned.moving:
+                    continue
+                if waiting := self._take(shard, is_built_in):
+                    updates = [one.update for one in waiting]
+                    batch = applied(owned.state.table, updates, self._room_bytes())
+                    prepared.append(self._prepare(shard, waiting, batch, owned))
+            await self._commit(prepared)
+        finally:
+            self._rounds[targets] -= 1
+            if not self._rounds[targets]:
+                del self._rounds[targets]
+            self._free(shards)
+
+    async def _pull_round(self, shards: list[int]) -> None:
+        """One call of the user's `pull` for all shards with updates for it; their batches are added while the next
+        call runs."""
+        taken = {shard: self._take(shard, lambda update: not is_built_in(update)) for shard in shards}
+        owned = {shard: self._store.owned.get(shard) for shard in shards}
+        outcome: dict[int, PullOutcome] = {}
+        try:
+            outcome = await self._pulls.outcome(taken, _present(taken, owned))
+        finally:
+            self._is_pulling = False
+            for shard, waiting in taken.items():
+                self._put_back(shard, [one for one in waiting if shard not in outcome or one not in outcome[shard][0]])
+            if self._pulls.rests:
+                asyncio.get_running_loop().call_later(SCRIPT_RETRY_S, self.wake)
+            self._free([shard for shard in shards if shard not in outcome])
+        try:
+            prepared = []
+            for shard, (waiting, results, failed) in outcome.items():
+                basis = owned[shard]
+                is_mine = basis is not None and self._store.owned.get(shard) is basis and not basis.moving
+                if basis is None or basis.state.table is None or not is_mine:
+                    self._put_back(shard, waiting)
+                elif waiting:
+                    updates = [one.update for one in waiting]
+                    batch = pulled(basis.state.table, updates, results, failed, self._room_bytes())
+                    prepared.append(self._prepare(shard, waiting, batch, basis))
+            await self._commit(prepared)
+        finally:
+            self._free(outcome)
+
+    def _room_bytes(self) -> int:
+        """How much larger the tables owned here may become."""
+        tables = (owned.state.table for owned in self._store.owned.values())
+        return self._context.settings.value_bytes - sum(table.size_bytes for table in tables if table is not None)
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, shard: int, waiting: list[Waiting], batch: ValueBatch, basis: Owned) -> _Prepared:
+        self._numbers[shard] = self._numbers.get(shard, 0) + 1
+        identity = DeltaId(self._context.swarm.node_id, self._run.incarnation, self._numbers[shard])
+        return self._prepare_as(identity, shard, waiting, batch, basis)
+
+    def _prepare_as(
+        self, identity: DeltaId, shard: int, waiting: list[Waiting], batch: ValueBatch, basis: Owned
+    ) -> _Prepared:
+        item = IncomingDelta.of_batch(shard, encode_batch(batch), batch, identity.step, basis)
+        prepared = _Prepared(item, waiting, identity)
+        self._in_flight[shard, identity] = prepared.done
+        return prepared
+
+    async def close(self, shard: int, identity: DeltaId, void: list[KeyUpdate], reasons: list[str]) -> PushResult:
+        """Record that every update of a batch of the other side of a split is known here: by a batch of its identity,
+        with those that change nothing: refused ones, with their `reasons`, and others, whose reason is empty."""
+        while (flight := self._in_flight.get((shard, identity))) is not None:
+            await asyncio.shield(flight)
+        owned = self._store.owned.get(shard)
+        if owned is None or owned.state.table is None:
+            return not_owned(self._store, shard)
+        if owned.moving:
+            return PushResult.retry(shard, "moving")
+        if not owned.state.knows(identity):
+            refused = [(place, reason) for place, reason in enumerate(reasons) if reason]
+            batch = ValueBatch(owned.state.table.order, void, [], refused)
+            await self._commit([self._prepare_as(identity, shard, [], batch, owned)])
+        is_in = self._store.owned.get(shard) is owned and owned.state.knows(identity)
+        return PushResult(shard, "ok", owned.state.version) if is_in else PushResult.retry(shard, "moving")
+
+    async def _commit(self, prepared: list[_Prepared]) -> None:
+        """Replicate batches and add them; returns when each is in, or is void."""
+        try:
+            groups: dict[tuple[bytes, int], list[_Prepared]] = {}
+            for one in prepared:
+                groups.setdefault((one.identity.node, one.identity.incarnation), []).append(one)
+            await asyncio.gather(*(self._commit_as(origin, group) for origin, group in groups.items()))
+        finally:
+            for one in prepared:
+                self._in_flight.pop((one.item.shard, one.identity), None)
+                if not one.done.done():
+                    one.done.set_result(None)
+
+    async def _commit_as(self, origin: tuple[bytes, int], group: list[_Prepared]) -> None:
+        left = {one.item.shard: one for one in group}
+        pause_s = FIRST_RETRY_S
+        while left:
+            push = Push(self._context.genesis, *origin, 0, 0, 1.0, list(left))
+            items = [one.item for one in left.values()]
+            for result in await self._replicator.replicate_and_add(push, DeltaId(*origin, 0), items):
+                one = left[result.shard]
+                is_void = self._store.owned.get(result.shard) is not one.item.basis
+                if result.status == "retry" and not is_void and not self._run.is_drained:
+                    continue
+                del left[result.shard]
+                self._finish(one, result)
+            if left:
+                await asyncio.sleep(pause_s * self._context.jitter())
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    def _finish(self, one: _Prepared, result: PushResult) -> None:
+        batch, shard = one.item.batch, one.item.shard
+        reasons = dict(batch.refused) if batch is not None else {}
+        for place, waiting in enumerate(one.waiting):
+            settled = result
+            if result.status == "ok":
+                settled = result_of(shard, reasons.get(place, ""))
+                if waiting.is_repair and settled.status == "refused":
+                    self._context.counters.lost_in_splits += 1
+                    key = repr(decode_key(waiting.update.key))
+                    self._log.error("value_update_lost", shard=shard, key=key, reason=settled.reason)
+            self._settle(shard, waiting, settled)
+
+
+def _present(taken: dict[int, list[Waiting]], owned: dict[int, Owned | None]) -> dict[bytes, EncodedValue]:
+    """The present values of the keys that the updates of these shards are for."""
+    present = {}
+    for shard, waiting in taken.items():
+        basis = owned[shard]
+        table = None if basis is None else basis.state.table
+        for one in waiting:
+            entry = None if table is None else table.entries.get(one.update.key)
+            if entry is not None:
+                present[one.update.key] = entry.value, entry.timestamp
+    return present
+
+
+def result_of(shard: int, fate: str) -> PushResult:
+    """The final answer to an update that is applied, or was refused for this reason."""
+    return PushResult(shard, "refused", reason=fate) if fate else PushResult(shard, "ok")

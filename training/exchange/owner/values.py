@@ -1,0 +1,239 @@
+"""Serves named values of the shards that this node owns: updates, reads, lists of keys, and repairs after a split."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, Response
+from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import PushResult, encode
+from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.owner.replication import lacks_backup, not_owned
+from training.exchange.owner.script_pulls import Waiting
+from training.exchange.owner.value_rounds import LATER, ValueRounds, result_of
+from training.exchange.store.records import Owned
+from training.exchange.value_messages import (
+    KeysResult,
+    ListKeys,
+    ListKeysAnswer,
+    ReadResult,
+    ReadValues,
+    ReadValuesAnswer,
+    ShardUpdate,
+    UpdateValues,
+    UpdateValuesAnswer,
+    decode_updates,
+)
+from training.shards.applied import DeltaId
+from training.shards.value_batch import KeyUpdate
+from training.values.encoding import MAX_VALUE_BYTES
+
+#: An answer to updates waits this long; what is not applied by then is answered `later`.
+ANSWER_S = 0.25
+#: Updates of one member that may wait here, and bytes of all.
+MAX_WAITING_UPDATES = 8192
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+#: Bytes of updates in one request, and of values or keys in one answer: one value more at most.
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+MAX_ANSWER_BYTES = 2 * 1024 * 1024
+#: Entries sorted or searched before other tasks run.
+ENTRIES_PER_TURN = 20_000
+
+
+class ValueHandler:
+    """The owner's side of `training.exchange.client.values`, also called directly for the node's own requests."""
+
+    def __init__(self, context: ExchangeContext, rounds: ValueRounds) -> None:
+        self._context = context
+        self._store = context.store
+        self._run = context.run
+        self._rebalance = context.rebalance
+        self._counters = context.counters
+        self.rounds = rounds
+
+    def register(self) -> None:
+        """Register the request handlers."""
+        rpc = self._context.rpc
+        rpc.register("update_values", UpdateValues, self._on_update)
+        rpc.register("read_values", ReadValues, self._on_read)
+        rpc.register("list_keys", ListKeys, self._on_list)
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    async def _on_update(self, sender: Contact, message: UpdateValues, stream: AsyncIterator[Buffer]) -> Response:
+        self._rebalance.challenge(message.fences)
+        raw, _ = await read_blob(FrameReader(stream), 0, Part.UPDATES, MAX_REQUEST_BYTES + 2 * MAX_VALUE_BYTES)
+        self._counters.bytes_received += len(raw)
+        try:
+            updates = decode_updates(raw)
+        except msgspec.DecodeError as error:
+            raise BadFrame(f"malformed updates: {error}") from error
+        return Response(encode(UpdateValuesAnswer(await self.accept(sender.node_id, updates))))
+
+    async def accept(self, sender: bytes, updates: Sequence[ShardUpdate]) -> list[PushResult]:
+        """Apply updates, and answer each; within `ANSWER_S`."""
+        answers = [self._begin(sender, one.shard, one.update) for one in updates]
+        waiting = [one.result for one in answers if isinstance(one, Waiting) and not one.result.done()]
+        if waiting:
+            self.rounds.wake()
+            # Not cancelled with this request: the update is applied, and the origin asks again.
+            await asyncio.wait(waiting, timeout=ANSWER_S)
+        return [
+            answer if isinstance(answer, PushResult) else self._answer(one.shard, answer)
+            for one, answer in zip(updates, answers, strict=True)
+        ]
+
+    @staticmethod
+    def _answer(shard: int, waiting: Waiting) -> PushResult:
+        return waiting.result.result() if waiting.result.done() else PushResult(shard, "retry", reason=LATER)
+
+    def _begin(self, sender: bytes, shard: int, update: KeyUpdate) -> PushResult | Waiting:
+        if update.node != sender:
+            return PushResult.refused(shard, "not_yours")
+        if shard >= len(self._store):
+            return PushResult.refused(shard, "shape")
+        if len(update.update) > MAX_VALUE_BYTES:
+            return PushResult(shard, "refused", reason=f"more than {MAX_VALUE_BYTES:,} bytes")
+        if (answer := self._known(shard, update.identity)) is not None:
+            return answer
+        rounds = self.rounds
+        is_full = rounds.waiting_bytes + update.size_bytes > MAX_WAITING_BYTES
+        if is_full or rounds.waiting_of.get(sender, 0) >= MAX_WAITING_UPDATES:
+            return PushResult(shard, "retry", reason="busy")
+        return rounds.enqueue(shard, update, sender)
+
+    def _known(self, shard: int, identity: DeltaId) -> PushResult | Waiting | None:
+        """The answer where the update itself does not matter; None for one that is to be applied here."""
+        owned = self._store.owned.get(shard)
+        if owned is None or owned.state.table is None:
+            return not_owned(self._store, shard)
+        fate = owned.state.table.fate(identity)
+        if fate is not None:
+            # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
+            if lacks_backup(self._context, owned):
+                return PushResult.retry(shard, "no_backup_yet")
+            return result_of(shard, fate)
+        if (waiting := self.rounds.find(shard, identity)) is not None:
+            return waiting
+        if owned.moving or self._run.is_closed:
+            return PushResult.retry(shard, "moving" if owned.moving else "leaving")
+        return None
+
+    async def repair(self, identity: DeltaId, item: IncomingDelta) -> PushResult:
+        """Apply the updates of a batch of the other side of a split that are not known here, under its identity: `ok`
+        when the batch is in."""
+        shard, batch = item.shard, item.batch
+        owned = self._store.owned.get(shard)
+        if owned is None or owned.state.table is None or batch is None:
+            return not_owned(self._store, shard)
+        if owned.moving or self._run.is_closed:
+            return PushResult.retry(shard, "moving")
+        if owned.state.knows(identity):
+            return PushResult(shard, "ok", owned.state.version)
+        waiting: list[asyncio.Future[PushResult]] = []
+        void: list[KeyUpdate] = []
+        reasons: list[str] = []
+        refused = dict(batch.refused)
+        for place, update in enumerate(batch.updates):
+            answer = self._known(shard, update.identity)
+            if isinstance(answer, PushResult) and answer.status == "refused" and place not in refused:
+                answer = None  # refused here, and applied there
+            if isinstance(answer, Waiting):
+                waiting.append(answer.result)
+            elif answer is None and (place in refused or _is_superseded(owned, update)):
+                void.append(update)
+                reasons.append(refused.get(place, ""))
+            elif answer is None:
+                waiting.append(self.rounds.enqueue(shard, update, update.node, is_repair=True).result)
+        if waiting:
+            await asyncio.wait(waiting, timeout=ANSWER_S)
+            if not all(one.done() and one.result().status in ("ok", "refused") for one in waiting):
+                return PushResult(shard, "retry", reason=LATER)
+        return await self.rounds.close(shard, identity, void, reasons)
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    async def _on_read(self, _sender: Contact, message: ReadValues, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(encode(ReadValuesAnswer(self.read(message.keys))))
+
+    def read(self, keys: Sequence[tuple[int, bytes]]) -> list[ReadResult]:
+        """The values of keys, each with its shard, until the answer is full."""
+        results = []
+        left_bytes = MAX_ANSWER_BYTES
+        for shard, key in keys:
+            owned = self._owned(shard)
+            if isinstance(owned, PushResult):
+                denied = owned.status == "redirect"
+                results.append(
+                    ReadResult(
+                        shard,
+                        "redirect" if denied else "retry",
+                        owner_info=owned.owner_info,
+                        is_unknown=owned.denies_ownership and not denied,
+                    )
+                )
+                continue
+            entry = owned.state.table.entries.get(key) if owned.state.table is not None else None
+            if entry is None:
+                results.append(ReadResult(shard, "none", *owned.term))
+            elif left_bytes <= 0:
+                results.append(ReadResult(shard, "retry", *owned.term))
+            else:
+                left_bytes -= len(entry.value)
+                results.append(ReadResult(shard, "value", *owned.term, entry.value, entry.timestamp))
+        return results
+
+    def _owned(self, shard: int) -> Owned | PushResult:
+        owned = self._store.owned.get(shard)
+        if owned is None or owned.state.table is None:
+            return not_owned(self._store, shard) if shard < len(self._store) else PushResult.retry(shard, "moving")
+        # While a hand-over is unanswered the other node may own it, with newer values.
+        return PushResult.retry(shard, "moving") if owned.moving else owned
+
+    async def _on_list(self, _sender: Contact, message: ListKeys, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(encode(ListKeysAnswer(await self.list_keys(message.shards))))
+
+    async def list_keys(self, shards: Sequence[tuple[int, bytes]]) -> list[KeysResult]:
+        """The keys of shards, each from after a key, until the answer is full."""
+        results = []
+        left_bytes, listed = MAX_ANSWER_BYTES, 0
+        for shard, after in shards:
+            owned = self._owned(shard)
+            if isinstance(owned, PushResult):
+                denied = owned.status == "redirect"
+                results.append(
+                    KeysResult(
+                        shard,
+                        "redirect" if denied else "retry",
+                        owner_info=owned.owner_info,
+                        is_unknown=owned.denies_ownership and not denied,
+                    )
+                )
+                continue
+            keys = sorted(owned.state.table.entries) if owned.state.table is not None else []
+            found: list[bytes] = []
+            for key in islice(keys, bisect_right(keys, after), None):
+                if left_bytes <= 0:
+                    break
+                left_bytes -= len(key)
+                found.append(key)
+            is_whole = not keys or bool(found and found[-1] == keys[-1]) or keys[-1] <= after
+            results.append(KeysResult(shard, "keys", *owned.term, found, is_whole))
+            listed += len(keys)
+            if listed >= ENTRIES_PER_TURN:
+                listed = 0
+                await asyncio.sleep(0)
+        return results
+
+
+def _is_superseded(owned: Owned, update: KeyUpdate) -> bool:
+    """Whether a value that the other side of a split has set is older than the present one, by their timestamps."""
+    entry = None if owned.state.table is None else owned.state.table.entries.get(update.key)
+    return update.reducer == "replace" and entry is not None and update.timestamp < entry.timestamp
