@@ -55,6 +55,7 @@ BY_NAME = (
     "word_count",
     "records",
     "dispatch_store",
+    "values",
 )
 
 
