@@ -7,71 +7,33 @@ and the text of the record.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from tests.process.harness.plain_trainer import DESCRIPTION, LAYOUT
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon
+from tests.process.harness.plain_trainer import SIZE
+from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
+from training.trainer.connection import DaemonConnection
 from training.trainer.records.record_draws import RecordDraws
 from training.trainer.records.task_source import DispatchedTasks
 from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder, StepReport, TrainerHello
-from training.trainer_link.shared_memory import map_vectors
+from training.trainer_link.interface import StepOrder, StepReport
 
 
-def main() -> int:
-    """Serve one daemon; returns the exit code."""
-    log, step_s, batch = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    connection = DaemonConnection.connect(os.environ[messages.SOCKET_VARIABLE], on_lost=lambda: os._exit(0))
-    end_with_daemon(signal.SIGKILL)
-    try:
-        connection.receive_start()
-        connection.send(messages.Hello(TrainerHello(LAYOUT, "plain", "1", "", "cpu", evaluates=False, pid=os.getpid())))
-        memory, descriptors = connection.receive_memory()
-        _, delta = map_vectors(descriptors, memory.total)
-        connection.send(messages.Ready())
-        draws = RecordDraws(DispatchedTasks(connection))
-        trainer = _Trainer(connection, draws, delta, log, step_s, batch)
-        while True:
-            trainer.serve()
-    except (StopAsked, DaemonGone):
-        return 0
+class RecordTrainer(TorchlessTrainer):
+    """Draws records, and writes down which it has trained."""
 
-
-class _Trainer:
-    def __init__(
-        self, connection: DaemonConnection, draws: RecordDraws, delta: np.ndarray, log: Path, step_s: float, batch: int
-    ) -> None:
-        self._connection = connection
-        self._draws = draws
-        self._delta = delta
+    def __init__(self, connection: DaemonConnection, log: Path, step_s: float, batch: int) -> None:
+        super().__init__(connection, "plain", SIZE)
+        self._draws = RecordDraws(DispatchedTasks(connection))
         self._log = log
         self._step_s = step_s
         self._batch = batch
 
-    def serve(self) -> None:
-        connection = self._connection
-        match connection.receive():
-            case messages.Train(turn, order):
-                self._train(turn, order)
-            case messages.Evaluate(turn, _):
-                connection.send(messages.Evaluated(turn, None))
-            case messages.Save(turn, path):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_text(json.dumps({}))
-                connection.send(messages.Copied(turn))
-                connection.send(messages.Written(turn))
-            case messages.Describe(turn, _, _):
-                connection.send(messages.Described(turn, DESCRIPTION))
-
-    def _train(self, turn: int, order: StepOrder) -> None:
-        connection, lines, steps = self._connection, [], 0
+    def train(self, turn: int, order: StepOrder) -> StepReport | None:
+        connection, lines, steps = self.connection, [], 0
         if order.carry:
             connection.send(messages.BuffersLoaded(turn))
         while steps < order.local_steps:
@@ -80,7 +42,7 @@ class _Trainer:
                 if lines:
                     break
                 if connection.interrupted():
-                    return
+                    return None
                 self._draws.tasks.idle()
                 continue
             lines += drawn
@@ -88,13 +50,14 @@ class _Trainer:
             time.sleep(self._step_s)
             connection.progress(steps)
         if order.carry and not connection.wait_for_free_delta():
-            return
-        self._delta[:] = np.float32(0.001)
+            return None
+        self.delta[:] = np.float32(0.001)
         self._draws.count(len(lines))
         self._draws.report(turn, order.step)
-        connection.send(messages.Trained(turn, StepReport(order.step, 1.0, len(lines), steps, self._step_s, {})))
+        self.connection.send(messages.Trained(turn, StepReport(order.step, 1.0, len(lines), steps, self._step_s, {})))
         with self._log.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
+        return None
 
     def _take(self, *, wait: bool) -> list[str]:
         lines: list[str] = []
@@ -104,4 +67,5 @@ class _Trainer:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    log, seconds, batch = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    sys.exit(serve_daemon(lambda connection: RecordTrainer(connection, log, seconds, batch)))

@@ -1,0 +1,75 @@
+"""The part that trainer processes without torch share: the link, the shared memory, and every order but to train.
+
+Importing torch costs two seconds of processor time per process, and no test of a daemon needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from training.layout import Layout, LayoutEntry
+from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon
+from training.trainer_link import messages
+from training.trainer_link.interface import ModelDescription, StepOrder, StepReport, TensorSource, TrainerHello, Vector
+from training.trainer_link.shared_memory import map_vectors
+
+
+class TorchlessTrainer:
+    """Answers the orders of one daemon for a model of one tensor. Subclasses train."""
+
+    def __init__(self, connection: DaemonConnection, name: str, values: int) -> None:
+        entry = LayoutEntry("weight", (values,), "float32", "parameter", 0, values)
+        self.layout = Layout((entry,))
+        self.connection = connection
+        hello = TrainerHello(self.layout, name, "1", "", "cpu", evaluates=False, pid=os.getpid())
+        connection.send(messages.Hello(hello))
+        memory, descriptors = connection.receive_memory()
+        self.vector, self.delta = map_vectors(descriptors, memory.total)
+        if memory.initialise:
+            self.vector[:] = self.initial(memory.total)
+        connection.send(messages.Ready())
+
+    def initial(self, total: int) -> Vector | float:
+        """What a founder begins with."""
+        return 0.0
+
+    def train(self, turn: int, order: StepOrder) -> StepReport | None:
+        """Write a delta, and return its report; None where the turn is cancelled, or already reported."""
+        raise NotImplementedError
+
+    def serve(self) -> None:
+        """One order."""
+        connection = self.connection
+        match connection.receive():
+            case messages.Train(turn, order):
+                report = self.train(turn, order)
+                if report is not None:
+                    connection.send(messages.Trained(turn, report))
+            case messages.Evaluate(turn, _):
+                connection.send(messages.Evaluated(turn, None))
+            case messages.Save(turn, path):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(json.dumps({}))
+                connection.send(messages.Copied(turn))
+                connection.send(messages.Written(turn))
+            case messages.Describe(turn, _, _):
+                tensor = TensorSource("weight", "float32", (len(self.vector),), "vector", "weight")
+                description = ModelDescription(self.layout.digest(), "", (tensor,), {})
+                connection.send(messages.Described(turn, description))
+
+
+def serve_daemon(make: Callable[[DaemonConnection], TorchlessTrainer]) -> int:
+    """Serve the daemon that has started this process, until it asks to stop; returns the exit code."""
+    connection = DaemonConnection.connect(os.environ[messages.SOCKET_VARIABLE], on_lost=lambda: os._exit(0))
+    end_with_daemon(signal.SIGKILL)
+    try:
+        connection.receive_start()
+        trainer = make(connection)
+        while True:
+            trainer.serve()
+    except (StopAsked, DaemonGone):
+        return 0
