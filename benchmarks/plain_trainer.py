@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.interface import BusyWith, Evaluation, ModelDescription, TensorSource, TrainerEnd
+from training.trainer_link.engine_messages import EngineAsked, PullDone
+from training.trainer_link.interface import (
+    BusyWith,
+    Evaluation,
+    ModelDescription,
+    TensorSource,
+    TrainerEnd,
+    TrainerFailed,
+)
 
 
 class PlainTrainer:
@@ -40,6 +48,13 @@ class PlainTrainer:
 
     def send_data(self, message: DataFromDaemon) -> None:
         """It shares no data."""
+
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """It uses no engine."""
+
+    async def ended(self) -> TrainerFailed:
+        """It ends when it is told to."""
+        return await asyncio.get_running_loop().create_future()
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:  # noqa: ARG002
         return await self.stop(finish_s)

@@ -19,6 +19,7 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
+from p2pnode.lifecycle.engine_run import EngineRun
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_check import check_memory
 from p2pnode.lifecycle.model_export import ModelExport
@@ -39,7 +40,7 @@ from training.manifest import Manifest, propose
 from training.progress import Progress
 from training.sharing.service import DataService
 from training.step_loop import StepLoop
-from training.trainer_link.interface import TrainerFailed, TrainerHello
+from training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 
 #: A node that was just started takes no shard over for this long, or until it has the vector.
 TAKEOVER_DELAY_S = 30.0
@@ -86,6 +87,7 @@ class Node:
         self.trainer_bytes: int | None = None
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
+        self._engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
         self.duplicates: DuplicateData | None = None
         self._goal_news: GoalAnnouncement | None = None
@@ -228,7 +230,12 @@ class Node:
             await self._close()
 
     async def _run_training(self) -> End:
-        hello = await self._start()
+        try:
+            hello = await self._start()
+        except TrainerLeft:
+            return "script"  # it needed no model, as with map-reduce
+        if hello.engine is not None:
+            return await self._run_engine(hello)
         exchange, loop = await self._join_training(hello)
         await self._wait_for_nodes()
         self.phase = "training"
@@ -245,6 +252,14 @@ class Node:
             await self._goal_news.announce(self.progress.step)
         await self._finish(end, exchange)
         return end
+
+    async def _run_engine(self, hello: TrainerHello) -> End:
+        """A script with an engine of named values, which has its own loop."""
+        parts = await self._engine.join(hello, self.incarnation)
+        self.manifest, self.exchange, self.barrier, self.gate = parts
+        self.phase = "training"
+        self._failure = await self._engine.serve()
+        return "script" if self._failure is None else "trainer_failed"
 
     async def _serve(self) -> End:
         """The life of a master that trains nothing: until its job has ended and nobody trains, or it is to leave."""
@@ -409,6 +424,7 @@ class Node:
 
     async def _leave(self) -> None:
         self.phase = "leaving"
+        self._engine.release()
         await asyncio.gather(
             self.data.leave(TELL_DATA_S),
             self.dispatch.leave(TELL_DATA_S),
@@ -418,6 +434,7 @@ class Node:
     async def _close(self) -> None:
         if self._checkpoints is not None:
             await self._checkpoints.stop()
+        await self._engine.stop()
         await self.data.stop()
         await self.dispatch.stop()
         if self.duplicates is not None:

@@ -24,7 +24,7 @@ from training.manifest import Manifest
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
-from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, Vector
+from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
 #: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
 REJOIN_TIMEOUT_S = 5.0
@@ -179,9 +179,12 @@ class Startup:
     # -- the trainer and the checkpoint -------------------------------------------------------------------------
 
     async def start_trainer(self) -> TrainerHello:
-        """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`."""
+        """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`, and `TrainerLeft` for a
+        script that has ended and needed no model."""
         try:
             return await self._trainer.start(resume=self._resume)
+        except TrainerLeft:
+            raise
         except TrainerFailed as error:
             raise UserError(
                 f"the trainer cannot start: {error.reason}", hint=error.hint, exit_code=ExitCode.TRAINER

@@ -11,6 +11,7 @@ import torch
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.engine_messages import EngineAsked, PullDone
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -20,6 +21,7 @@ from training.trainer_link.interface import (
     StepOrder,
     StepReport,
     TrainerEnd,
+    TrainerFailed,
     TrainerHello,
     Vector,
 )
@@ -92,6 +94,13 @@ class InlineTrainer:
 
     def send_data(self, message: DataFromDaemon) -> None:
         """It shares no data."""
+
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """It uses no engine."""
+
+    async def ended(self) -> TrainerFailed:
+        """It ends when it is told to."""
+        return await asyncio.get_running_loop().create_future()
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
         return await self.stop()

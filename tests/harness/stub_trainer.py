@@ -16,6 +16,7 @@ import numpy as np
 
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, PullDone
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -115,7 +116,7 @@ class StubTrainer:
         self._hanging: asyncio.Event | None = None
         #: Called with what a script would send about shared data; `granted` are the answers.
         self.send_to_daemon: Callable[[DataFromTrainer | RecordsFromTrainer], None] | None = None
-        self.granted: list[DataFromDaemon | RecordsFromDaemon] = []
+        self.granted: list[DataFromDaemon | RecordsFromDaemon | EngineFromDaemon] = []
         self.is_script = False
         self._leaves_after: int | None = None
         self._finishing_s = 0.0
@@ -260,8 +261,15 @@ class StubTrainer:
     def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         self.send_to_daemon = handler
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
         self.granted.append(message)
+
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """It uses no engine."""
+
+    async def ended(self) -> TrainerFailed:
+        """It ends when it is told to."""
+        return await asyncio.get_running_loop().create_future()
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
         return await self._finish(reason, finish_s)

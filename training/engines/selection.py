@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from training.errors import TrainingError
+from training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from training.engines.mapreduce.engine import MapReduce
+    from training.engines.peer.engine import PeerToPeer
 
 #: The engines of this version.
-ENGINES = ("mapreduce",)
+ENGINES = ("p2p", "mapreduce")
+
+BarrierName = Literal["asp", "bsp", "ssp", "pbsp", "pssp"]
 
 
 class EngineUnavailable(TrainingError, ValueError):
     """There is no such engine, or a package that it needs is missing."""
 
 
-def engine(kind: Literal["mapreduce"], *, processes: int = 0, address: str | None = None) -> MapReduce:
-    """An engine for an algorithm that is no training loop; close it, or use it in a `with` block.
+@overload
+def engine(kind: Literal["mapreduce"], *, processes: int = 0, address: str | None = None) -> MapReduce: ...
+
+
+@overload
+def engine(
+    kind: Literal["p2p"], *, barrier: BarrierName | None = None, staleness: int = 4, sample: int = 0
+) -> PeerToPeer: ...
+
+
+def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer:
+    """An engine for an algorithm that is no training loop; close it, or use it in a `with` block (docs/engines.md).
 
     `mapreduce`: lazy data sets, computed in this process, in `processes` of this machine, or on the Dask cluster whose
-    scheduler has this `address` (docs/engines.md). Raises `EngineUnavailable` for another kind and for a missing
-    package, `ValueError` for options that cannot be met.
+    scheduler has this `address`. It needs no node.
+
+    `p2p`: named values at their owners in the swarm, and the verbs schedule, push, pull, barrier and stop at every
+    node. It needs a node: `p2pnode run -- python script.py`. `barrier` with `staleness` and `sample` (0: by the
+    population) replaces that of the node's settings; it must be the same at all nodes.
+
+    Raises `EngineUnavailable` for another kind and for a missing package, `NoNode` where a node is needed, `ValueError`
+    for options that cannot be met.
     """
-    if kind not in ENGINES:
+    if kind == "p2p":
+        from training.engines.peer.engine import PeerToPeer
+
+        return PeerToPeer.open(**options)
+    if kind != "mapreduce":
         raise EngineUnavailable(f"there is no engine {kind!r}; this version has: {', '.join(ENGINES)}")
     try:
         from training.engines.mapreduce.engine import MapReduce
@@ -32,4 +59,12 @@ def engine(kind: Literal["mapreduce"], *, processes: int = 0, address: str | Non
         raise EngineUnavailable(
             f"the engine {kind!r} needs the package {error.name}: pip install 'p2pnode[mapreduce]'"
         ) from error
-    return MapReduce(processes=processes, address=address)
+    _tell_node()
+    return MapReduce(**options)
+
+
+def _tell_node() -> None:
+    """Tell the node that has started this script, if one has, that the script may end without a model."""
+    if path := os.environ.get(SOCKET_VARIABLE):
+        with contextlib.suppress(OSError):  # a model is attached already, and its folder is gone
+            Path(path).with_name(ALONE_FILE).touch()

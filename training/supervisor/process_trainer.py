@@ -13,21 +13,22 @@ import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
 from overlay.environment import Clock, Log
-from overlay.system import ThreadExecutor
 from training.settings import TrainingSettings
 from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
 from training.supervisor.node_start import NodeStart, start_message
+from training.supervisor.opening import allocate, hello_of
 from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
-from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data
+from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data, ignore_engine
 from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, PullDone
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -100,6 +101,8 @@ class ProcessTrainer:
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
+        self._on_engine: Callable[[EngineAsked | PullDone], None] = ignore_engine
+        self._has_ended = asyncio.Event()
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
         self._turn = 0
@@ -140,6 +143,7 @@ class ProcessTrainer:
         self._end = TrainerEnd()
         self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
+        self._has_ended.clear()
         self._done_before.clear()
         self._set_state("starting")
         try:
@@ -168,8 +172,11 @@ class ProcessTrainer:
                 "the model's code changed while the node ran: stop the node and start it again",
                 fatal=True,
             )
+        if hello.engine is not None:  # named values are not in shared memory
+            self._hello = hello
+            return hello
         if self._memory is None:
-            self._memory = await _allocate(hello.layout.total)
+            self._memory = await allocate(hello.layout.total)
             self.vector, self.delta = self._memory.vector, self._memory.delta
         restored = Restored(has_vector=not first, file=restore)
         if first and resume is not None:
@@ -178,7 +185,7 @@ class ProcessTrainer:
             hello.layout.total, initialise=not restored.has_vector, restore=_absolute(self._restorable(restored.file))
         )
         session.send(memory, self._memory.descriptors)
-        await session.expect(messages.Ready, START_TIMEOUT_S)
+        await session.ready(START_TIMEOUT_S)
         self._hello = hello
         return hello
 
@@ -190,9 +197,10 @@ class ProcessTrainer:
                 launch, self._output, self._log, self._on_message, self._on_lost
             )
             session.on_data(self._on_data)
+            session.on_engine(self._on_engine)
             self._starts += 1
             session.send(start_message(self._settings, self._node, self._starts))
-            return session, (await session.expect(messages.Hello, START_TIMEOUT_S)).hello
+            return session, hello_of(await session.opened(START_TIMEOUT_S))
         except TrainerFailed as failure:
             if self._hello is None:
                 raise
@@ -261,9 +269,21 @@ class ProcessTrainer:
         if self._session is not None:
             self._session.on_data(handler)
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
         """See `Trainer.send_data`."""
         self._send(message)
+
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """See `Trainer.on_engine`."""
+        self._on_engine = handler
+        if self._session is not None:
+            self._session.on_engine(handler)
+
+    async def ended(self) -> TrainerFailed:
+        """See `Trainer.ended`."""
+        await self._has_ended.wait()
+        assert self._failure is not None
+        return self._failure
 
     def _send(self, message: messages.FromDaemon) -> None:
         if self._session is not None:
@@ -402,9 +422,12 @@ class ProcessTrainer:
 
     def _on_lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
         """The process has ended by itself; the pending order fails with the same failure."""
-        if session is not self._session or self._state not in ("running", "hung"):
+        if session is not self._session:
             return
         self._failure = failure
+        self._has_ended.set()
+        if self._state not in ("running", "hung"):
+            return
         self._busy = None
         if isinstance(failure, TrainerLeft):
             self._log.info("trainer_left", reason=failure.reason)
@@ -422,13 +445,3 @@ class ProcessTrainer:
 
 def _absolute(file: str) -> str:
     return str(Path(file).absolute()) if file else ""
-
-
-async def _allocate(total: int) -> SharedVectors:
-    if total < 1:
-        raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
-    executor = ThreadExecutor(1)  # Allocating gigabytes takes seconds, and happens once.
-    try:
-        return cast(SharedVectors, await executor.run(SharedVectors, total))
-    finally:
-        executor.close()

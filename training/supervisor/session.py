@@ -17,13 +17,15 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from overlay.environment import Log
 from training.supervisor.launch import Launch
 from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
+from training.supervisor.sender import SocketSender
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
+from training.trainer_link.engine_messages import EngineAsked, EngineOpened, PullDone
 from training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
 from training.trainer_link.record_messages import (
     RecordsFromTrainer,
@@ -33,8 +35,6 @@ from training.trainer_link.record_messages import (
     RecordsWanted,
     SaveWanted,
 )
-
-Opening = TypeVar("Opening", messages.Hello, messages.Ready)
 
 #: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
 SOCKET_PATH_BYTES = 100
@@ -59,6 +59,7 @@ class TrainerSession:
         self.process = process
         self.failure: TrainerFailed | None = None
         self._connection = connection
+        self._sender = SocketSender(connection)
         self._is_script = launch.is_script
         self._is_proven = launch.is_proven
         self._is_dismissed = False
@@ -67,6 +68,7 @@ class TrainerSession:
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
+        self._on_engine: Callable[[EngineAsked | PullDone], None] = ignore_engine
         self._measured: list[Evaluation] = []
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
@@ -91,7 +93,9 @@ class TrainerSession:
         try:
             folder, temporary = _socket_folder(state_dir)
             path = folder / "link"
-            path.unlink(missing_ok=True)
+            alone = folder / messages.ALONE_FILE
+            for old in (path, alone):
+                old.unlink(missing_ok=True)
             listener.setblocking(False)
             listener.bind(str(path))
             listener.listen(1)
@@ -111,8 +115,10 @@ class TrainerSession:
                     "see that the program exists and can be run",
                     fatal=True,
                 ) from error
-            connection = await _connected(listener, process)
+            connection = await _connected(listener, process, alone)
             if connection is None:
+                if process.returncode == 0 and _works_alone(alone):
+                    raise TrainerLeft("the script has ended; it needed no model of its node")
                 raise _unexpected_end(process, output, is_fatal=True)
         except BaseException:
             if process is not None:
@@ -121,7 +127,8 @@ class TrainerSession:
         finally:
             # One connection only: a second process cannot attach.
             listener.close()
-            path.unlink(missing_ok=True)
+            for old in (path, alone):
+                old.unlink(missing_ok=True)
             if temporary:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
@@ -133,10 +140,13 @@ class TrainerSession:
         """Call `handler` with every message about shared data."""
         self._on_data = handler
 
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """Call `handler` with every message about a run of an engine."""
+        self._on_engine = handler
+
     def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message. They are short and always read, so the socket's buffer is never full."""
-        with contextlib.suppress(OSError):  # The reader notices the broken socket and reports why.
-            socket.send_fds(self._connection, [messages.encode(message)], list(descriptors))
+        """Send a message."""
+        self._sender.send(messages.encode(message), descriptors)
 
     def ask(self, order: messages.Order) -> asyncio.Future[messages.FromTrainer]:
         """Send an order; the future gives its answer, or raises the trainer's failure."""
@@ -162,20 +172,31 @@ class TrainerSession:
             self._reply.exception()  # Marks the exception as retrieved.
         self._reply = None
 
-    async def expect(self, kind: type[Opening], timeout_s: float) -> Opening:
-        """Wait for the next message of the start-up, which must be of this kind. Raises `TrainerFailed`."""
+    async def opened(self, timeout_s: float) -> messages.Hello | EngineOpened:
+        """Wait for the trainer's first message. Raises `TrainerFailed`."""
+        got = await self._next("Hello", timeout_s)
+        if not isinstance(got, messages.Hello | EngineOpened):
+            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of Hello", fatal=True)
+        return got
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until the trainer has mapped its memory. Raises `TrainerFailed`."""
+        got = await self._next("Ready", timeout_s)
+        if not isinstance(got, messages.Ready):
+            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of Ready", fatal=True)
+
+    async def _next(self, awaited: str, timeout_s: float) -> messages.FromTrainer:
+        """The next message of the start-up."""
         try:
             async with asyncio.timeout(timeout_s):
                 got = await self._opening.get()
         except TimeoutError:
             raise TrainerFailed(
-                f"the trainer did not send {kind.__name__} within {timeout_s:.0f} s of its start",
+                f"the trainer did not send {awaited} within {timeout_s:.0f} s of its start",
                 f"what it printed is in {self._output.path}",
             ) from None
         if isinstance(got, TrainerFailed):
             raise got
-        if not isinstance(got, kind):
-            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of {kind.__name__}", fatal=True)
         return got
 
     async def kill(self, reason: str, hint: str) -> None:
@@ -213,6 +234,7 @@ class TrainerSession:
         finally:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+            await self._sender.stop()
             self._connection.close()
             self.fail_order(self.failure)
             for file in self._files.values():
@@ -227,7 +249,7 @@ class TrainerSession:
             with contextlib.suppress(OSError):
                 while data := await loop.sock_recv(self._connection, 1 << 16):
                     for message in decoder.from_trainer(data):
-                        before_hello = before_hello and not isinstance(message, messages.Hello)
+                        before_hello = before_hello and not isinstance(message, messages.Hello | EngineOpened)
                         self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
@@ -276,7 +298,7 @@ class TrainerSession:
                 self._is_proven = self._is_proven or isinstance(message, messages.Trained)
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._reply.set_result(message)
-            case messages.Hello() | messages.Ready():
+            case messages.Hello() | messages.Ready() | EngineOpened():
                 self._opening.put_nowait(message)
             case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable() | SaveWanted():
                 self._on_data(message)
@@ -284,6 +306,8 @@ class TrainerSession:
                 # What a cancelled turn trained does not reach the model.
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._on_data(message)
+            case EngineAsked() | PullDone():
+                self._on_engine(message)
             case messages.Warned():
                 self._log.warning("trainer_warned", about=message.event, message=message.message)
             case messages.Failed():
@@ -295,12 +319,20 @@ def ignore_data(_: DataFromTrainer | RecordsFromTrainer) -> None:
     """Nobody shares data yet."""
 
 
-async def _connected(listener: socket.socket, process: TrainerProcess) -> socket.socket | None:
-    """The socket to the trainer; None if the process ended before it connected."""
+def ignore_engine(_: EngineAsked | PullDone) -> None:
+    """No engine runs yet."""
+
+
+async def _connected(listener: socket.socket, process: TrainerProcess, alone: Path) -> socket.socket | None:
+    """The socket to the trainer; None if the process ended before it connected. One that works without its node, which
+    the file `alone` says, has all the time it wants."""
     loop = asyncio.get_running_loop()
     accepting = asyncio.create_task(loop.sock_accept(listener))
     try:
-        await asyncio.wait([accepting, process.exited], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [accepting, process.exited]
+        await asyncio.wait(ends, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if _works_alone(alone):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if accepting.done():
             connection, _ = accepting.result()
             connection.setblocking(False)
@@ -316,6 +348,11 @@ async def _connected(listener: socket.socket, process: TrainerProcess) -> socket
         await asyncio.gather(accepting, return_exceptions=True)
 
 
+def _works_alone(mark: Path) -> bool:
+    """Whether a script has said that it needs no model of its node: the mark is a file beside its socket."""
+    return mark.exists()
+
+
 def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: bool) -> TrainerFailed:
     """The failure of a process that ended without a `Failed` message. `is_fatal`: if it ended by itself, it would do so
     again."""
@@ -325,7 +362,7 @@ def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: boo
     exited = process.returncode is not None and process.returncode >= 0
     if process.returncode == 0:
         reason = "the training script ended before the swarm was done"
-        hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done"
+        hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done, or p2pnode.engine(…)"
     else:
         reason = f"the trainer ended with {process.how_it_ended()}: {last}"
         # A script's traceback stands on the terminal already.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from training.errors import TrainingError
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, EngineOpened, PullDone
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
@@ -43,6 +44,8 @@ class TrainerHello(msgspec.Struct, frozen=True):
     pid: int
     host_bytes: int = 0
     frozen: dict[str, str] = {}
+    #: A script that uses an engine of named values instead of training a model.
+    engine: EngineOpened | None = None
 
 
 class StepOrder(msgspec.Struct, frozen=True):
@@ -221,8 +224,16 @@ class Trainer(Protocol):
         (`training.dispatch`) that the trainer sends; replaces the previous handler."""
         ...
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon) -> None:
-        """Send a message about shared data or records; without a running trainer nothing happens."""
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+        """Send a message about shared data, records or an engine; without a running trainer nothing happens."""
+        ...
+
+    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+        """Call `handler` with every message of a script that uses an engine; replaces the previous handler."""
+        ...
+
+    async def ended(self) -> TrainerFailed:
+        """Wait until the process ends by itself; how it did: `TrainerLeft` for exit code 0."""
         ...
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:

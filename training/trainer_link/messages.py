@@ -19,12 +19,15 @@ import msgspec
 
 from training.errors import TrainingError
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from training.trainer_link.engine_messages import EngineFromDaemon, EngineFromScript
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerHello
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
 DAEMON_VARIABLE = "P2PNODE_DAEMON_PID"
+#: A file beside the socket. A script that works without its node, as with map-reduce, makes it: its end is no failure.
+ALONE_FILE = "works_alone"
 
 Message = TypeVar("Message")
 
@@ -222,6 +225,7 @@ FromDaemon = (
     | Stop
     | DataFromDaemon
     | RecordsFromDaemon
+    | EngineFromDaemon
 )
 FromTrainer = (
     Hello
@@ -243,6 +247,7 @@ FromTrainer = (
     | Failed
     | DataFromTrainer
     | RecordsFromTrainer
+    | EngineFromScript
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,6 +39,10 @@ REAL_ENVIRONMENT = (
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",
     "training/engines/mapreduce/",
+    # In the process of a script, which no simulation runs.
+    "training/engines/link.py",
+    "training/engines/values_link.py",
+    "training/engines/peer/engine.py",
     *TRAINERS_SIDE,
 )
 #: Calls that bypass the environment: under simulation they would make two runs of one seed differ.
@@ -78,6 +82,8 @@ BREACHES = [
     ("training/dispatch/recordio/layout.py", "import training.dispatch.recordio.chunk", "Layers of RecordIO"),
     ("training/dispatch/queue.py", "import training.dispatch.stored_queue", "Layers of dispatch"),
     ("training/engines/mapreduce/keys.py", "import training.engines.mapreduce.plan", "Layers of map-reduce"),
+    ("training/engines/program.py", "import training.engines.values_link", "Layers of the engines"),
+    ("training/engines/peer/loop.py", "import training.engines.peer.engine", "Layers of the peer-to-peer engine"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
     ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
@@ -255,7 +261,9 @@ def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
         "training/dispatch",
         "training/dispatch/conversion",
         "training/dispatch/recordio",
+        "training/engines",
         "training/engines/mapreduce",
+        "training/engines/peer",
         "training/exchange",
         "training/simulation",
         "p2pnode",

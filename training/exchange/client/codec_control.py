@@ -72,9 +72,10 @@ class CodecControl:
 
     def _shape(self) -> StepShape:
         store, nodes = self._context.store, self._context.view.worker_count()
-        total = store.bounds[-1][1]
+        parameters = store.bounds[-1][1]
+        total = max(1, parameters)  # a run of named values has no vector
         return StepShape(
-            parameters=total,
+            parameters=parameters,
             nodes=nodes,
             owned=sum(map(store.size, store.owned)) / total,
             backed=sum(map(store.size, store.backed)) / total,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import builtins
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import p2pnode
 from training.engines.selection import EngineUnavailable
+from training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 
 
 def test_an_engine_is_given_by_its_name() -> None:
     """The map-reduce engine computes; an unknown name is an error that lists those there are."""
     with p2pnode.engine("mapreduce") as engine:
         assert engine.from_items([1, 2]).map(lambda x: x + 1).collect() == [2, 3]
-    with pytest.raises(EngineUnavailable, match="no engine 'spark'; this version has: mapreduce"):
+    with pytest.raises(EngineUnavailable, match="no engine 'spark'; this version has: p2p, mapreduce"):
         p2pnode.engine("spark")
 
 
@@ -35,3 +37,18 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(EngineUnavailable, match=r"needs the package dask: pip install 'p2pnode\[mapreduce\]'"):
         p2pnode.engine("mapreduce")
+
+
+def test_a_map_reduce_script_tells_its_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under a node the mark beside its socket says that the script may end without a model; without one nothing is
+    written, nor where the folder is gone."""
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    p2pnode.engine("mapreduce").close()
+    monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "gone" / "link"))
+    p2pnode.engine("mapreduce").close()
+    assert list(tmp_path.iterdir()) == []
+
+    monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / "link"))
+    p2pnode.engine("mapreduce").close()
+
+    assert [path.name for path in tmp_path.iterdir()] == [ALONE_FILE]

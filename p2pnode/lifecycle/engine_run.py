@@ -1,0 +1,137 @@
+"""A node whose script uses an engine of named values: it joins the swarm without a model, and serves the script.
+
+The swarm agrees on a manifest like any other; its layout is empty. There is no step loop, because the script has one.
+The node leaves when the script ends, or when it is told to; its values are handed over as shards are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from overlay.overlay import Overlay
+from p2pnode.config.settings import Config
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.engine_service import EngineService
+from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.startup import Startup
+from training import manifest_check
+from training.barriers.predicates import Barrier, make_barrier
+from training.barriers.waiter import BarrierWaiter
+from training.engines.participation import Participation
+from training.exchange.exchange import Exchange
+from training.manifest import Manifest, propose
+from training.progress import Progress
+from training.settings import BarrierSettings
+from training.trainer_link.engine_messages import EngineOpened, EngineReady
+from training.trainer_link.interface import Trainer, TrainerHello, TrainerLeft
+from training.trainer_link.messages import derive_start_seed
+
+#: A node that was just started takes no shard over for this long, or until it has what its swarm has.
+TAKEOVER_DELAY_S = 30.0
+
+
+class EngineParts(NamedTuple):
+    """What a node has instead of a step loop."""
+
+    manifest: Manifest
+    exchange: Exchange
+    barrier: Barrier
+    gate: BarrierWaiter
+
+
+class EngineRun:
+    """Belongs to one node; `join`, then `serve`."""
+
+    def __init__(
+        self,
+        config: Config,
+        environment: NodeEnvironment,
+        startup: Startup,
+        overlay: Overlay,
+        trainer: Trainer,
+        progress: Progress,
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._startup = startup
+        self._overlay = overlay
+        self._trainer = trainer
+        self._progress = progress
+        self._service: EngineService | None = None
+
+    async def join(self, hello: TrainerHello, incarnation: int) -> EngineParts:
+        """Agree on the manifest, make the exchange, and enter it. Raises `UserError`."""
+        config, environment, overlay = self._config, self._environment, self._overlay
+        assert overlay.genesis is not None
+        assert hello.engine is not None
+        settings = barrier_of(config.barrier, hello.engine)
+        barrier = make_barrier(settings)
+        if not config.exchange.enabled:
+            raise UserError(
+                "exchange.enabled is off, and the values of an engine live in the exchange",
+                "leave the setting out",
+                ExitCode.CONFIGURATION,
+            )
+        manifest = propose(
+            run=config.swarm.run,
+            genesis=overlay.genesis,
+            hello=hello,
+            training=config.training,
+            barrier=settings,
+            exchange=config.exchange,
+        )
+        source = None if self._startup.founder else await self._startup.agree(manifest)
+        exchange = Exchange(
+            swarm=overlay,
+            manifest=manifest,
+            settings=config.exchange,
+            staleness=barrier.staleness,
+            replica=self._trainer.vector,
+            incarnation=incarnation,
+            environment=environment,
+        )
+        await self._startup.remember(manifest)
+        gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
+        part = Participation(overlay, gate, config.training, self._progress, environment.clock)
+        self._service = EngineService(self._trainer, part, exchange.values, environment.log)
+        exchange.delay_takeover(TAKEOVER_DELAY_S)
+        await exchange.start()
+        manifest_check.register(overlay, manifest)
+        await self._startup.get_vector(exchange, manifest, source)
+        await self._startup.avoid_identity_reuse(exchange)
+        node_id = overlay.node_id
+        seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)
+        self._trainer.send_data(EngineReady(node_id, seed, barrier.synchronous, part.pause_s))
+        return EngineParts(manifest, exchange, barrier, gate)
+
+    async def serve(self) -> UserError | None:
+        """Serve the script until it ends; what to report if it failed."""
+        failure = await self._trainer.ended()
+        if self._service is not None:
+            self._service.script_gone()
+        if isinstance(failure, TrainerLeft):
+            return None
+        return UserError(f"the script failed: {failure.reason}", failure.hint, ExitCode.TRAINER)
+
+    def release(self) -> None:
+        """The node leaves: let the script come to its end."""
+        if self._service is not None:
+            self._service.release()
+
+    async def stop(self) -> None:
+        """End what is under way; idempotent."""
+        if self._service is not None:
+            await self._service.stop()
+
+
+def barrier_of(settings: BarrierSettings, opened: EngineOpened) -> BarrierSettings:
+    """The barrier of a run: that of the settings, unless the script names another. Raises `UserError`."""
+    if not opened.method:
+        return settings
+    changes = {"method": opened.method, "staleness": opened.staleness, "sample": opened.sample}
+    try:
+        return msgspec.convert(msgspec.structs.asdict(settings) | changes, BarrierSettings)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the engine's barrier cannot be used: {error}", "", ExitCode.CONFIGURATION) from error

@@ -1,0 +1,226 @@
+"""The daemon's side of a script that uses an engine: answers its questions, and asks for its `pull`.
+
+The script decides what is computed (`training.engines`), this node takes part for it (`Participation`), and the values
+are those of the swarm. Questions are answered in any order, each when its answer is there. When the node leaves, all
+waiting ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from overlay.environment import Log
+from training.engines.participation import Participation
+from training.errors import TrainingError
+from training.trainer_link.engine_messages import (
+    MESSAGE_VALUES_BYTES,
+    AbandonRun,
+    ApplyUpdates,
+    AskKeys,
+    BeginRun,
+    Counted,
+    CountStep,
+    Done,
+    Encoded,
+    EngineAnswered,
+    EngineAsked,
+    FinishRun,
+    GetValues,
+    KeysFound,
+    ListPeers,
+    PeerSteps,
+    PullAsked,
+    PullDone,
+    Question,
+    QuestionRefused,
+    Reply,
+    SetValue,
+    UpdateParts,
+    ValuesFound,
+    WaitAtBarrier,
+)
+from training.trainer_link.interface import Trainer
+from training.values.encoding import decode_key, encode_key
+from training.values.store import (
+    EncodedPull,
+    EncodedResult,
+    EncodedUpdate,
+    EncodedValue,
+    PullFailed,
+    ScriptGone,
+    UpdateFailed,
+)
+
+#: Keys in one message.
+KEYS_IN_A_PART = 4096
+
+
+class EncodedStore(Protocol):
+    """The values of the swarm, which this node passes on as bytes; `Exchange.values`."""
+
+    async def get_encoded(self, keys: Sequence[bytes]) -> Sequence[EncodedValue | None]: ...
+
+    async def set_encoded(self, key: bytes, value: bytes, timestamp: int) -> None: ...
+
+    async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None: ...
+
+    async def list_keys(self) -> list[bytes]: ...
+
+    def on_pull(self, pull: EncodedPull | None) -> None: ...
+
+
+class EngineService:
+    """Belongs to one node whose script uses an engine."""
+
+    def __init__(self, trainer: Trainer, participation: Participation, values: EncodedStore, log: Log) -> None:
+        self._trainer = trainer
+        self._participation = participation
+        self._values = values
+        self._log = log
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._waits: dict[asyncio.Task[None], EngineAsked] = {}
+        self._numbers = itertools.count(1)
+        self._batches: dict[int, asyncio.Future[PullDone]] = {}
+        self._is_leaving = False
+        self._is_gone = False
+        trainer.on_engine(self._on_script)
+        values.on_pull(self.pull)
+
+    # -- the life of the service
+
+    def release(self) -> None:
+        """The node leaves: nothing waits any more, so that the script can end."""
+        self._is_leaving = True
+        for task, asked in list(self._waits.items()):
+            task.cancel()
+            self._reply(asked, self._at_once(asked.question))
+
+    def script_gone(self) -> None:
+        """The script has ended: batches that wait for its `pull` are not answered."""
+        self._is_gone = True
+        self._values.on_pull(None)
+        for batch in self._batches.values():
+            if not batch.done():
+                batch.set_exception(ScriptGone("the script of this node has ended"))
+
+    async def stop(self) -> None:
+        """End what is under way; idempotent."""
+        self.script_gone()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- questions
+
+    def _on_script(self, message: EngineAsked | PullDone) -> None:
+        if isinstance(message, PullDone):
+            batch = self._batches.get(message.number)
+            if batch is not None and not batch.done():
+                batch.set_result(message)
+            return
+        question = message.question
+        waits = isinstance(question, BeginRun | WaitAtBarrier | FinishRun)
+        if isinstance(question, CountStep | AbandonRun | ListPeers) or (waits and self._is_leaving):
+            self._reply(message, self._at_once(question))
+        else:
+            task = asyncio.create_task(self._answer(message), name=f"engine-{type(question).__name__}")
+            self._tasks[task] = None
+            task.add_done_callback(self._forget)
+            if waits:
+                self._waits[task] = message
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._waits.pop(task, None)
+
+    def _at_once(self, question: Question) -> Reply:
+        """The answer to a question that needs no other node, or that must not wait."""
+        match question:
+            case CountStep(count, seconds):
+                self._participation.count(count, seconds)
+            case AbandonRun():
+                self._participation.abandon()
+            case ListPeers(sample):
+                return PeerSteps(self._participation.peers(sample), self._participation.workers())
+            case BeginRun():
+                return Counted(self._participation.step)
+            case _:
+                pass
+        return Done()
+
+    async def _answer(self, asked: EngineAsked) -> None:
+        try:
+            if isinstance(asked.question, AskKeys):
+                await self._list_keys(asked)
+            else:
+                self._reply(asked, await self._answered(asked.question))
+        except UpdateFailed as error:
+            self._reply(asked, QuestionRefused("update", error.reason, encode_key(error.key), error.node))
+        except TrainingError as error:
+            self._reply(asked, QuestionRefused("unavailable", str(error)))
+        except Exception as error:
+            self._log.error("engine_question_failed", question=type(asked.question).__name__, reason=repr(error))
+            self._reply(asked, QuestionRefused("unavailable", f"the node failed: {error!r}"))
+
+    def _reply(self, asked: EngineAsked, reply: Reply) -> None:
+        self._trainer.send_data(EngineAnswered(asked.number, reply))
+
+    async def _answered(self, question: Question) -> Reply:
+        match question:
+            case BeginRun():
+                return Counted(await self._participation.begin())
+            case WaitAtBarrier(count):
+                await self._participation.wait(count)
+            case FinishRun():
+                await self._participation.finish()
+            case GetValues(keys):
+                return await self._get(keys)
+            case SetValue(key, value, timestamp):
+                await self._values.set_encoded(key, value, timestamp)
+            case ApplyUpdates(updates):
+                await self._values.update_encoded([EncodedUpdate(*one) for one in updates])
+            case _:
+                raise TypeError(f"no answer to {type(question).__name__}")
+        return Done()
+
+    async def _get(self, keys: Sequence[bytes]) -> ValuesFound:
+        """The values of the first keys, as many as fit into a message; at least one."""
+        values: list[Encoded | None] = []
+        size_bytes = 0
+        for one in await self._values.get_encoded(keys[:KEYS_IN_A_PART]):
+            size_bytes += 0 if one is None else len(one[0])
+            if values and size_bytes > MESSAGE_VALUES_BYTES:
+                break
+            values.append(one)
+        return ValuesFound(values)
+
+    async def _list_keys(self, asked: EngineAsked) -> None:
+        keys = await self._values.list_keys()
+        for first in range(0, max(1, len(keys)), KEYS_IN_A_PART):
+            part = keys[first : first + KEYS_IN_A_PART]
+            self._reply(asked, KeysFound(part, is_last=first + KEYS_IN_A_PART >= len(keys)))
+
+    # -- pull
+
+    async def pull(
+        self, updates: Sequence[EncodedUpdate], present: Mapping[bytes, EncodedValue]
+    ) -> Sequence[EncodedResult]:
+        """Ask the script for the new values of a batch. Raises `PullFailed`, `ScriptGone`."""
+        if self._is_gone:
+            raise ScriptGone("the script of this node has ended")
+        number = next(self._numbers)
+        batch = self._batches[number] = asyncio.get_running_loop().create_future()
+        try:
+            asked: list[UpdateParts] = [(one.key, one.value, one.timestamp, one.reducer) for one in updates]
+            self._trainer.send_data(PullAsked(number, asked, dict(present)))
+            done = await batch
+        finally:
+            del self._batches[number]
+        if done.failure:
+            if len(updates) == 1:  # otherwise the owner asks again, for each by itself
+                self._log.warning("pull_failed", key=repr(decode_key(updates[0].key)), reason=done.failure)
+            raise PullFailed(done.failed or None, done.failure)
+        return [(key, value, timestamp) for key, (value, timestamp) in done.values.items()]

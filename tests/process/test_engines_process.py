@@ -1,0 +1,106 @@
+"""Scripts with an engine under `p2pnode run`: real daemons, sockets and processes, to the end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pnode.errors import ExitCode
+from tests.harness.repository import ROOT
+from tests.process.harness.swarm_world import ProcessNode, kill_all, until
+
+Start = Callable[..., ProcessNode]
+
+#: Several daemons, one test at a time.
+pytestmark = pytest.mark.xdist_group("daemons")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `p2pnode run` of a Python script; the nodes are ended with the test."""
+    nodes: list[ProcessNode] = []
+
+    def run(*script: str, settings: dict[str, Any] | None = None) -> ProcessNode:
+        bootstrap = ""
+        if nodes:
+            until(lambda: bool(nodes[0].address), 60.0, "the first node has an address", nodes)
+            bootstrap = nodes[0].address
+        chosen = {"exchange.shards": 8, "training.linger_s": 20.0, **(settings or {})}
+        command = [sys.executable, *script]
+        nodes.append(ProcessNode(tmp_path, f"n{len(nodes)}", chosen, bootstrap=bootstrap, script=command))
+        return nodes[-1]
+
+    yield run
+    kill_all(nodes)
+
+
+def ended(node: ProcessNode) -> str:
+    """What a node wrote, once it has ended by itself with code 0."""
+    assert node.process.wait(60.0) == 0, node.output()
+    return node.output()
+
+
+def test_word_count_under_a_node_ends_with_code_0(start: Start, tmp_path: Path) -> None:
+    """A map-reduce script needs no model of its node: it prints its counts, without stop words, and the node leaves."""
+    (tmp_path / "words.txt").write_text("the cat and the dog\nThe cat is in the house\n")
+
+    node = start(str(ROOT / "examples/word_count.py"), str(tmp_path / "words.txt"))
+
+    lines = [line.split() for line in ended(node).splitlines() if re.match(r" +\d", line)]
+    assert lines == [["2", "cat"], ["1", "dog"], ["1", "house"]]
+
+
+def test_a_script_of_no_engine_and_no_model_is_an_error_still(start: Start) -> None:
+    """A training script that forgets to attach ends with exit code 8, and the hint names both ways."""
+    node = start("-c", "print('nothing')")
+
+    assert node.process.wait(60.0) == ExitCode.TRAINER
+    assert "p2pnode.attach(model, optimizer)" in node.output()
+    assert "p2pnode.engine" in node.output()
+
+
+@pytest.mark.timeout(180)
+def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -> None:
+    """The weights are within 1e-2 at every node that is left, after one was killed with its script and one joined."""
+    example = str(ROOT / "examples/linear_regression.py")
+    settings = {"training.min_nodes": 3, "barrier.method": "pssp"}
+    nodes = [start(example, "--pause", "0.02", "--steps", "150", settings=settings) for _ in range(3)]
+    until(lambda: nodes[0].step >= 15, 60.0, "15 steps", nodes)
+    nodes[1].kill()
+    joiner = start(example, "--pause", "0.02", "--steps", "150", settings=settings)
+    until(lambda: joiner.step >= 1, 60.0, "the joiner takes part", [nodes[0], nodes[2], joiner])
+
+    for node in (nodes[0], nodes[2], joiner):
+        error = re.search(r"largest error (\S+)", ended(node))
+        assert error is not None
+        assert float(error[1]) < 1e-2
+
+
+@pytest.mark.timeout(120)
+def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(start: Start, tmp_path: Path) -> None:
+    """The traceback has the `VerbFailed`; the other node goes on to its end."""
+    script = tmp_path / "counting.py"
+    script.write_text(
+        "import sys, time, p2pnode\n"
+        "engine = p2pnode.engine('p2p', barrier='asp')\n"
+        "def push(ctx, params):\n"
+        "    time.sleep(0.02)\n"
+        "    if 'fail' in sys.argv and ctx.step == 3: raise RuntimeError('no disk')\n"
+        "    return [('n', 1)]\n"
+        "engine.register_push(push)\n"
+        "engine.register_pull('add')\n"
+        "engine.register_stop(lambda ctx: ctx.step >= 20)\n"
+        "engine.start()\n"
+        "print('total', engine.get('n').value)\n"
+    )
+    settings = {"training.min_nodes": 2}
+    good, bad = start(str(script), settings=settings), start(str(script), "fail", settings=settings)
+
+    assert bad.process.wait(60.0) == ExitCode.TRAINER
+    assert re.search(r"VerbFailed: push failed at node \w{8} in step 3: RuntimeError: no disk", bad.output())
+    assert "total 23" in ended(good)

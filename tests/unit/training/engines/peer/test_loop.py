@@ -1,0 +1,226 @@
+"""The loop of the peer-to-peer engine: a store in memory, and many nodes on a simulated network and virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples.linear_regression import TRUE, Regression
+from tests.harness.peer_world import PeerWorld
+from tests.harness.virtual_loop import run
+from training.engines.program import Context, Program, VerbFailed
+from training.values.store import NewValue, UpdateFailed, ValueUpdate
+
+
+class Counting(Program):
+    """Every step adds 1 to one of four keys, and to a key of all."""
+
+    reducer = "add"
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.read: list[tuple[int, Any]] = []
+
+    def schedule(self, ctx: Context) -> list[str]:
+        return ["all"]
+
+    def push(self, ctx: Context, params: Any) -> list[tuple[str, int]]:
+        self.read.append((ctx.step, params[0][1] or 0))
+        return [("all", 1), (f"part {ctx.rng.randrange(4)}", 1)]
+
+    def stop(self, ctx: Context) -> bool:
+        return ctx.step >= self.steps
+
+
+async def all_of(world: PeerWorld) -> list[int]:
+    return await asyncio.gather(*world.runs.values())
+
+
+async def value_of(world: PeerWorld, key: str) -> Any:
+    found = await world.store.get(key)
+    assert found is not None
+    return found.value
+
+
+async def error_of(world: PeerWorld) -> float:
+    columns = [await value_of(world, f"column {number}") for number in range(TRUE.shape[1])]
+    return float(np.abs(np.stack(columns, axis=1) - TRUE).max())
+
+
+@pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
+def test_every_update_is_in_the_values(method: str) -> None:
+    """Under each barrier all nodes do all their steps, and each update is in the values once."""
+
+    async def play() -> None:
+        world = PeerWorld(5, method, min_nodes=3)
+        programs = [Counting(8) for _ in range(3)]
+        for number, program in enumerate(programs):
+            await world.start(number, program, step_s=0.05 * (1 + number))
+        assert await all_of(world) == [8, 8, 8]
+        parts = [await value_of(world, str(key)) for key in await world.store.keys()]
+        assert sorted(parts)[-1] == 24
+        assert sum(parts) == 48
+
+    run(play())
+
+
+def test_bulk_synchronous_reads_have_whole_steps() -> None:
+    """Under bsp a node reads all updates of the steps before its own, and none of later ones, whatever its pace."""
+
+    async def play() -> None:
+        world = PeerWorld(6, "bsp", min_nodes=4)
+        programs = [Counting(6) for _ in range(4)]
+        for number, program in enumerate(programs):
+            await world.start(number, program, step_s=0.02 * 4**number)
+        await all_of(world)
+        for program in programs:
+            assert program.read == [(step, 4 * step) for step in range(6)]
+
+    run(play())
+
+
+def test_asynchronous_nodes_do_not_wait() -> None:
+    """Under asp a fast node is far ahead of a slow one; under ssp by the staleness at most, and one step."""
+
+    async def lead(method: str) -> int:
+        world = PeerWorld(7, method, min_nodes=2, staleness=3)
+        fast, slow = await world.start(0, Counting(60), 0.01), await world.start(1, Counting(60), 0.5)
+        largest = 0
+        while fast.ctx.step < 60:
+            await asyncio.sleep(0.05)
+            largest = max(largest, fast.ctx.step - slow.ctx.step)
+        await all_of(world)
+        return largest
+
+    assert run(lead("asp")) > 20
+    assert run(lead("ssp")) <= 4
+
+
+def test_a_barrier_of_the_program_replaces_that_of_the_settings() -> None:
+    """A program's own barrier is asked until it passes, with the steps of its peers; the predicates of training do."""
+    from training.barriers.predicates import ssp
+
+    class Own(Counting):
+        asked = 0
+
+        def barrier(self, ctx: Context) -> bool:
+            self.asked += 1
+            return ssp(ctx.step, list(ctx.peers().values()), 1)
+
+    async def play() -> int:
+        world = PeerWorld(8, "asp", min_nodes=2)
+        fast, slow = await world.start(0, Own(20), 0.01), await world.start(1, Own(20), 0.2)
+        largest = 0
+        while fast.ctx.step < 20:
+            await asyncio.sleep(0.02)
+            largest = max(largest, fast.ctx.step - slow.ctx.step)
+        await all_of(world)
+        return largest
+
+    assert 1 <= run(play()) <= 2
+
+
+@pytest.mark.parametrize("method", ["bsp", "pssp", "asp"])
+def test_linear_regression_survives_a_death_and_a_join(method: str) -> None:
+    """Six nodes recover the true weights to 1e-2 while one of them is killed and one joins."""
+
+    async def play() -> tuple[float, int]:
+        world = PeerWorld(9, method, min_nodes=6)
+        for number in range(6):
+            await world.start(number, Regression(120), step_s=0.05)
+        await world.until(lambda: world.peers[0].ctx.step >= 15, 60.0, "15 steps")
+        await world.lose(3)
+        await world.until(lambda: world.peers[0].ctx.step >= 40, 60.0, "40 steps")
+        joiner = await world.start(6, Regression(120), step_s=0.05)
+        await world.until(lambda: joiner.ctx.step > 0, 60.0, "the joiner takes part")
+        began = joiner.ctx.step
+        assert await all_of(world) == [120] * 6
+        return await error_of(world), began
+
+    error, began = run(play())
+    assert error < 1e-2
+    assert began >= 35
+
+
+@pytest.mark.parametrize("verb", ["schedule", "push", "stop", "barrier"])
+def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) -> None:
+    """An error of a function names it and ends the run of its node alone; the others go on, and it can start again."""
+
+    class Failing(Counting):
+        fails = True
+
+    def failing(self: Failing, ctx: Context, *rest: Any) -> Any:
+        if self.fails and ctx.step == 2:
+            raise OSError("no more")
+        return True if verb == "barrier" else getattr(Counting, verb)(self, ctx, *rest)
+
+    setattr(Failing, verb, failing)
+
+    async def play() -> None:
+        world = PeerWorld(10, "pssp", min_nodes=2)
+        good, bad = await world.start(0, Counting(30), 0.05), await world.start(1, Failing(30), 0.05)
+        with pytest.raises(
+            VerbFailed, match=rf"^{verb}.* failed at node {bad.node_id[:8]} in step 2: OSError: no more"
+        ):
+            await world.runs.pop(1)
+        bad.verbs._program.fails = False  # type: ignore[attr-defined]
+        assert await bad.run() == 30
+        assert (await world.runs[0], good.ctx.step) == (30, 30)
+
+    run(play())
+
+
+def test_an_update_that_pull_refuses_is_an_error_of_its_sender() -> None:
+    """The sender gets `UpdateFailed` with the key and the text of the owner's error; other keys are updated."""
+
+    class Picky(Counting):
+        reducer = "pull"
+
+        def push(self, ctx: Context, params: Any) -> list[tuple[str, int]]:
+            return [("good", 1), ("bad" if ctx.step == 3 else "good", 1)]
+
+        def pull(self, ctx: Context, updates: Sequence[ValueUpdate]) -> list[NewValue]:
+            if any(one.key == "bad" for one in updates):
+                raise ValueError("a bad key")
+            return [NewValue("good", ctx.get("good", 0).value + len(updates), updates[-1].timestamp)]
+
+    async def play() -> None:
+        world = PeerWorld(11, "asp")
+        await world.start(0, Picky(10))
+        with pytest.raises(UpdateFailed, match=r"pull of .*'bad' failed at node .*ValueError: a bad key"):
+            await world.runs[0]
+        assert await value_of(world, "good") >= 6
+
+    run(play())
+
+
+def test_nobody_waits_for_a_node_between_two_runs() -> None:
+    """A node whose program has ended or failed is no worker, and a bulk-synchronous barrier does not wait for it."""
+
+    async def play() -> float:
+        world = PeerWorld(12, "bsp", min_nodes=2)
+        await world.start(0, Counting(12))
+        short = await world.start(1, Counting(3))
+        began = world.clock.monotonic()
+        assert await all_of(world) == [12, 3]
+        assert short.worker_num() == 1
+        return world.clock.monotonic() - began
+
+    assert run(play()) < 10.0
+
+
+def test_a_stopping_node_ends_its_loop_after_its_step() -> None:
+    """A node that is told to leave does not begin another step."""
+
+    async def play() -> None:
+        world = PeerWorld(13, "asp")
+        node = await world.start(0, Counting(1000))
+        await asyncio.sleep(1.0)
+        node.is_stopping = True
+        assert 5 <= await world.runs[0] <= 15
+
+    run(play())

@@ -1,0 +1,109 @@
+"""A node's part in a run of an engine: what it announces, how it waits for the others, and when it has finished.
+
+Steps are announced in the heartbeat, and the barrier is the training's (`training.barriers`): a node that takes part is
+`TRAINING` for the others, one whose script is between two runs is `PAUSED`, so nobody waits for it, and one that has
+finished is `FINISHED`. A node that begins while others are at work begins at their median count, so it holds nobody
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from statistics import median
+
+from overlay.environment import Clock
+from overlay.peers import Activity, Peer
+from training.barriers.predicates import resample_after
+from training.barriers.waiter import BarrierWaiter
+from training.progress import Progress
+from training.settings import TrainingSettings
+from training.swarm import Swarm
+
+POLL_INTERVAL_S = 0.05
+#: Steps whose median is the announced step time; and the shortest one, because 0 means that there was no step yet.
+PACE_STEPS = 21
+SHORTEST_STEP_S = 1e-4
+
+
+class Participation:
+    """Belongs to one node. Counts are those that the engine announces; they rise from one run to the next."""
+
+    def __init__(
+        self, swarm: Swarm, waiter: BarrierWaiter, training: TrainingSettings, progress: Progress, clock: Clock
+    ) -> None:
+        self._swarm = swarm
+        self._waiter = waiter
+        self._training = training
+        self._progress = progress
+        self._clock = clock
+        self._pace_s: deque[float] = deque(maxlen=PACE_STEPS)
+        swarm.announce(activity=Activity.PAUSED)
+
+    @property
+    def pause_s(self) -> float:
+        """Between two tests of a barrier of the program, at the start."""
+        return resample_after(0.0, self._progress.step_seconds)
+
+    @property
+    def step(self) -> int:
+        """The last count."""
+        return self._progress.step
+
+    async def begin(self) -> int:
+        """Wait until `min_nodes` are there, and take part; returns the count to begin with."""
+        now = self._clock.monotonic()
+        # Before it is announced: those that begin with this node, at once, wait for it then.
+        others = sorted(peer.step for peer in self._swarm.members() if peer.is_worker(now))
+        if others:
+            self._progress.step = max(self._progress.step, others[len(others) // 2])
+        self._swarm.announce(activity=Activity.READY, step=self._progress.step)
+        while self._present() < self._training.min_nodes:  # noqa: ASYNC110 - it follows from heartbeats
+            await asyncio.sleep(POLL_INTERVAL_S)
+        self._waiter.begin()
+        self._swarm.announce(activity=Activity.TRAINING, step=self._progress.step)
+        return self._progress.step
+
+    def count(self, count: int, seconds: float) -> None:
+        """Announce a count; the step took so many seconds."""
+        progress = self._progress
+        if count > progress.step:
+            self._pace_s.append(max(seconds, SHORTEST_STEP_S))
+            progress.step_seconds = median(self._pace_s)
+            progress.step = count
+        self._swarm.announce(step=progress.step, step_seconds=progress.step_seconds)
+
+    async def wait(self, count: int) -> None:
+        """Wait at the barrier of the settings."""
+        await self._waiter.wait(count, self._progress.step_seconds)
+
+    async def finish(self) -> None:
+        """Take part no more; return when nobody is at work any more, or `linger_s` has passed."""
+        self._swarm.announce(activity=Activity.FINISHED)
+        try:
+            async with asyncio.timeout(self._training.linger_s):
+                while self._at_work():  # noqa: ASYNC110 - it follows from heartbeats
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError:
+            pass
+
+    def abandon(self) -> None:
+        """Take part no more; the others go on."""
+        self._swarm.announce(activity=Activity.PAUSED)
+
+    def peers(self, sample: int) -> dict[bytes, int]:
+        """Counts of the others that take part: of a fresh sample, or with 0 of all."""
+        found = self._swarm.sample(sample) if sample else self._swarm.all_members()
+        return {peer.node_id: peer.step for peer in found}
+
+    def workers(self) -> int:
+        """How many nodes take part, with this one if it does."""
+        return max(1, round(self._swarm.workers()))
+
+    def _present(self) -> int:
+        ready = (Activity.READY, Activity.TRAINING, Activity.FINISHED)
+        return 1 + sum(peer.activity in ready for peer in self._swarm.members())
+
+    def _at_work(self) -> list[Peer]:
+        at_work = (Activity.READY, Activity.TRAINING)
+        return [peer for peer in self._swarm.members() if peer.activity in at_work]

@@ -1,0 +1,190 @@
+"""The values of a run, as a script uses them: encodes keys and values, and asks the daemon (`training.engines.link`).
+
+`LinkedValues` is synchronous; `LinkedStore` gives the engines' loops the same as a `ValueStore`, whose methods never
+suspend. `Script` is what a program's context uses.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from training.engines.link import EngineLink
+from training.engines.program import Surroundings
+from training.errors import TrainingError
+from training.trainer_link.engine_messages import (
+    MESSAGE_VALUES_BYTES,
+    ApplyUpdates,
+    AskKeys,
+    Encoded,
+    EngineReady,
+    GetValues,
+    KeysFound,
+    ListPeers,
+    PeerSteps,
+    PullAsked,
+    PullDone,
+    SetValue,
+    UpdateParts,
+    ValuesFound,
+)
+from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from training.values.store import NewValue, Stamped, ValueUpdate
+
+
+class LinkedValues:
+    """Named values. All methods raise `InvalidKey`, `StoreUnavailable` and `NoNode`."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+
+    def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+        """The values of those keys that have one."""
+        wanted = [encode_key(key) for key in keys]
+        found: list[Encoded | None] = []
+        while len(found) < len(wanted):
+            reply = self._link.ask(GetValues(wanted[len(found) :]))
+            assert isinstance(reply, ValuesFound)
+            found += reply.values
+        return {key: stamped(one) for key, one in zip(keys, found, strict=True) if one is not None}
+
+    def set(self, key: Key, value: object, timestamp: int) -> None:
+        """Replace a value. Raises `ValueNotEncodable`."""
+        self._link.ask(SetValue(encode_key(key), encode_value(key, value), timestamp))
+
+    def update(self, updates: Sequence[ValueUpdate]) -> None:
+        """Apply updates, each once. Raises `ValueNotEncodable` before any is sent, `UpdateFailed` for one that a `pull`
+        has refused."""
+        encoded = [
+            (encode_key(one.key), encode_value(one.key, one.value), one.timestamp, one.reducer) for one in updates
+        ]
+        self._link.ask_all([ApplyUpdates(part) for part in in_parts(encoded)])
+
+    def keys(self) -> list[Key]:
+        """All keys, sorted by their encoding: text first."""
+        replies = self._link.ask_in_parts(AskKeys())
+        found = [key for reply in replies if isinstance(reply, KeysFound) for key in reply.keys]
+        return [decode_key(key) for key in sorted(found, key=lambda key: (key[:1] == b"b", key))]
+
+
+class LinkedStore:
+    """The `ValueStore` of a script; no method suspends."""
+
+    def __init__(self, values: LinkedValues) -> None:
+        self._values = values
+
+    async def get(self, key: Key) -> Stamped | None:
+        return self._values.get_many([key]).get(key)
+
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+        return self._values.get_many(keys)
+
+    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
+        self._values.set(key, value, timestamp)
+
+    async def update(self, updates: Sequence[ValueUpdate]) -> None:
+        self._values.update(updates)
+
+    async def keys(self) -> list[Key]:
+        return self._values.keys()
+
+
+class Script:
+    """What a program's context can use; implements `training.engines.program.Surroundings`."""
+
+    def __init__(self, link: EngineLink, values: LinkedValues, ready: EngineReady) -> None:
+        self._link = link
+        self._values = values
+        self.node_id = ready.node_id.hex()
+        self.rng = random.Random(ready.seed)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def get(self, key: Key) -> Stamped | None:
+        return self._values.get_many([key]).get(key)
+
+    def set(self, key: Key, value: object, timestamp: int) -> None:
+        self._values.set(key, value, timestamp)
+
+    def keys(self) -> list[Key]:
+        return self._values.keys()
+
+    def peers(self, count: int | None) -> dict[str, int]:
+        return {node.hex(): step for node, step in self._asked(count or 0).steps.items()}
+
+    def worker_num(self) -> int:
+        return self._asked(0).workers
+
+    def _asked(self, sample: int) -> PeerSteps:
+        reply = self._link.ask(ListPeers(sample))
+        assert isinstance(reply, PeerSteps)
+        return reply
+
+
+class Pulling:
+    """The surroundings of `pull`: values of its `batch` are read without a request, and none is set."""
+
+    def __init__(self, present: Mapping[Key, Stamped], surroundings: Surroundings, batch: Collection[Key] = ()) -> None:
+        self._present = present
+        self._batch = frozenset(batch)
+        self._surroundings = surroundings
+        self.node_id = surroundings.node_id
+        self.rng = surroundings.rng
+        self.clock = surroundings.clock
+        self.keys = surroundings.keys
+        self.peers = surroundings.peers
+        self.worker_num = surroundings.worker_num
+
+    def get(self, key: Key) -> Stamped | None:
+        found = self._present.get(key)
+        return found if found is not None or key in self._batch else self._surroundings.get(key)
+
+    def set(self, key: Key, _value: object, _timestamp: int) -> None:
+        raise TypeError(f"pull returns new values; it does not set {key!r}")
+
+
+#: Runs the program's `pull` on updates and the present values of their keys.
+RunPull = Callable[[Sequence[ValueUpdate], Mapping[Key, Stamped]], Sequence[NewValue]]
+
+
+def answer_pull(asked: PullAsked, pull: RunPull) -> PullDone:
+    """Run `pull` on a batch. What it raises becomes the text of a failure; the owner then asks for its updates one by
+    one, so that only those are refused that raise by themselves."""
+    updates = [
+        ValueUpdate(decode_key(key), decode_value(value), timestamp, reducer)
+        for key, value, timestamp, reducer in asked.updates
+    ]
+    present = {decode_key(key): stamped(one) for key, one in asked.present.items()}
+    try:
+        return PullDone(asked.number, _encoded(pull(updates, present)))
+    except Exception as error:
+        keys = {one.key for one in updates}
+        return PullDone(asked.number, {}, _text_of(error), encode_key(updates[0].key) if len(keys) == 1 else b"")
+
+
+def _encoded(values: Iterable[NewValue]) -> dict[bytes, Encoded]:
+    return {encode_key(one.key): (encode_value(one.key, one.value), one.timestamp) for one in values}
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+
+
+def stamped(encoded: Encoded) -> Stamped:
+    """A decoded value and its timestamp."""
+    return Stamped(decode_value(encoded[0]), encoded[1])
+
+
+def in_parts(updates: Iterable[UpdateParts]) -> list[list[UpdateParts]]:
+    """Updates in messages of about a megabyte."""
+    parts: list[list[UpdateParts]] = []
+    size_bytes = MESSAGE_VALUES_BYTES
+    for one in updates:
+        if size_bytes >= MESSAGE_VALUES_BYTES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(one)
+        size_bytes += len(one[0]) + len(one[1])
+    return parts
