@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.fuzz import Fuzz
+from tests.harness.long_run import more
 from tests.harness.virtual_loop import VirtualLoop
 
 ROUNDS = 40
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *more(2, 3)])
 def test_nothing_that_arrives_harms_a_node(seed: int) -> None:
     """No exception, no task left, no invented node in a table, sizes within limits, others served (see the fuzzer)."""
     tally = VirtualLoop().run(Fuzz(seed).play(lambda tally: tally.rounds < ROUNDS))

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.harness.long_run import more
 from tests.harness.store_histories import DELTAS, NAMES, World
 
 ACTIONS = {
@@ -54,25 +55,22 @@ def play(seed: int, events: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("block", range(8))
-def test_random_histories_lose_and_double_nothing(block: int) -> None:
-    """Twenty histories of 250 events each keep every invariant and end with one owner."""
-    for seed in range(20 * block, 20 * block + 20):
+@pytest.mark.parametrize("first", [0, *more(100)])
+def test_random_histories_lose_and_double_nothing(first: int) -> None:
+    """A hundred histories of 250 events each keep every invariant and end with one owner. Acknowledgements, promotions,
+    hand-overs, take-overs and fenced owners all happen in them."""
+    worlds = []
+    for seed in range(first, first + 100):
         try:
-            play(seed, 250)
+            worlds.append(play(seed, 250))
         except BaseException:
             print(f"seed {seed}")
             raise
 
-
-def test_the_histories_are_not_empty() -> None:
-    """Acknowledgements, promotions, hand-overs, take-overs and fenced owners all happen often."""
-    worlds = [play(seed, 250) for seed in range(200)]
     counts = {what: sum(world.counts[what] for world in worlds) for what in worlds[0].counts}
     print(counts)
-
-    assert counts["acknowledged"] >= 100
-    assert min(counts.values()) >= 5
+    assert counts["acknowledged"] >= 50
+    assert min(counts.values()) >= 3
 
 
 NODES = st.sampled_from(NAMES)

@@ -8,15 +8,16 @@ import sys
 import pytest
 
 from tests.harness.conservation import Tally, play
+from tests.harness.long_run import more
 from tests.harness.progress_clocks import BOUND_S, RETRY_S, STEP_MOST_S
 from training.exchange.cooperative import LoopYielder
 from training.shards.robust import Robust
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-BLOCKS = [(1000, 24, 8), (1100, 6, 8), (1200, 4, 12), (0, 1, 50)]
+BLOCKS = [(1000, 24, 8), (1200, 2, 12), (0, 1, 50)]
 #: More of the same.
-MORE = [(1106, 18, 8), (1204, 6, 12), (1, 1, 50)]
-#: Two tests look at the histories of the first block: in one worker, they are played once.
+MORE = [(1100, 24, 8), (1202, 8, 12), (1, 1, 50)]
+#: Three tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.xdist_group("first histories")
 
 
@@ -31,7 +32,7 @@ def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
     [
         pytest.param(*BLOCKS[0], marks=FIRST_BLOCK),
         *BLOCKS[1:],
-        *[pytest.param(*block, marks=pytest.mark.long) for block in MORE],
+        *more(*MORE),
     ],
 )
 def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
@@ -104,6 +105,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     ]
 
 
+@FIRST_BLOCK
 def test_a_seed_replays_to_the_same_history() -> None:
     """Event by event: the digests are equal, and another seed's is another."""
-    assert play(1003, 8).digest == play(1003, 8).digest != play(1004, 8).digest
+    assert play(1003, 8).digest == played(1003, 8).digest != played(1004, 8).digest

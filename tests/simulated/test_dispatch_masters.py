@@ -15,6 +15,7 @@ import pytest
 
 from tests.harness.environment import SeededEntropy, make_environment
 from tests.harness.fake_etcd import FakeCalls, FakeEtcd
+from tests.harness.long_run import more
 from tests.harness.virtual_loop import run
 from training.dispatch import stored_queue
 from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
@@ -129,7 +130,7 @@ class World:
                 master.calls.cut = False
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *more(*range(4, 12))])
 def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

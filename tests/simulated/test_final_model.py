@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from p2pnode.lifecycle.run_result import RunResult
+from tests.harness.long_run import more
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
@@ -134,7 +135,7 @@ def test_a_node_that_is_not_waited_for_is_told() -> None:
     simulate(scenario, step_s=lambda name: 5.0 if name == "n2" else 0.5, training__linger_s=2.0)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 5])
+@pytest.mark.parametrize("seed", [0, *more(2, 5)])
 def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(seed: int) -> None:
     """It is killed when the first node has its final values: the others get the same from its former backups."""
 

@@ -59,16 +59,17 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
                 rng.getrandbits(32), node.node_id + b"\x0a\x09" + rng.randbytes(4)
             ),
         }[body]
+        requests = []
+        for _ in range(4000):
+            heartbeat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
+            source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", heartbeat.port)
+            news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
+            requests.append((asked(heartbeat, made(), rng.randbytes(20), prove=True, news=news), source))
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         for burst in range(20):
-            for _ in range(200):
-                heartbeat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
-                source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", heartbeat.port)
-                news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
-                node._protocol.datagram_received(
-                    asked(heartbeat, made(), rng.randbytes(20), prove=True, news=news), source
-                )
+            for datagram, source in requests[burst * 200 : burst * 200 + 200]:
+                node._protocol.datagram_received(datagram, source)
             report = node.report()
             assert report.calls_waiting <= min(MAX_OUTSTANDING, MAX_CONCURRENT_VERIFICATIONS + MAX_PINGS_FOR_OTHERS + 4)
             await asyncio.sleep(0.05)

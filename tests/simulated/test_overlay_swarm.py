@@ -143,12 +143,12 @@ def test_a_failed_request_makes_liveness_look_at_once() -> None:
 
 
 def test_nobody_is_falsely_declared_dead() -> None:
-    """With 2 % loss, ten minutes of twenty nodes pass without a death."""
+    """With 2 % loss, five minutes of twenty nodes pass without a death."""
 
     async def story() -> None:
         world = OverlayWorld(seed=25, loss=0.02)
         nodes = await world.raise_swarm(20)
-        await asyncio.sleep(600)
+        await asyncio.sleep(300)
         kinds = [change.kind for changes in world.changes.values() for _, change in changes]
         assert "dead" not in kinds
         assert all(len(node.peers) == 19 for node in nodes)
@@ -446,7 +446,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
     def history() -> list[tuple[Any, ...]]:
         async def story() -> list[tuple[Any, ...]]:
             world = OverlayWorld(seed=38, loss=0.05)
-            await world.raise_swarm(18)
+            await world.raise_swarm(12)
             await asyncio.sleep(5)
             await world.crash(7)
             await world.nodes[9].leave()

@@ -12,6 +12,7 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
+from tests.harness.long_run import more
 from tests.harness.standing import Standing
 from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.harness.swarm import Host, Swarm
@@ -137,7 +138,7 @@ def test_bsp_keeps_everybody_on_one_step() -> None:
     simulate(scenario, seed=13, barrier__method="bsp", training__min_nodes=5)
 
 
-@pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), ("ssp", 5)])
+@pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), *more(("ssp", 5))])
 def test_nodes_that_begin_together_begin_together(method: str, most: int) -> None:
     """Steps of 5 ms on one machine's network, and the last node comes after half a minute. A node that sees it a fifth
     of a second before another does not run ahead, so no node misses a step."""
@@ -396,7 +397,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
     simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
 
 
-@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), ("pssp", 3), ("bsp", 2)])
+@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), ("bsp", 2), *more(("pssp", 3))])
 def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) -> None:
     """Its process stopped for eight seconds, dozens of steps of the other. It is not waited for as long again, but
     continues at the other's step. All that was not refused as late is in the model."""
