@@ -26,7 +26,6 @@ COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
     {
-        "test_demo",
         "test_hostile_process",
         "test_member_limits",
         "test_nat_namespaces",
@@ -43,11 +42,13 @@ FORKS = frozenset(
     {
         "test_advise_process",
         "test_bad_input",
+        "test_demo",
         "test_dispatch_process",
         "test_duplicate_identity_process",
         "test_examples",
         "test_forked_python",
         "test_full_disk",
+        "test_lazy_dynamo",
         "test_local_nodes",
         "test_run_command",
         "test_sealed_process",
@@ -110,5 +111,6 @@ def group_of(path: Path) -> str | None:
         return "swarms" if name in SWARMS else "forks" if name in FORKS else None
     if path.is_relative_to(SIMULATION_TESTS) or name in COMPILES:
         return "simulation"
-    # Fixtures that import torch's compiler, and that compile the kernels.
-    return name if name in ("test_lazy_dynamo", "test_kernels") else None
+    if name in FORKS:
+        return "forks"
+    return name if name == "test_kernels" else None  # its fixture compiles the kernels

@@ -1,4 +1,7 @@
-"""The demo as a whole, with stand-ins for the daemons: success, failure, interruption, and nothing left behind."""
+"""The demo as a whole, with stand-ins for the daemons: success, failure, interruption, and nothing left behind.
+
+Then with real daemons, whose trainers are forks; the long run has it as a user starts it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pytest
 from p2pnode.demo.plan import DemoPlan
 from p2pnode.demo.run import run
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import with_torch
 
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
 PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
@@ -143,17 +147,47 @@ def demo_of_daemons(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.slow
-def test_four_daemons_learn_what_none_could_alone(tmp_path: Path) -> None:
-    """The swarm reaches 0.95 of all ten classes; each part alone, with as many steps, stays near 0.7."""
-    code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "80")
-
-    assert (code, figures["success"]) == (0, True), printed
+def learnt(figures: dict[str, Any], printed: str) -> None:
+    """The swarm has reached 0.95 of all ten classes; each part alone, with as many steps, has stayed near 0.7."""
+    assert figures["success"], printed
     assert figures["accuracy"] >= 0.95
     assert 0.6 < figures["alone"] < 0.8
     assert figures["population_estimate"] == 4
     assert figures["bytes_sent_per_node_and_step"] > 0
     assert "together 0.9" in printed
+
+
+@pytest.fixture(scope="module")
+def torch_server() -> str:
+    """Before the first test has a temporary folder, whose path is too long for a socket."""
+    return with_torch().path
+
+
+@pytest.mark.slow
+def test_four_daemons_learn_what_none_could_alone(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They reach the goal together; none of the parts does."""
+    harness = (sys.executable, "-m", "tests.process.harness.forked_python", torch_server)
+    alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
+    plan = DemoPlan(
+        nodes=4,
+        time_limit_s=80.0,
+        start_command=(*harness, "start", "--config"),
+        alone_command=(*alone, "-m", "training.trainer.standalone"),
+    )
+
+    assert run(plan, as_json=True) == 0
+
+    output = capsys.readouterr()
+    learnt(json.loads(output.out.splitlines()[-1]), output.err)
+
+
+@pytest.mark.long
+def test_the_demo_as_a_user_starts_it() -> None:
+    """`p2pnode demo --json` with nothing forked: the same, and exit code 0."""
+    code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "80")
+
+    assert code == 0, printed
+    learnt(figures, printed)
 
 
 @pytest.mark.long

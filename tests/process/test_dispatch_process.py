@@ -45,7 +45,9 @@ def played(plan: ChaosPlan, folder: Path, seed: int) -> ChaosResult:
 @pytest.mark.timeout(240)
 def test_a_few_kills_lose_no_record(tmp_path: Path) -> None:
     """A worker and the master are killed in one pass: every record is trained, and only tasks of that worker twice."""
-    plan = ChaosPlan(500, 5, 2, 1, workers=3, worker_kills=1, master_kills=1, between_s=(0.2, 0.6), step_s=0.05)
+    plan = ChaosPlan(
+        500, 5, 2, 1, workers=3, worker_kills=1, master_kills=1, between_s=(0.2, 0.6), step_s=0.05, forks=True
+    )
 
     result = played(plan, tmp_path, 1)
 

@@ -10,8 +10,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, TRAINER
 
 #: Importing torch on a loaded machine is most of the wait.
@@ -43,14 +42,13 @@ class Pair:
             arguments += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2pnode", "run", *arguments, *TRAINER],
+            self.process = start_p2pnode(
+                ["run", *arguments, *TRAINER],
                 cwd=folder,
                 env=environment | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                stderr=output,
+                have_torch=False,
             )
 
     def status(self) -> dict[str, Any]:

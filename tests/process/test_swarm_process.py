@@ -16,6 +16,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import Forked, start_p2pnode
 
 #: The documented detection bound.
 DETECTION_BOUND_S = 10.0
@@ -29,9 +30,9 @@ TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0
 
 
 class Daemon:
-    """One `p2pnode run` process and its state directory."""
+    """One `p2pnode run` process and its state directory. With `forks`, it and its trainer are forks."""
 
-    def __init__(self, folder: Path, name: str, bootstrap: str = "") -> None:
+    def __init__(self, folder: Path, name: str, bootstrap: str = "", *, forks: bool = False) -> None:
         self.state_dir = folder / name
         self.log = folder / f"{name}.log"
         arguments = ["run", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
@@ -39,15 +40,22 @@ class Daemon:
         for setting in (*SHORT_STEPS, *CHANGES, "training.checkpoint_s=2"):
             arguments += ["--set", setting]
         self._output = self.log.open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "p2pnode", *arguments, *TRAINER],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        command, environment = [*arguments, *TRAINER], {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process: Forked | subprocess.Popen[bytes]
+        if forks:
+            self.process = start_p2pnode(
+                command, cwd=folder, env=environment, stdout=self._output, stderr=self._output, have_torch=False
+            )
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2pnode", *command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def status(self) -> dict[str, Any]:
         """Its status, empty while it cannot be asked."""
@@ -96,8 +104,8 @@ def until(condition: Callable[[], bool], within_s: float, what: str) -> float:
 def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     started: list[Daemon] = []
 
-    def start(name: str, bootstrap: str = "") -> Daemon:
-        started.append(Daemon(tmp_path, name, bootstrap))
+    def start(name: str, bootstrap: str = "", *, forks: bool = False) -> Daemon:
+        started.append(Daemon(tmp_path, name, bootstrap, forks=forks))
         return started[-1]
 
     yield start
@@ -180,9 +188,9 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
 def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Daemon]) -> None:
     """SIGSTOP for eight seconds: the other continues within the detection bound; after SIGCONT both continue within
     it."""
-    first = daemons("first")
+    first = daemons("first", forks=True)
     until(lambda: first.trains, START_S, "the founder trains")
-    second = daemons("second", first.address)
+    second = daemons("second", first.address, forks=True)
     until(lambda: second.trains and second.step > first.step - 50, START_S, "both train")
 
     second.process.send_signal(signal.SIGSTOP)
@@ -195,7 +203,7 @@ def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Dae
 @pytest.mark.timeout(120)
 def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """Two daemons on one state directory: the second reports it and ends with the code of an unusable directory."""
-    first = daemons("one")
+    first = daemons("one", forks=True)
     until(lambda: bool(first.status()), START_S, "it can be asked")
 
     done = subprocess.run(

@@ -26,7 +26,8 @@ MASTER_S = (0.3, 3.0)
 
 @dataclass
 class ChaosPlan:
-    """What is trained, and how often what is killed. `store` is that of `[dispatch]`, `{folder}` the run's own."""
+    """What is trained, and how often what is killed. `store` is that of `[dispatch]`, `{folder}` the run's own. With
+    `forks` all processes are forks of one that has imported the daemon."""
 
     records: int
     records_per_chunk: int
@@ -42,6 +43,7 @@ class ChaosPlan:
     local_steps: int = 2
     store: str = "sqlite"
     limit_s: float = 300.0
+    forks: bool = False
 
     @property
     def records_per_task(self) -> int:
@@ -143,7 +145,9 @@ class Chaos:
             log = str(self.folder / f"{name}.trained")
             script = ["-m", "tests.process.harness.record_trainer", log, str(plan.step_s), str(plan.batch)]
             script = [sys.executable, *script]
-        self.nodes[name] = ProcessNode(self.folder, name, settings, bootstrap=bootstrap, script=script)
+        self.nodes[name] = ProcessNode(
+            self.folder, name, settings, bootstrap=bootstrap, script=script, forks=self.plan.forks
+        )
 
     def run(self) -> ChaosResult:
         """Train all passes under the kills of the plan, to the end of the job."""

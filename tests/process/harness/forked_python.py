@@ -80,7 +80,7 @@ class ForkServer:
 @functools.cache
 def with_torch() -> ForkServer:
     """The server for trainers. It has none of our modules: a folder of the user's may hide them."""
-    return ForkServer("torch")
+    return ForkServer("torch", "numpy", "msgspec", "asyncio")
 
 
 @functools.cache
@@ -181,15 +181,18 @@ def start_p2pnode(
     stdin: Stream = subprocess.DEVNULL,
     stdout: Stream = subprocess.DEVNULL,
     stderr: Stream = subprocess.DEVNULL,
+    have_torch: bool = True,
 ) -> Forked | subprocess.Popen[Any]:
     """`python -m p2pnode ARGUMENTS…` in a session of its own, and its trainers, as forks. `start --invite` is a real
-    process: it executes itself again, to hide the line."""
+    process: it executes itself again, to hide the line. Without `have_torch` the trainers are forks of the server for
+    daemons: there is no other, and a trainer without torch needs none."""
     if "--invite" in arguments or not sys.platform.startswith("linux"):
         command = [sys.executable, "-m", "p2pnode", *arguments]
         return subprocess.Popen(
             command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
-    command = ["-m", "tests.process.harness.forked_python", with_torch().path, *arguments]
+    trainers = with_torch() if have_torch else with_daemon()
+    command = ["-m", "tests.process.harness.forked_python", trainers.path, *arguments]
     return Forked(with_daemon(), command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
 
 

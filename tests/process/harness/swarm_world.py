@@ -19,6 +19,7 @@ from typing import Any
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import Forked, start_p2pnode
 
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 90.0
@@ -27,7 +28,8 @@ POLL_INTERVAL_S = 0.05
 
 class ProcessNode:
     """`p2pnode start` on a state directory, or `p2pnode run` of a training `script`. `settings` are dotted keys.
-    `prefix` is put before the command."""
+    `prefix` is put before the command. With `forks`, daemon and script are forks of a process that has imported the
+    daemon: for scripts without torch, where nothing about the start itself is tested."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class ProcessNode:
         bootstrap: str = "",
         prefix: Iterable[str] = (),
         script: Sequence[str] = (),
+        forks: bool = False,
     ) -> None:
         self.name = name
         self.state_dir = folder / name
@@ -50,16 +53,23 @@ class ProcessNode:
             arguments += ["--set", f"{key}={_toml(value)}"]
         arguments += ["--", *script] if script else []
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process: Forked | subprocess.Popen[bytes]
         with self.log_file.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "p2pnode", *arguments],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            if forks:
+                self.process = start_p2pnode(
+                    arguments, cwd=folder, env=environment, stdout=output, stderr=output, have_torch=False
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "p2pnode", *arguments],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
 
     # -- asking -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 from types import ModuleType
 
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import Forked, with_torch
 from training.trainer.lazy_dynamo import import_later
 
-#: One interpreter imports torch and trains with the stand-in. Each case then continues in a fork of it, because the
-#: first use of the real module can happen only once per process.
+#: A process that has imported torch trains with the stand-in, then uses the compiler, and then trains with the real
+#: module, which is loaded by then.
 PROGRAM = """
-import os
 import sys
 import torch
 
@@ -36,7 +36,6 @@ def train():
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 def same_weights():
-    import torch._dynamo.utils
     return all(torch.equal(one, other) for one, other in zip(without, train()))
 
 def compiled_step():
@@ -57,35 +56,38 @@ def compiled_step():
 
 from training.trainer.lazy_dynamo import import_later
 import_later()
-torch.set_num_threads(1)  # a fork must not inherit a pool of threads
+torch.set_num_threads(1)
 without = train()
 print("loaded", sorted(name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))), flush=True)
-for case in (same_weights, compiled_step):
-    if os.fork() == 0:
-        print(case.__name__, case(), flush=True)
-        os._exit(0)
-    os.wait()
+print("compiled_step", compiled_step(), flush=True)
+print("same_weights", same_weights(), "torch._dynamo.utils" in sys.modules, flush=True)
 """
 
 
 @pytest.fixture(scope="module")
-def printed() -> list[str]:
-    """What a fresh interpreter prints; its import state is its own."""
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a process prints that has imported torch alone; its import state is its own."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.py").write_text(PROGRAM)
+    with (folder / "printed").open("w") as output, (folder / "errors").open("w") as errors:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = Forked(
+            with_torch(), [str(folder / "program.py")], cwd=ROOT, env=environment, stdout=output, stderr=errors
+        )
+        code = process.wait(100)
+    assert code == 0, (folder / "errors").read_text()
+    return (folder / "printed").read_text().splitlines()
 
 
 def test_training_imports_no_compiler_and_gives_the_same_weights(printed: list[str]) -> None:
     """Three optimizers with a schedule: nothing of dynamo or sympy is loaded, and the weights are those with it."""
-    assert printed[:2] == ["loaded []", "same_weights True"]
+    assert printed[0] == "loaded []"
+    assert printed[2] == "same_weights True True"
 
 
 def test_who_compiles_gets_the_compiler(printed: list[str]) -> None:
     """torch.compile of a model and of a whole step, settings, and names imported from it all find the real module."""
-    assert printed[2:] == ["compiled_step ([True, True, True], True)"]
+    assert printed[1] == "compiled_step ([True, True, True], True)"
 
 
 def test_what_is_loaded_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
