@@ -183,6 +183,9 @@ class Exchange:
             asyncio.create_task(self._fences.run(), name="fences"),
             asyncio.create_task(self.push_client.record.run(), name="push-log"),
         ]
+        if self.store.holds_values:
+            checks = self.deltas.values.rounds.check_backups()
+            self._tasks.append(asyncio.create_task(checks, name="check-backups"))
 
     def _on_change(self, change: PeerChange) -> None:
         self.reconciler.on_change(change)

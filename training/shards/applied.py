@@ -69,6 +69,11 @@ class Applied:
             merged[:2] = [(merged[0][0], merged[1][1])]
         ranges[:] = merged
 
+    def last(self, node: bytes, incarnation: int) -> int:
+        """The highest step of one incarnation; -1 where there is none."""
+        ranges = self._ranges.get((node, incarnation))
+        return ranges[-1][1] if ranges else -1
+
     def forget(self, node: bytes, incarnation: int) -> None:
         """Drop all identities of one incarnation."""
         self._ranges.pop((node, incarnation), None)

@@ -6,7 +6,7 @@ of the user's `pull` enter by `pulled`; the built-in reducers are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP, KeyResult, KeyUpdate, ValueBatch
 from training.shards.value_table import ENTRY_BYTES, ValueTable
@@ -23,9 +23,10 @@ def is_built_in(update: KeyUpdate) -> bool:
     return update.reducer in BUILT_IN
 
 
-def applied(table: ValueTable, updates: Sequence[KeyUpdate], room_bytes: int) -> ValueBatch:
+def applied(table: ValueTable, updates: Sequence[KeyUpdate], room_bytes: int, late: Container[int] = ()) -> ValueBatch:
     """The batch of updates by built-in reducers. `room_bytes`: how much larger the table may become; what would take
-    more is refused."""
+    more is refused. `late`: places of those that come after others which were made later, as from the other side of a
+    split. A value that one of them sets with a timestamp below the present one changes nothing."""
     latest: dict[bytes, KeyResult] = {}
     refused: list[tuple[int, str]] = []
     batch = ValueBatch(table.order + 1, list(updates), [], refused)
@@ -33,6 +34,10 @@ def applied(table: ValueTable, updates: Sequence[KeyUpdate], room_bytes: int) ->
         present = latest.get(update.key)
         former = table.entries.get(update.key)
         try:
+            newest = present if present is not None else former
+            is_late = place in late and update.reducer == "replace"
+            if is_late and newest is not None and update.timestamp < newest.timestamp:
+                continue
             if update.reducer == "replace":
                 result, size = KeyResult(update.key, update.timestamp, None, place), len(update.update)
             else:

@@ -22,6 +22,7 @@ from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, Sc
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
+from training.shards.value_table import ValueTable
 from training.shards.value_updates import applied, is_built_in, pulled
 from training.values.encoding import decode_key
 from training.values.store import EncodedPull, EncodedValue
@@ -29,6 +30,8 @@ from training.values.store import EncodedPull, EncodedValue
 #: Rounds under way to the same backups: the next one takes all that has come meanwhile.
 ROUNDS_AT_ONCE = 2
 FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
+#: A shard to which nothing was added for this long sends its backup an empty batch.
+CHECK_S = 5.0
 #: `PushResult.reason` of an update that waits or is being applied.
 LATER = "later"
 
@@ -85,8 +88,11 @@ class ValueRounds:
         return self._known.get((shard, identity))
 
     def enqueue(self, shard: int, update: KeyUpdate, sender: bytes, *, is_repair: bool = False) -> Waiting:
-        """Let an update wait for its round. The caller has checked that this node owns the shard and does not know
-        the update."""
+        """Let an update wait for its round, once. The caller has checked that this node owns the shard and does not
+        know the update, or has refused it."""
+        if (found := self.find(shard, update.identity)) is not None:
+            found.is_repair = found.is_repair or is_repair
+            return found
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
         one = Waiting(update, self._clock.monotonic(), result, sender, is_repair)
         self._known[shard, update.identity] = one
@@ -199,7 +205,7 @@ class ValueRounds:
                     continue
                 if waiting := self._take(shard, is_built_in):
                     updates = [one.update for one in waiting]
-                    batch = applied(owned.state.table, updates, self._room_bytes())
+                    batch = applied(owned.state.table, updates, self._room_bytes(), _late(owned.state.table, waiting))
                     prepared.append(self._prepare(shard, waiting, batch, owned))
             await self._commit(prepared)
         finally:
@@ -258,6 +264,34 @@ class ValueRounds:
         self._in_flight[shard, identity] = prepared.done
         return prepared
 
+    async def check_backups(self) -> None:
+        """Send the backups of shards to which nothing was added for `CHECK_S` an empty batch, again and again: one that
+        has lost its copy says so, and the shard gets another. Until cancelled."""
+        former: dict[int, tuple[Owned, int]] = {}
+        while True:
+            await asyncio.sleep(CHECK_S * self._context.jitter())
+            quiet = []
+            for shard, owned in list(self._store.owned.items()):
+                seen = owned, owned.state.version
+                is_free = owned.backup is not None and not owned.moving and shard not in self._busy
+                if is_free and former.get(shard) == seen and not self._is_halted:
+                    quiet.append(shard)
+                former[shard] = seen
+            if quiet:
+                self._start(quiet, self._check_round(quiet))
+
+    async def _check_round(self, shards: list[int]) -> None:
+        try:
+            prepared = []
+            for shard in shards:
+                owned = self._store.owned.get(shard)
+                if owned is not None and owned.state.table is not None and not owned.moving:
+                    batch = ValueBatch(owned.state.table.order, [], [])
+                    prepared.append(self._prepare(shard, [], batch, owned))
+            await self._commit(prepared)
+        finally:
+            self._free(shards)
+
     async def close(self, shard: int, identity: DeltaId, void: list[KeyUpdate], reasons: list[str]) -> PushResult:
         """Record that every update of a batch of the other side of a split is known here: by a batch of its identity,
         with those that change nothing: refused ones, with their `reasons`, and others, whose reason is empty."""
@@ -281,7 +315,8 @@ class ValueRounds:
             groups: dict[tuple[bytes, int], list[_Prepared]] = {}
             for one in prepared:
                 groups.setdefault((one.identity.node, one.identity.incarnation), []).append(one)
-            await asyncio.gather(*(self._commit_as(origin, group) for origin, group in groups.items()))
+            for origin, group in groups.items():
+                await self._commit_as(origin, group)
         finally:
             for one in prepared:
                 self._in_flight.pop((one.item.shard, one.identity), None)
@@ -317,6 +352,16 @@ class ValueRounds:
                     key = repr(decode_key(waiting.update.key))
                     self._log.error("value_update_lost", shard=shard, key=key, reason=settled.reason)
             self._settle(shard, waiting, settled)
+
+
+def _late(table: ValueTable, waiting: list[Waiting]) -> list[int]:
+    """The places of updates that come late: from the other side of a split, or after a later one of their origin, which
+    sends them in order."""
+    return [
+        place
+        for place, one in enumerate(waiting)
+        if one.is_repair or one.update.number < table.known.last(one.update.node, one.update.incarnation)
+    ]
 
 
 def _present(taken: dict[int, list[Waiting]], owned: dict[int, Owned | None]) -> dict[bytes, EncodedValue]:

@@ -146,10 +146,11 @@ class ValueHandler:
             if isinstance(answer, PushResult) and answer.status == "refused" and place not in refused:
                 answer = None  # refused here, and applied there
             if isinstance(answer, Waiting):
+                answer.is_repair = answer.is_repair or place not in refused
                 waiting.append(answer.result)
-            elif answer is None and (place in refused or _is_superseded(owned, update)):
+            elif answer is None and place in refused:
                 void.append(update)
-                reasons.append(refused.get(place, ""))
+                reasons.append(refused[place])
             elif answer is None:
                 waiting.append(self.rounds.enqueue(shard, update, update.node, is_repair=True).result)
         if waiting:
@@ -231,9 +232,3 @@ class ValueHandler:
                 listed = 0
                 await asyncio.sleep(0)
         return results
-
-
-def _is_superseded(owned: Owned, update: KeyUpdate) -> bool:
-    """Whether a value that the other side of a split has set is older than the present one, by their timestamps."""
-    entry = None if owned.state.table is None else owned.state.table.entries.get(update.key)
-    return update.reducer == "replace" and entry is not None and update.timestamp < entry.timestamp

@@ -159,6 +159,21 @@ def test_a_result_that_no_backup_would_take_is_named(result, said):
     assert bool(found) == bool(said)
 
 
+def test_a_late_set_yields_to_a_higher_timestamp():
+    """What was set on the other side of a split, or arrives after a later update of its origin, is known and changes
+    nothing; with the same timestamp, and for other reducers, it counts."""
+    table = ValueTable()
+    table.apply(applied(table, [update(5, "k", 7, "replace", 3)], ROOM))
+    late = [update(1, "k", 1, "replace", 2), update(2, "k", 2, "add", 1)]
+    table.apply(applied(table, late, ROOM, [0, 1]))
+    assert value_of(table, "k") == (9, 3)
+    assert table.fate(late[0].identity) == ""
+    table.apply(applied(table, [update(3, "k", 30, "replace", 3)], ROOM, [0]))
+    assert value_of(table, "k") == (30, 3)
+    table.apply(applied(table, [update(6, "k", 40, "replace", 0)], ROOM))
+    assert value_of(table, "k") == (40, 0)
+
+
 @pytest.mark.parametrize(("reducer", "built_in"), [("add", True), ("replace", True), ("pull", False)])
 def test_who_applies(reducer, built_in):
     """The daemon runs the reducers it has, the script its own."""

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tests.harness.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stores import IDS, SUM, contact, term
 from tests.harness.virtual_loop import run
-from training.exchange.messages import Push
+from training.exchange.messages import ForwardAnswer, ForwardResult, Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.value_rounds import LATER
+from training.exchange.owner.value_rounds import CHECK_S, LATER
 from training.exchange.owner.values import MAX_WAITING_UPDATES
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.value_messages import ShardUpdate
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate, encode_batch
-from training.shards.value_updates import applied
+from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
+from training.shards.value_updates import applied, pulled
 from training.values.encoding import decode_value, encode_key, encode_value
+from training.values.store import EncodedResult, EncodedUpdate, EncodedValue
 
 SETTINGS = ExchangeSettings(replicas=0)
 
 
 def update(number: int, value: int = 1, reducer: str = "add", node: str = "x") -> KeyUpdate:
     return KeyUpdate(IDS[node], 1, number, encode_key("k"), reducer, encode_value("k", value), 0)  # type: ignore[arg-type]
+
+
+CALLS: list[int] = []
+
+
+async def last(updates: Sequence[EncodedUpdate], _: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
+    """A `pull` that takes the last update."""
+    CALLS.append(len(updates))
+    return [(updates[-1].key, updates[-1].value, 0)]
 
 
 class Owner:
@@ -133,6 +144,59 @@ def test_a_member_may_have_so_many_updates_waiting() -> None:
         assert (busy.status, busy.reason) == ("retry", "busy")
         (other,) = await owner.values.accept(IDS["b"], [ShardUpdate(0, update(1, node="b"))])
         assert other.status == "ok"
+
+    run(scenario())
+
+
+def test_a_late_set_of_the_same_origin_changes_nothing() -> None:
+    """Its request was under way while its origin went on elsewhere: the later set, repaired before, stays."""
+
+    async def scenario() -> None:
+        owner = Owner()
+
+        def placed(number: int) -> KeyUpdate:
+            return KeyUpdate(IDS["x"], 1, number, encode_key("k"), "replace", encode_value("k", number), number)
+
+        for number in (8, 7, 9):
+            (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, placed(number))])
+            assert (result.status, owner.value()) == ("ok", max(8, number))
+
+    run(scenario())
+
+
+def test_two_sides_that_offer_the_same_update_have_it_applied_once() -> None:
+    """It was refused here for lack of a script; two former owners offer the batch in which it was applied."""
+
+    async def scenario() -> None:
+        owner, other = Owner(), Owner()
+        owner.values.rounds.on_pull(last)
+        one = update(1, 5, "pull")
+        mine, theirs = owner.store.owned[0].state.table, other.store.owned[0].state.table
+        assert mine is not None
+        assert theirs is not None
+        mine.apply(ValueBatch(1, [one], [], [(0, "no script")]))
+        item = IncomingDelta.of_batch(0, b"", pulled(theirs, [one], [(one.key, one.update, 0)], {}, 1 << 20))
+        identities = [DeltaId(IDS[name], 1, 1) for name in "bc"]
+        answers = await asyncio.gather(*(owner.values.repair(identity, item) for identity in identities))
+        assert [result.status for result in answers] == ["ok", "ok"]
+        assert owner.value() == 5
+        assert CALLS == [1]
+
+    run(scenario())
+
+
+def test_an_owner_learns_that_its_backup_has_no_copy() -> None:
+    """Nothing is added to the shard for a while: an empty batch is sent, and a backup without the copy is dropped."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        owner.context.swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "unknown")])  # type: ignore[attr-defined]
+        owner.store.owned[0].backup = contact("b")
+        checking = asyncio.create_task(owner.values.rounds.check_backups())
+        await asyncio.sleep(3 * CHECK_S)
+        checking.cancel()
+        assert owner.store.owned[0].backup is None
+        assert owner.store.owned[1].state.version == 0
 
     run(scenario())
 
