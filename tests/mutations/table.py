@@ -34,7 +34,7 @@ MUTATIONS = (
         "acknowledges a delta without adding it",
         SMALL,
         "owner/replication.py",
-        "version = self._store.add(item.shard, self._buffered(identity, weight, item))",
+        "version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))",
         "version = owned.state.version + 1",
     ),
     _mutation(
@@ -74,8 +74,8 @@ MUTATIONS = (
         "forwards a clipped delta without the factor",
         CLIPPED,
         "owner/replication.py",
-        "owned.state.folded_step, item.scale, item.norm or 0.0,",
-        "owned.state.folded_step, 1.0, item.norm or 0.0,",
+        "item.scale,\n        item.norm or 0.0,",
+        "1.0,\n        item.norm or 0.0,",
     ),
     _mutation(
         "owner",

@@ -118,8 +118,7 @@ class RecordsService:
         self._wake_fetch = asyncio.Event()
         self._wake_report = asyncio.Event()
         self._wake_save = asyncio.Event()
-        #: Set when a report is answered.
-        self._has_told = asyncio.Event()
+        self._report_answered = asyncio.Event()
         self._has_left = False
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -145,10 +144,9 @@ class RecordsService:
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def leave(self, timeout_s: float) -> None:
         """Give the tasks back, with what is trained of them; this node takes no more."""
@@ -160,8 +158,8 @@ class RecordsService:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._reports:
-                    self._has_told.clear()
-                    await self._has_told.wait()
+                    self._report_answered.clear()
+                    await self._report_answered.wait()
         await self._position.write(self._identity, self.held.saved())
 
     def facts(self) -> RecordsFacts:
@@ -376,7 +374,7 @@ class RecordsService:
             for held in self.held.held():
                 self.held.remove((held.task, held.attempt))
             self._reports.clear()
-            self._has_told.set()
+            self._report_answered.set()
         first, self._identity = not self._identity, identity
         saved = await self._position.read(identity) if first else []
         known = [Held(one.task.task, one.task.attempt, one.trained) for one in saved]
@@ -409,7 +407,7 @@ class RecordsService:
     async def _report_one(self, key: Key, report: FinishTask | FailTask) -> None:
         told = await self.client.ask(self._genesis, report, ReportsTold)
         self._reports.pop(key, None)
-        self._has_told.set()
+        self._report_answered.set()
         self.counts = told.counts or self.counts
         answer = told.answers[0] if told.answers else ReportAnswer.UNKNOWN
         if answer == ReportAnswer.ACCEPTED:
@@ -429,8 +427,7 @@ class RecordsService:
                 continue
             now, known = self._clock.monotonic(), self.held.held()
             interval_s = min(MAX_RENEWAL_S, (self.held.shortest_lease_s or 0.0) * RENEWED_SHARE)
-            is_due = now - self._renewed_s >= interval_s
-            if not is_due and known == self._renewed:
+            if now - self._renewed_s < interval_s and known == self._renewed:
                 continue
             told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
             self._renewed_s, self._renewed = self._clock.monotonic(), known
