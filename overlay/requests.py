@@ -48,6 +48,10 @@ REQUEST_RATE = RateLimit(2000.0, 4000.0)
 BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
 #: Requests of one peer whose handlers are still running; a body that is still sent counts.
 MAX_CONCURRENT_PER_PEER = 256
+#: Bytes of the heads of one peer's large requests: what is in them is decoded and looked through on this node's
+#: processor. The heads of a step are small; one with the histories of many shards may take megabytes.
+LARGE_HEAD_BYTES = 1 << 16
+LARGE_HEAD_RATE = RateLimit(4.0 * (1 << 20), 32.0 * (1 << 20))
 #: A request beyond the rate is refused after this delay, which slows the peer down and occupies one of its places.
 RATE_LIMIT_DELAY_S = 1.0
 
@@ -117,6 +121,7 @@ class RequestService:
         self._bare_handlers: dict[str, BareHandler] = {}
         self._rates: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
         self._bare_rates: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
+        self._large_heads: RateLimiter[bytes | str] = RateLimiter(LARGE_HEAD_RATE)
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
 
     def register(self, name: str, handler: Handler) -> None:
@@ -172,19 +177,24 @@ class RequestService:
                 f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; wait until some have ended"
             )
         try:
-            await self._refuse_beyond_rate(self._rates.take(party, self._clock.monotonic()))
+            now, head_bytes = self._clock.monotonic(), len(incoming.head)
+            await self._refuse_beyond_rate(self._rates.take(party, now))
+            if head_bytes > LARGE_HEAD_BYTES:
+                await self._refuse_beyond_rate(
+                    self._large_heads.take(party, now, head_bytes), "bytes of large requests"
+                )
             reply = await handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
         return Response(_envelope(local, b"", reply.head), reply.body)
 
-    async def _refuse_beyond_rate(self, wait_s: float) -> None:
+    async def _refuse_beyond_rate(self, wait_s: float, what: str = "requests") -> None:
         """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
         if not wait_s:
             return
         self.counters["refused_rate"] += 1
         await asyncio.sleep(RATE_LIMIT_DELAY_S)
-        raise RequestRejected("you send more requests in a second than a member may; try again later")
+        raise RequestRejected(f"you send more {what} in a second than a member may; try again later")
 
     def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1

@@ -17,7 +17,9 @@ from overlay.sockets.udp import RECEIVE_BUFFER_BYTES
 from overlay.transport import PortInUse
 
 #: Connections accepted per wake-up, before other callbacks run.
-ACCEPTED_PER_TURN = 64
+ACCEPTED_PER_TURN = 16
+#: Without a descriptor none can be accepted: the kernel keeps the connections, and this is when the next is tried.
+RETRY_S = 0.25
 #: Connections that the kernel queues while the loop is busy.
 BACKLOG = 512
 #: Attempts to find a port that is free for both UDP and TCP.
@@ -70,11 +72,21 @@ class Listener:
             self._loop.remove_reader(self._listening.fileno())
             self._listening.close()
 
+    def _resume(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
     def _accept(self) -> None:
         for _ in range(ACCEPTED_PER_TURN):
             try:
                 stream, address = self._listening.accept()
-            except OSError:  # no connection is left; or no descriptor, and then the kernel keeps the connections
+            except BlockingIOError:  # no connection is left
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    # The socket stays readable: without a pause the loop would do nothing else.
+                    self._loop.remove_reader(self._listening.fileno())
+                    self._loop.call_later(RETRY_S, self._resume)
                 return
             stream.setblocking(False)
             self._admit(stream, str(address[0]))

@@ -13,6 +13,7 @@ from overlay.sealing.tls import NotANodeCertificate
 from overlay.sockets import http1 as http
 from overlay.sockets.concurrency import LARGE_HEAD_BYTES, HandlerLimiter, TooManyRequests
 from overlay.sockets.connection import Connection, ConnectionClosed
+from overlay.sockets.connection_places import ConnectionPlaces
 from overlay.sockets.connection_pool import proven_id
 from overlay.sockets.framing import (
     BadFraming,
@@ -31,6 +32,8 @@ from overlay.transport import HANDLER_SILENCE_S, Request, RequestHandler, Reques
 
 #: Idle connections are kept longer than clients keep them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
 KEEP_ALIVE_S = 90.0
+#: The head of the first request of a connection is there by then: members send it as soon as they are connected.
+FIRST_REQUEST_S = 10.0
 #: After an early response the rest of the request is read and discarded for this long, or the response could be lost.
 LINGER_S = 5.0
 _NOT_A_REQUEST = b"This port belongs to a p2pnode; its status page is on another one.\n"
@@ -39,8 +42,12 @@ _NOT_A_REQUEST = b"This port belongs to a p2pnode; its status page is on another
 class StreamServer:
     """`new_connection` is the protocol factory for accepted connections."""
 
-    def __init__(self, on_request: RequestHandler, log: Log, counters: Counter[str], meter: UploadMeter) -> None:
+    def __init__(
+        self, on_request: RequestHandler, log: Log, counters: Counter[str], meter: UploadMeter, places: int
+    ) -> None:
+        """`places`: connections kept at once (`overlay.sockets.connection_places`)."""
         self._meter = meter
+        self._places: ConnectionPlaces[Connection] = ConnectionPlaces(places)
         self._on_request = on_request
         self._log = log
         self._counters = counters
@@ -58,9 +65,14 @@ class StreamServer:
             return
         self._meter.opened(connection)
         self._connections[connection] = _ServerConnection(self, connection)
+        peer = connection.transport.get_extra_info("peername")
+        if (crowded := self._places.enter(connection, group_of(peer[0]) if peer else "")) is not None:
+            self._counters["streams_dropped_crowded"] += 1
+            crowded.abort()
 
     def _on_close(self, connection: Connection) -> None:
         self._meter.closed(connection)
+        self._places.leave(connection)
         serving = self._connections.pop(connection, None)
         if serving is not None:
             serving.on_close()
@@ -91,6 +103,7 @@ class StreamServer:
             return False
         source = _source(connection)
         peer = id_behind(source) or group_of(source.host)
+        self._places.begin(connection)
         try:
             async with self._limiter.handler(peer):
                 return await self._run_handler(connection, head, body, source, peer, is_last=is_last)
@@ -98,6 +111,8 @@ class StreamServer:
             self._counters["streams_dropped_quota"] += 1
             _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
             return False
+        finally:
+            self._places.end(connection)
 
     async def _run_handler(
         self,
@@ -151,6 +166,7 @@ class _ServerConnection:
         self._server = server
         self._connection = connection
         self.is_busy = False
+        self._has_served = False
         self.is_last = False
         self.task = asyncio.get_running_loop().create_task(self._run(), name="connection")
 
@@ -175,11 +191,12 @@ class _ServerConnection:
     async def _once(self) -> bool:
         """Serve one request; False if it was the last."""
         connection = self._connection
-        async with asyncio.timeout(KEEP_ALIVE_S):  # for the whole head: also bounds a peer that sends it slowly
+        limit_s = KEEP_ALIVE_S if self._has_served else FIRST_REQUEST_S
+        async with asyncio.timeout(limit_s):  # for the whole head: also bounds a peer that sends it slowly
             head = await http.read_request_head(connection)
         if head is None:
             return False
-        self.is_busy = True
+        self.is_busy = self._has_served = True
         try:
             self.is_last = self.is_last or head.is_last
             body = HttpBody(connection, head.size_bytes, HANDLER_SILENCE_S)

@@ -48,7 +48,10 @@ class TicketGate:
         verify: Callable[[bytes], TicketVerdict],
         admit: Callable[[socket.socket], None],
         counters: Counter[str],
+        max_pending: int = MAX_PENDING,
     ) -> None:
+        """`max_pending`: connections whose ticket is awaited, at most `MAX_PENDING`."""
+        self._max_pending = min(max_pending, MAX_PENDING)
         self._verify = verify
         self._admit = admit
         self._counters = counters
@@ -71,7 +74,7 @@ class TicketGate:
         self._pending[stream.fileno()] = pending
         self._by_host[pending.host] += 1
         self._check(stream.fileno())
-        if len(self._pending) > MAX_PENDING:
+        if len(self._pending) > self._max_pending:
             self._drop_from_busiest_host()
 
     def _drop_from_busiest_host(self) -> None:

@@ -20,6 +20,7 @@ from overlay.line_rate import MeasuredLine
 from overlay.sealing.sealer import MAX_SEALED_BYTES
 from overlay.sealing.tls import Credentials
 from overlay.sockets.client import StreamClient, StreamRequest
+from overlay.sockets.connection_places import UNPROVEN_SHARE, places_of
 from overlay.sockets.connection_pool import StreamSeal
 from overlay.sockets.line_meter import LineMeter
 from overlay.sockets.listener import Listener, bind_pair
@@ -35,17 +36,31 @@ CLOSE_TIMEOUT_S = 0.4
 MAX_CONCURRENT_HANDSHAKES = 64
 MAX_PENDING_HANDSHAKES = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
+#: Counted with where the system has no limit, or a higher one.
+MAX_DESCRIPTORS = 1 << 16
 
 
 class SocketTransport:
     """Implements `overlay.transport.Transport` with real sockets, on asyncio and on uvloop."""
 
-    def __init__(self, host: str, port: int, *, log: Log, clock: Clock, seal: StreamSeal | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        log: Log,
+        clock: Clock,
+        seal: StreamSeal | None = None,
+        descriptors: int | None = None,
+    ) -> None:
+        """`descriptors`: how many this process may open; by default as the system says when the transport is opened."""
         self.address = Address(host, port)
+        self._descriptors = descriptors
         self._seal = seal
         self._gate: TicketGate | None = None
         self._counters: Counter[str] = Counter()
         self._handshakes = asyncio.Semaphore(MAX_CONCURRENT_HANDSHAKES)
+        self._max_handshakes = MAX_PENDING_HANDSHAKES
         self._handshaking: dict[asyncio.Task[None], socket.socket] = {}
         self._log = log
         self._clock = clock
@@ -87,7 +102,9 @@ class SocketTransport:
         self._opened = True
         host = await _literal_address(self.address.host)
         datagrams, stream, self.address = bind_pair(host, self.address.port)
-        self._server = StreamServer(on_request, self._log, self._counters, self._streams)
+        places = places_of(_open_file_limit() if self._descriptors is None else self._descriptors)
+        self._max_handshakes = min(MAX_PENDING_HANDSHAKES, places)
+        self._server = StreamServer(on_request, self._log, self._counters, self._streams, places)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._begin_handshake(stream))
@@ -98,6 +115,7 @@ class SocketTransport:
                     lambda data: seal.tickets.verify(data, self._clock.wall()),
                     self._begin_handshake,
                     self._counters,
+                    int(UNPROVEN_SHARE * places),
                 )
         except BaseException:
             stream.close()
@@ -149,7 +167,7 @@ class SocketTransport:
 
     def _begin_handshake(self, stream: socket.socket) -> None:
         """Serve an accepted connection; in a closed swarm over TLS, after its ticket was verified."""
-        if len(self._handshaking) >= MAX_PENDING_HANDSHAKES:
+        if len(self._handshaking) >= self._max_handshakes:
             self._counters["streams_dropped_busy"] += 1
             stream.close()
             return
@@ -179,6 +197,16 @@ class SocketTransport:
             self._counters["streams_sealed"] += 1
         except (OSError, ssl.SSLError):  # bad certificate, closed by the peer, or timed out
             self._counters["streams_dropped_handshake"] += 1
+
+
+def _open_file_limit() -> int:
+    """How many descriptors this process may open now."""
+    try:
+        import resource  # absent on Windows, which has no such limit
+    except ImportError:
+        return MAX_DESCRIPTORS
+    limit: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, MAX_DESCRIPTORS)
 
 
 async def _literal_address(host: str) -> str:

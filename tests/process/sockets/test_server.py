@@ -7,6 +7,9 @@ import contextlib
 
 import pytest
 
+from overlay.sockets import server as server_module
+from overlay.sockets import transport as transport_module
+from overlay.sockets.connection_places import places_of
 from tests.process.harness.sockets import MB, Node, Run, ask, failure, run
 
 __all__ = ["run"]
@@ -95,3 +98,29 @@ def test_invalid_input_at_the_port(run: Run, junk: bytes, capfd: pytest.CaptureF
 
     run(main())
     assert capfd.readouterr().err == ""
+
+
+def test_idle_connections_keep_no_member_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of few descriptors is connected to more often than it has places. A member is served all the same, its
+    idle connection outlasts the silent ones, and these are closed after a while."""
+    monkeypatch.setattr(transport_module, "MAX_DESCRIPTORS", 100)
+    monkeypatch.setattr(server_module, "FIRST_REQUEST_S", 1.0)
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+            assert await ask(one, two.address, "echo", b"before") == (b"before", b"")
+            idle = [await asyncio.open_connection(*two.address) for _ in range(60)]
+            assert await ask(one, two.address, "echo", b"among them") == (b"among them", b"")
+            assert len(set(two.streams)) == 1  # the same connection, which was not crowded out
+            assert two.transport.counters["streams_dropped_crowded"] >= 60 - places_of(100)
+            assert two.transport._server is not None
+            assert len(two.transport._server._connections) <= places_of(100)
+            async with asyncio.timeout(10):
+                for reader, _ in idle:
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+            assert await ask(one, two.address, "echo", b"after") == (b"after", b"")
+            for _, writer in idle:
+                writer.close()
+
+    run(main())

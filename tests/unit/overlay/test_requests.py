@@ -220,3 +220,23 @@ def test_a_peer_has_a_limited_number_of_running_requests(monkeypatch: pytest.Mon
         await made.serve(request(local))
 
     play(story())
+
+
+def test_large_heads_have_a_quota_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in them takes this node's processor: beyond the bytes of a peer they are refused after a delay, its small
+    requests and those of others are served, and so is a large one when the peer has rested."""
+    monkeypatch.setattr(requests, "LARGE_HEAD_RATE", RateLimit(100_000.0, 250_000.0))
+
+    async def story() -> None:
+        made, local, _ = service()
+        large = b"x" * 100_000
+        for _ in range(2):
+            await made.serve(request(local, payload=large))
+        with pytest.raises(RequestRejected, match="more bytes of large requests in a second"):
+            await made.serve(request(local, payload=large))
+        await made.serve(request(local))
+        await made.serve(request(local, payload=large, source=Address("10.0.0.3", 50_000)))
+        await asyncio.sleep(2.0)
+        await made.serve(request(local, payload=large))
+
+    play(story())
