@@ -109,7 +109,7 @@ class NodeClient:
         return answer
 
     def post(self, path: str) -> None:
-        """One of `/leave`, `/pause`, `/resume`."""
+        """One of `/leave`, `/pause`, `/resume`, `/trust`."""
         self._ask("POST", path)
 
     def _listed(self, path: str) -> list[dict[str, Any]]:

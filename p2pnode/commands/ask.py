@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import NoReturn
+from typing import Annotated, NoReturn
+from urllib.parse import urlencode
+
+import typer
 
 from p2pnode import tables
 from p2pnode.client import NodeClient, NotReachable
@@ -116,6 +119,19 @@ def resume(
 ) -> int:
     """Ask a paused node to train again."""
     return _request(node_client(address, state_dir, config, token_file, run), "/resume", "trains again")
+
+
+def trust(
+    member: Annotated[str, typer.Argument(metavar="ID", help="Its node id, or the first 8 digits of it or more.")],
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFileOption = None,
+) -> int:
+    """Have a node trust a member again that it leaves out (`members_distrusted` in /status)."""
+    client = node_client(address, state_dir, config, token_file, run)
+    return _request(client, f"/trust?{urlencode({'id': member})}", f"trusts {member} again")
 
 
 def _request(client: NodeClient, path: str, outcome: str) -> int:

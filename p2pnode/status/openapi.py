@@ -55,6 +55,15 @@ _MEANINGS = {
 }
 
 
+_ID_PREFIX = {
+    "name": "id",
+    "in": "query",
+    "required": True,
+    "description": "The beginning of its node id.",
+    "schema": {"type": "string", "pattern": "^[0-9a-fA-F]{8,40}$"},
+}
+
+
 def description() -> dict[str, Any]:
     """The whole document."""
     limit = _parameter("limit", "Most entries.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
@@ -75,6 +84,7 @@ def description() -> dict[str, Any]:
         "/leave": _change("Hand over, announce the departure, end."),
         "/pause": _change("Stop training after the current step; continue to own shards."),
         "/resume": _change("Train again."),
+        "/trust": _change("Trust a member again that this node leaves out.", _ID_PREFIX),
     }
     return {
         "openapi": "3.1.0",
@@ -142,7 +152,7 @@ def _read(
     return {"get": operation}
 
 
-def _change(what: str) -> dict[str, Any]:
+def _change(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
     marker = {
         "name": CHANGE_HEADER,
         "in": "header",
@@ -152,9 +162,10 @@ def _change(what: str) -> dict[str, Any]:
     }
     operation = {
         "summary": what,
-        "parameters": [marker],
+        "parameters": [marker, *parameters],
         "security": [{"token": []}],
         "responses": {"202": _answer("The change was accepted.", _json("Accepted"))}
+        | (_errors(400) if parameters else {})
         | _errors(401, 403, 405, 411, 413, 429, 500),
     }
     return {"post": operation}

@@ -16,6 +16,7 @@ from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
+from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_findings, line_status
@@ -80,6 +81,9 @@ class StatusReport:
 
     def resume(self) -> None:
         self._node.resume()
+
+    def trust(self, prefix: str) -> bool:
+        return trust_again(self._node.exchange, prefix)
 
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
@@ -160,6 +164,7 @@ class StatusReport:
             data=self._data(),
             line=self._line(),
             dispatch=self._dispatch(),
+            members_distrusted=distrusted_members(node.exchange, node.environment.clock.monotonic()),
         )
 
     def peers(self) -> list[PeerStatus]:

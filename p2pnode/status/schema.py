@@ -276,6 +276,17 @@ class Status(Struct, frozen=True, kw_only=True):
     data: DataStatus | None = None
     line: LineStatus | None = None
     dispatch: DispatchStatus | None = None
+    members_distrusted: list[DistrustedMember] = []
+
+
+class DistrustedMember(Struct, frozen=True, kw_only=True):
+    """A member that this node leaves out, because it has lied to it repeatedly."""
+
+    id: NodeId
+    #: What it lied about most: `state`, `value`, `forward` or `repair`.
+    reason: str
+    lies: Count
+    seconds: Seconds
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import html
 import math
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -70,6 +71,10 @@ class StatusSource(Protocol):
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
+
+    def trust(self, prefix: str) -> bool:
+        """Trust the members again whose id, in hexadecimal, begins so; False if none that is left out does."""
+        ...
 
 
 class StatusServer:
@@ -150,6 +155,7 @@ class StatusServer:
             web.post("/leave", self._leave),
             web.post("/pause", self._pause),
             web.post("/resume", self._resume),
+            web.post("/trust", self._trust),
         ]
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -211,6 +217,14 @@ class StatusServer:
         self._source.resume()
         return _json(Accepted(schema=SCHEMA, accepted="resume"), status=202)
 
+    async def _trust(self, request: web.Request) -> web.Response:
+        prefix = request.query.get("id", "").lower()
+        if not _ID_PREFIX.fullmatch(prefix):
+            raise _BadQuery(f"id = {prefix[:40]!r} is not the beginning of a node id: 8 to 40 hexadecimal digits")
+        if not self._source.trust(prefix):
+            raise _BadQuery(f"this node leaves out no member whose id begins with {prefix}")
+        return _json(Accepted(schema=SCHEMA, accepted="trust"), status=202)
+
     async def _page(self, _: web.Request) -> web.Response:
         summary = html.escape(self._source.status().summary)
         reads = "".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _READS)
@@ -219,6 +233,8 @@ class StatusServer:
         response.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
         return response
 
+
+_ID_PREFIX = re.compile("[0-9a-f]{8,40}")
 
 _READS = [
     ("/status", "what this node is doing"),
@@ -235,8 +251,9 @@ _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>p2pnode</title>
 <style>body {{ font: 1rem/1.5 sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem }}</style>
 <h1>p2pnode</h1><p>{summary}</p><ul>{reads}</ul>
-<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code> with the header <code>X-P2PNode: 1</code> and the
-token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>, which find it themselves.</p></html>
+<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code>, <code>/trust</code> with the header
+<code>X-P2PNode: 1</code> and the token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>,
+<code>trust</code>, which find it themselves.</p></html>
 """
 
 _HEADERS = {

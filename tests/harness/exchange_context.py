@@ -94,6 +94,9 @@ class ScriptedSwarm:
     def suspect(self, node_id: bytes, reason: str) -> None:
         self.suspected.append(node_id)
 
+    async def query_steps(self, node_ids: Iterable[bytes]) -> None:
+        """The steps in the script are the present ones."""
+
     def watch(self, node_ids: Iterable[bytes]) -> None:
         self.watched = list(node_ids)
 
@@ -171,8 +174,8 @@ def context_of(
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,
-        view=SwarmView(view, clock, run),
-        rpc=ExchangeRpc(view, GENESIS, clock),
+        view=SwarmView(view, clock, run, store.ownership.trust),
+        rpc=ExchangeRpc(view, GENESIS, clock, store.ownership.trust),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings or plain),
     )

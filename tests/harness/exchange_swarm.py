@@ -175,6 +175,14 @@ class Overlay:
         peer = self.peers[node_id]
         return peer.eligible and not peer.suspect
 
+    async def query_steps(self, node_ids: Iterable[bytes]) -> None:
+        """Hear of the nodes that can be reached."""
+        await asyncio.sleep(0.01)
+        me = self.world.members[self.name]
+        for other in self.world.running():
+            if other.contact.node_id in node_ids and other.overlay is not None and self.world.reachable(me, other):
+                self.met(other.overlay)
+
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         self.callbacks.append(callback)
 
@@ -262,6 +270,10 @@ class Member:
     @property
     def running(self) -> bool:
         return self.exchange is not None
+
+
+#: Where no machine is: an address that somebody made up.
+NOBODY = Member("nobody", Contact(b"\x00" * 20, Address("10.255.255.255", 1)))
 
 
 class World:
@@ -493,7 +505,7 @@ class World:
         answer: asyncio.Future[tuple[bytes, list[bytes]]],
     ) -> None:
         loop, links, chance = asyncio.get_running_loop(), self.links, self.random
-        target = self._by_address[to.address]
+        target = self._by_address.get(to.address, NOBODY)
         sender = self._by_address[source.address]
         self.requests += 1
         for observe in self.observers:

@@ -106,8 +106,8 @@ MUTATIONS = (
         "goes on with a chain without the copy that its followers hold",
         FOLLOWED,
         "owner/published.py",
-        "return replace(last, value=value) if digest == last.digest else None",
-        "return replace(last, value=value)",
+        "if digest == last.digest and has_length",
+        "if has_length",
     ),
     _mutation(
         "owner",
@@ -384,7 +384,7 @@ MUTATIONS = (
         "goes on from a state with values that are not finite",
         "tests/unit/training/exchange/store/test_state_stream.py",
         "store/state_stream.py",
-        "    if not state.is_in_range():",
+        "    if not is_in_range:",
         "    if False:",
     ),
     _mutation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -12,20 +13,38 @@ import numpy as np
 import pytest
 
 from overlay import requests
+from overlay.nat.reachability import DialBackAnswer
 from overlay.peers import Activity, Contact
 from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
+from tests.harness.lying_member import KINDS
 from tests.harness.stores import contact, owner_of, store_of, term
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
+from tests.harness.typed_values import Typed
 from tests.harness.virtual_loop import VirtualLoop
+from training.dispatch.messages import WhoServes
+from training.duplicate_data import FirstDelta
 from training.encoding.frames import Part, frames
 from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
 from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
 from training.exchange.store import shard_store as store_module
 from training.exchange.store.records import BufferedDelta
+from training.goal_announcement import GoalReached
+from training.manifest import Manifest
 from training.shards.applied import Applied, DeltaId
+from training.sharing.messages import ShareData
 
+#: Every request that a node with a model serves.
+EVERY_KIND: dict[str, Any] = {
+    **{name: request for name, (request, _) in KINDS.items()},
+    "dialback": DialBackAnswer,
+    "dispatch_master": WhoServes,
+    "first_delta": FirstDelta,
+    "goal_reached": GoalReached,
+    "manifest": Manifest,
+    "share_data": ShareData,
+}
 SIZE = 64
 SHARDS = 4
 LIAR = "n2"
@@ -178,7 +197,7 @@ def test_reconciling_a_split_does_not_bypass_validation() -> None:
         shard = next(iter(exchange.store.owned))
         liar = swarm.hosts[LIAR].living
         for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
-            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1e6, 1.0)
+            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1e6, 1.0)
             answer = await ask(
                 swarm, victim, "mend", encode(OfferedDeltas(exchange.context.genesis, [logged])), body_of(shard, values)
             )
@@ -320,7 +339,7 @@ def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> 
             push = push_of(swarm, shard, step=liar.progress.step + 1000 + number, weight=1.0)
             answer = decode(await ask(swarm, victim, "push", encode(push), body_of(shard, values)), PushAnswer)
             assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
-            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation, 5000 + number, 1.0, 1.0)
+            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1.0, 1.0)
             mended = OfferedDeltas(exchange.context.genesis, [logged])
             answer = await ask(swarm, victim, "mend", encode(mended), body_of(shard, values))
             assert decode(answer, OfferedDeltasAnswer).added == 0
@@ -407,3 +426,54 @@ def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
 
 def _written_since(swarm: Swarm, record: int) -> set[str]:
     return {one.node for one in swarm.records[record:] if one.event == "checkpoint_written"}
+
+
+def test_requests_of_every_kind_with_any_values_leave_nothing_behind() -> None:
+    """All requests that a node serves, with random and extreme values in every field. The liar leaves; the others train
+    on, and after they were killed and started again too."""
+    chance = random.Random(f"{SEED}/typed")
+
+    async def scenario(swarm: Swarm) -> None:
+        victim = victim_of(swarm)
+        genesis = victim.living.exchange.context.genesis
+        ids = [host.living.overlay.node_id for host in swarm.running()]
+        typed = Typed(chance, [*ids, genesis])
+        served = victim.living.overlay._requests._handlers
+        assert set(served) <= set(EVERY_KIND)
+        refused = 0
+        for name in sorted(served):
+            for _ in range(12):
+                message = typed.value(EVERY_KIND[name])
+                if hasattr(message, "genesis") and isinstance(message.genesis, bytes):
+                    message = msgspec.structs.replace(message, genesis=genesis)
+                try:
+                    await ask(swarm, victim, name, msgspec.msgpack.encode(message), [])
+                except TransportError as error:
+                    refused += error.kind == "rejected"
+        assert 0 < refused < 12 * len(served)
+        await swarm.kill(LIAR)
+        await _train_on(swarm, "without the liar")
+        for name in ("n0", "n1"):
+            await swarm.kill(name)
+        for name in ("n0", "n1"):
+            swarm.start(name, bootstrap=None if name == "n0" else "n0", training__checkpoint_s=3.0)
+        await _train_on(swarm, "after a restart")
+        assert not [one for one in swarm.records if one.level == "error"]
+
+    simulate(scenario, training__checkpoint_s=3.0)
+
+
+async def _train_on(swarm: Swarm, when: str) -> None:
+    await swarm.until(
+        lambda: len(swarm.running()) == 2 and all(host.node and host.node.exchange for host in swarm.running()),
+        within_s=60,
+        what=f"both run {when}",
+    )
+    steps = {host.name: step_of(host) for host in swarm.running()}
+    assert max(steps.values()) < 1000, steps
+    await swarm.until(
+        lambda: all(step_of(host) >= steps[host.name] + 6 for host in swarm.running()),
+        within_s=90,
+        what=f"steps {when}",
+    )
+    assert np.abs(swarm.value()).max() < 1e4

@@ -131,6 +131,16 @@ def encode(values: Vector, codec: CodecName, sparse_values: int = SPARSE_VALUES)
     return data
 
 
+def is_within(encoded: Encoded, codec: Literal["float32", "bfloat16"], most: float) -> bool:
+    """Whether every encoded value is a number of at most this magnitude. It reads the bits, and decodes nothing."""
+    word, bits = ("<u4", 32) if codec == "float32" else ("<u2", 16)
+    sign_less = (1 << (bits - 1)) - 1
+    limit = int(np.float32(most).view(np.uint32)) >> (32 - bits)
+    words = np.frombuffer(encoded, dtype=word)
+    pieces = (words[start : start + _PIECE_VALUES] for start in range(0, words.size, _PIECE_VALUES))
+    return all(int((piece & piece.dtype.type(sign_less)).max()) <= limit for piece in pieces)
+
+
 def as_bytes(values: Vector) -> memoryview:
     """Values as float32 on the wire: the array's own memory, not a copy, if it is contiguous."""
     return np.ascontiguousarray(values, dtype="<f4").data.cast("B")

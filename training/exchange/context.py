@@ -44,6 +44,17 @@ class ExchangeContext:
     #: Which they were, for the time after a restart.
     record: PushRecord = field(default_factory=PushRecord)
 
+    def lied(self, node: bytes, reason: str) -> None:
+        """A member has sent what no honest one sends; a repeated liar is left out (`training.exchange.trust`)."""
+        if node == self.swarm.node_id:
+            return  # handed on by this node itself
+        if (found := self.view.trust.note(node, reason, self.environment.clock.monotonic())) is None:
+            self.environment.log.debug("member_lied", source=node.hex()[:8], reason=reason)
+            return
+        self.environment.log.warning("member_distrusted", source=node.hex(), reason=found.reason, lies=found.lies)
+        self.view.invalidate()
+        self.rebalance.wake()
+
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)
 

@@ -16,6 +16,9 @@ R = TypeVar("R")
 VALUES_PER_TURN = 1 << 18
 
 
+#: An identity in a message takes as long to be put in order as so many values to be added.
+VALUES_PER_ROW = 1 << 10
+
 #: A delta is decoded and replicated in parts of so many values: as a whole it would take six more bytes per value at
 #: its owner, and as much again at the backup.
 VALUES_PER_PART = 1 << 22

@@ -136,7 +136,8 @@ class OwnerDirectory:
 
     async def candidates(self, shard: int) -> list[Contact]:
         """The shard's eligible candidates, best first; this node is included where it is one."""
-        return await self._swarm.candidates(shard_key(self._context.genesis, shard))
+        found = await self._swarm.candidates(shard_key(self._context.genesis, shard))
+        return [contact for contact in found if contact.node_id in self._view.trust]
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
@@ -165,7 +166,7 @@ class OwnerDirectory:
     def _others(self) -> list[Contact]:
         """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
         than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
-        known = [peer.contact for peer in self._swarm.members() if peer.eligible]
+        known = [peer.contact for peer in self._swarm.members() if peer.eligible and peer.node_id in self._view.trust]
         random = self._context.environment.entropy.random
         return random.sample(known, min(CANDIDATES_ASKED, len(known)))
 

@@ -42,7 +42,7 @@ from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
-from training.exchange.store.history import highest_step_of
+from training.exchange.store.history import MAX_STARTS_AHEAD, highest_step_of
 from training.exchange.store.losses import named
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
@@ -95,6 +95,7 @@ class Exchange:
         store = ShardStore(swarm.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
         run = RunState(incarnation)
         genesis = bytes.fromhex(manifest.genesis)
+        trust = store.ownership.trust
         context = ExchangeContext(
             swarm=swarm,
             environment=environment,
@@ -106,8 +107,8 @@ class Exchange:
             store=store,
             replica=Replica(replica, bounds),
             run=run,
-            view=SwarmView(swarm, environment.clock, run),
-            rpc=ExchangeRpc(swarm, genesis, environment.clock),
+            view=SwarmView(swarm, environment.clock, run, trust, has_steps=not store.holds_values),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
@@ -159,6 +160,15 @@ class Exchange:
     def begin_at(self, step: int) -> None:
         """Set the step to start from: that of the restored checkpoint."""
         self._run.step = step
+
+    def forgive(self, node_id: bytes) -> bool:
+        """Trust a member again that this node leaves out; False if it is trusted."""
+        is_new = self.view.trust.forgive(node_id)
+        if is_new:
+            self._log.info("member_trusted_again", source=node_id.hex())
+            self.view.invalidate()
+            self.context.rebalance.wake()
+        return is_new
 
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
@@ -267,10 +277,11 @@ class Exchange:
 
     async def highest_pushed(self) -> tuple[int, int]:
         """The highest incarnation and, separately, the highest step of this node's deltas, in all states of the owners
-        and of this node. Each is 0 if there is none."""
+        and of this node. Each is 0 if there is none. An answer that nothing explains is passed over."""
         me = self.context.swarm.node_id
         groups, _ = self.directory.by_owner(range(len(self.store)))
-        found = [highest_step_of(me, self.store.known_deltas())]
+        starts, likely = self._run.incarnation, self.view.likely_step()
+        found = [highest_step_of(me, self.store.known_deltas(), starts=starts, steps=likely)]
 
         async def ask(owner: Contact) -> None:
             for _ in range(HISTORY_ATTEMPTS):
@@ -281,7 +292,15 @@ class Exchange:
                 except TransportError as error:
                     self._log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
                     continue
-                found.append((answer.incarnation, answer.step))
+                if answer.incarnation <= starts + MAX_STARTS_AHEAD and answer.step <= likely:
+                    found.append((answer.incarnation, answer.step))
+                else:
+                    self._log.warning(
+                        "past_not_believed",
+                        owner=owner.node_id.hex()[:8],
+                        incarnation=answer.incarnation,
+                        step=answer.step,
+                    )
                 return
 
         await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from training.exchange.context import ExchangeContext
-from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, Number, ShardIndex, Term, TermNode
+from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term, TermNode, TermNumber
 
 FENCES_FILE = "fences.msgpack"
-_Rows = Annotated[dict[ShardIndex, tuple[Number, TermNode]], Meta(max_length=MAX_SHARDS)]
+_Rows = Annotated[dict[ShardIndex, tuple[TermNumber, TermNode]], Meta(max_length=MAX_SHARDS)]
 
 
 class FenceFile:

@@ -21,9 +21,11 @@ from training.exchange.terms import (
     Number,
     OwnerInfo,
     Reason,
+    Scale,
     ShardIndex,
     Term,
     TermNode,
+    TermNumber,
     Weight,
 )
 from training.shards.applied import DeltaId
@@ -55,7 +57,9 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
 #: Why an owner refuses a delta permanently, and why one is to be sent again.
-RefusalReason = Literal["not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse", "out_of_range"]
+RefusalReason = Literal[
+    "not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse", "out_of_range", "ahead"
+]
 RetryReason = Literal[
     "owner_unknown", "no_backup_yet", "backup_silent", "moving", "leaving", "window_full", "no_norms_yet"
 ]
@@ -107,7 +111,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     its published version too."""
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     version: Number
     chain: ChainName = b""
@@ -147,11 +151,11 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: Literal["value", "copy", "same", "redirect", "retry", "later", "changes"]
-    term_number: Number = 0
+    term_number: TermNumber = 0
     term_node: TermNode = b""
     version: Number = 0
     owner_info: OwnerInfo | None = None
-    rank_number: Number = 0
+    rank_number: TermNumber = 0
     rank_node: TermNode = b""
     chain: ChainName = b""
     published: Number = 0
@@ -188,10 +192,10 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     batch of named values has a number of its own in each shard; 0: that of the forward."""
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     folded_step: Number
-    scale: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    scale: Scale = 1.0
     norm: Length = 0.0
     closed_windows: Windows = []
     has_it: bool = False
@@ -221,7 +225,7 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: ForwardStatus
-    term_number: Number = 0
+    term_number: TermNumber = 0
     term_node: TermNode = b""
 
 

@@ -22,6 +22,7 @@ from training.exchange.terms import (
     ShardIndex,
     Term,
     TermNode,
+    TermNumber,
     Weight,
 )
 from training.shards.robust import MAX_NORMS
@@ -48,23 +49,23 @@ class Learn(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
-    attempts: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
+    attempts: Annotated[list[TermNumber], Meta(max_length=MAX_SHARDS)]
 
 
 class StateHead(msgspec.Struct, frozen=True, array_like=True):
     """A shard's state without its arrays; `pending` lists (node, incarnation, step, weight, momentum)."""
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     version: Number
-    sum_weight: float
+    sum_weight: Annotated[float, Meta(ge=0, le=1)]
     era_step: Number
     folded_step: Number
     has_momentum: bool
     applied: Identities
     pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_DELTAS)]
-    era_term: tuple[Number, TermNode] = (0, b"")
+    era_term: tuple[TermNumber, TermNode] = (0, b"")
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
     #: Places in `pending` of the deltas that were sparse: they are added by another rule.
     plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
@@ -103,7 +104,7 @@ class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
     published: Number = 0
     digest: Digest = b""
     version: Number = 0
-    rank_number: Number = 0
+    rank_number: TermNumber = 0
     rank_node: TermNode = b""
     changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0
 
@@ -141,7 +142,7 @@ class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
     """A shard as its owner has it at the end of training: the deltas that are visible, and a digest of the value."""
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     folded_step: Number
     version: Number
@@ -212,10 +213,10 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     role: Role
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     version: Number
-    fence_number: Number
+    fence_number: TermNumber
     fence_node: TermNode
     step: Number
     is_stored: bool = False
@@ -269,7 +270,7 @@ class ListDeltas(msgspec.Struct, frozen=True, array_like=True):
     that after a restart of the whole swarm its replica counts as a copy whose deltas are known."""
 
     genesis: Genesis
-    pulled: Annotated[list[tuple[ShardIndex, Number, TermNode, Number]], Meta(max_length=MAX_SHARDS)]
+    pulled: Annotated[list[tuple[ShardIndex, TermNumber, TermNode, Number]], Meta(max_length=MAX_SHARDS)]
 
 
 class ListedDeltas(msgspec.Struct, frozen=True, array_like=True):
@@ -300,10 +301,10 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
-    term_number: Number = 0
+    term_number: TermNumber = 0
     term_node: TermNode = b""
     era_step: Number = 0
-    era_term: tuple[Number, TermNode] = (0, b"")
+    era_term: tuple[TermNumber, TermNode] = (0, b"")
     known: Identities = []
     owner_info: OwnerInfo | None = None
     unlogged: Number = 0
@@ -328,7 +329,7 @@ class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Number
     step: Number
     weight: Weight
-    workers: Annotated[float, Meta(ge=1)]
+    workers: Annotated[float, Meta(ge=1, le=1e9)]
 
 
 class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
@@ -356,9 +357,11 @@ class OfferedDeltas(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OfferedDeltasAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How many of the deltas the receiver has now; the others are offered again."""
+    """How many of the deltas the receiver has now; `refused` are the places in the request of those that it will never
+    take. The others are offered again."""
 
     added: Number
+    refused: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):

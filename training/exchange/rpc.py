@@ -15,6 +15,7 @@ from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, R
 from training.encoding.frames import BadFrame
 from training.exchange.messages import decode, encode
 from training.exchange.timeouts import AdaptiveTimeouts, Kind
+from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -29,7 +30,9 @@ class ExchangeRpc:
     that was started again since may be at another.
     """
 
-    def __init__(self, swarm: Swarm, genesis: bytes, clock: Clock) -> None:
+    def __init__(self, swarm: Swarm, genesis: bytes, clock: Clock, trust: MemberTrust | None = None) -> None:
+        """`trust`: requests of members that are left out are refused."""
+        self._trust = MemberTrust() if trust is None else trust
         self._swarm = swarm
         self._genesis = genesis
         self._clock = clock
@@ -39,7 +42,7 @@ class ExchangeRpc:
 
     def register(self, name: str, kind: type[A], handle: TypedHandler[A]) -> None:
         """Serve requests of this name, which carry messages of this type."""
-        self._swarm.register(name, checked(kind, self._genesis, handle))
+        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust))
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
@@ -128,10 +131,12 @@ class ExchangeRpc:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
 
 
-def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A]) -> Handler:
-    """A request handler that decodes its message and rejects those of another swarm."""
+def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: MemberTrust) -> Handler:
+    """A request handler that decodes its message and rejects those of another swarm, and of a member left out."""
 
     async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+        if sender.node_id not in trust:
+            raise RequestRejected("this node leaves you out: what you sent was repeatedly not true")
         try:
             message = decode(payload, kind)
         except msgspec.DecodeError as error:

@@ -7,13 +7,22 @@ invalidates the cache.
 from __future__ import annotations
 
 from overlay.environment import Clock
+from overlay.peers import Peer
 from training.exchange.run_state import RunState
+from training.exchange.store.state_head import PlausibleSteps
+from training.exchange.terms import MAX_BELIEVED
+from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
 
 #: How long a computed answer is used.
 VIEW_TTL_S = 0.2
 #: With at most this many peers every change of membership counts at once.
 SMALL_SWARM = 50
+#: No node is this many times as far as the median, and so many steps more: a message that says so is refused. Without a
+#: barrier a fast node may be far ahead.
+FURTHEST_FACTOR, FURTHEST_AT_FIRST = 1000, 1_000_000
+#: The same for what would hold up the others until they have come as far.
+LIKELY_FACTOR, LIKELY_AT_FIRST = 100, 1000
 #: An unknown node that did not answer counts as gone for this long; for a known one the failure detector decides.
 UNKNOWN_FAILED_S = 5.0
 
@@ -21,8 +30,20 @@ UNKNOWN_FAILED_S = 5.0
 class SwarmView:
     """A cached view of the peers of one node."""
 
-    def __init__(self, swarm: Swarm, clock: Clock, run: RunState) -> None:
+    def __init__(
+        self,
+        swarm: Swarm,
+        clock: Clock,
+        run: RunState,
+        trust: MemberTrust | None = None,
+        *,
+        has_steps: bool = True,
+    ) -> None:
+        """`has_steps`: deltas are numbered by the steps of their nodes, so that these bound the numbers."""
         self._swarm = swarm
+        self.has_steps = has_steps
+        #: The members that this node leaves out are to it as if they were gone.
+        self.trust = MemberTrust() if trust is None else trust
         self._clock = clock
         self._run = run
         #: When a request to a node last failed, in monotonic seconds.
@@ -34,13 +55,18 @@ class SwarmView:
         self._worker_count: tuple[float, float] = (-1.0, 1.0)
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Whether a node is dead, has left, or is unknown and failed to answer a moment ago.
+        """Whether a node is dead, has left, is left out, or is unknown and failed to answer a moment ago.
 
         In a large swarm the owner of a shard may be a node that this one has never met: unknown is not dead.
         """
+        if node_id not in self.trust:
+            return True
         if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
             return False
         return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
+
+    def _trusted(self) -> list[Peer]:
+        return [peer for peer in self._swarm.members() if peer.node_id in self.trust]
 
     def note_failure(self, node_id: bytes) -> None:
         """A request to this node failed now."""
@@ -59,13 +85,31 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, median = self._median
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            others = [peer.step for peer in self._swarm.members() if peer.is_worker(now)]
+            others = [peer.step for peer in self._trusted() if peer.is_worker(now)]
             if len(others) == 1:
                 others = [int(min(others[0], self._run.explained_step(now)))]
             steps = sorted([self._run.step, *others])
             median = steps[len(steps) // 2]
             self._median = (now, median)
         return median
+
+    def furthest_step(self) -> int:
+        """No node has come further than this step: what a message says of later ones is not true.
+
+        Before the first step anything is believed: a node that starts knows no step of the others yet.
+        """
+        median = self.median_step() if self.has_steps else 0
+        return min(FURTHEST_AT_FIRST + FURTHEST_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
+
+    def likely_step(self) -> int:
+        """An era that begins later than this is not believed: it would have the others' deltas refused."""
+        median = self.median_step() if self.has_steps else 0
+        return min(LIKELY_AT_FIRST + LIKELY_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
+
+    def plausible_steps(self) -> PlausibleSteps:
+        """What another node's state may say of steps: twice of what is taken here, as its view differs a little."""
+        most = min(2 * self.furthest_step(), MAX_BELIEVED), min(2 * self.likely_step(), MAX_BELIEVED)
+        return PlausibleSteps(*most)
 
     def worker_count(self) -> float:
         """`Swarm.workers`, cached."""
@@ -79,9 +123,7 @@ class SwarmView:
     def median_step_seconds(self) -> float:
         """The median step time that the other workers announce; 0 while none has."""
         now = self._clock.monotonic()
-        known = sorted(
-            peer.step_seconds for peer in self._swarm.members() if peer.step_seconds > 0.0 and peer.is_worker(now)
-        )
+        known = sorted(peer.step_seconds for peer in self._trusted() if peer.step_seconds > 0.0 and peer.is_worker(now))
         return known[len(known) // 2] if known else 0.0
 
     def has_met_others(self) -> bool:
@@ -95,7 +137,7 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, answer = self._eligible_others
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            answer = any(self._swarm.may_own(peer) for peer in self._swarm.members())
+            answer = any(self._swarm.may_own(peer) for peer in self._trusted())
             self._eligible_others = (now, answer)
         return answer
 

@@ -9,17 +9,24 @@ from msgspec import Meta
 
 from overlay.addresses import Address
 from overlay.peers import Contact
+from training.shards.delta_range import MAX_LENGTH
 
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
-#: Fits the signed 64 bits of a frame's header, with bits to spare.
-Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Weight = Annotated[float, Meta(gt=0, le=1e6)]
+#: What a swarm counts: steps, starts, versions, deltas. As many as `overlay.peers.Counter`.
+Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
+#: A count that another node gives, and that this one goes on counting from: what follows it still fits a message.
+MAX_BELIEVED = 1 << 47
+#: The number of a term. It fits the signed 64 bits of a frame's header, with bits to spare.
+TermNumber = Annotated[int, Meta(ge=0, lt=1 << 62)]
+#: Far below one part of a million workers. A product of the smallest weight and the smallest scale is above 0.
+Weight = Annotated[float, Meta(ge=1e-12, le=1e6)]
+Scale = Annotated[float, Meta(ge=1e-100, le=1)]
 #: The node that raised a term; empty where there is no term.
 TermNode = Annotated[bytes, Meta(max_length=20)]
 Genesis = Annotated[bytes, Meta(max_length=16)]
-#: A delta's Euclidean length.
-Length = Annotated[float, Meta(ge=0)]
+#: A delta's Euclidean length; a longer one is refused.
+Length = Annotated[float, Meta(ge=0, le=MAX_LENGTH)]
 #: The longest literal address, and the longest reason for a refusal.
 Host = Annotated[str, Meta(max_length=45)]
 Reason = Annotated[str, Meta(max_length=200)]
@@ -59,7 +66,7 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
     """
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
 
     @property
@@ -71,7 +78,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a shard, as far as the sender knows."""
 
     shard: ShardIndex
-    term_number: Number
+    term_number: TermNumber
     term_node: TermNode
     owner: NodeId
     host: Host

@@ -22,6 +22,8 @@ class Applied:
     """
 
     MAX_RANGES = 32
+    #: Those of a sum or a difference of sets: as many as a message may have.
+    MAX_MERGED = 64
     #: Incarnations kept per node; the lowest is forgotten first, for a node that started so often pushes it no more.
     MAX_INCARNATIONS = 64
 
@@ -104,6 +106,18 @@ class Applied:
                 left[key] = rest
         return Applied(left)
 
+    def up_to(self, step: int) -> Applied:
+        """The identities in this set of steps up to this one."""
+        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            if rest := [(low, min(high, step)) for low, high in ranges if low <= step]:
+                left[key] = rest
+        return Applied(left)
+
+    def last_step(self) -> int:
+        """The highest step of any identity; 0 if there is none."""
+        return max((ranges[-1][1] for ranges in self._ranges.values()), default=0)
+
     def count(self) -> int:
         """The number of identities."""
         return sum(high - low + 1 for ranges in self._ranges.values() for low, high in ranges)
@@ -130,7 +144,7 @@ class Applied:
         return Applied(found)
 
     def merge(self, other: Applied) -> None:
-        """Add all identities of the other set."""
+        """Add all identities of the other set. Beyond `MAX_MERGED` ranges the lowest gaps are closed."""
         for key, theirs in other._ranges.items():
             merged: list[tuple[int, int]] = []
             for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
@@ -138,6 +152,9 @@ class Applied:
                     merged[-1] = (merged[-1][0], max(merged[-1][1], high))
                 else:
                     merged.append((low, high))
+            if len(merged) > self.MAX_MERGED:
+                first = len(merged) - self.MAX_MERGED
+                merged[: first + 1] = [(merged[0][0], merged[first][1])]
             self._ranges[key] = merged
 
     def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
@@ -149,7 +166,20 @@ class Applied:
         """The set of rows, which need not be in order: they may come from another node, or from a disk."""
         found = cls()
         for node, incarnation, ranges in rows:
+            if (node, incarnation) not in found._ranges and _is_in_order(ranges):  # nearly always
+                found._ranges[node, incarnation] = list(ranges)
+                continue
             whole = [(low, high) for low, high in ranges if low <= high]
             if whole:
                 found.merge(cls({(node, incarnation): whole}))
         return found
+
+
+def _is_in_order(ranges: list[tuple[int, int]]) -> bool:
+    """Whether ranges are as a set keeps them: none empty, in order, and with gaps between them."""
+    last = -2
+    for low, high in ranges:
+        if not last + 1 < low <= high:
+            return False
+        last = high
+    return 0 < len(ranges) <= Applied.MAX_MERGED

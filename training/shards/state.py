@@ -32,6 +32,9 @@ from training.shards.value_table import ValueTable
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
+#: A window is divided by its weight, as a float32, to be multiplied with it again: of one that weighs nothing it adds
+#: nothing.
+LEAST_WEIGHT = 1e-30
 #: Deltas of a shard whose order is known.
 MAX_RECENT = 1024
 
@@ -192,7 +195,7 @@ class ShardState:
             part = one.delta * np.float32(one.weight)
             row = rows.get(one.identity.node)
             rows[one.identity.node] = part if row is None else row + part
-        weight = sum(one.weight for one in window)
+        weight = max(LEAST_WEIGHT, sum(one.weight for one in window))
         total = np.empty_like(self.value)
         robust.trimmed_sum(list(rows.values()), total)
         total /= np.float32(weight)

@@ -172,6 +172,10 @@ class FakeSource:
     def resume(self) -> None:
         self.requests.append("resume")
 
+    def trust(self, prefix: str) -> bool:
+        self.requests.append(f"trust {prefix}")
+        return prefix.startswith("abababab")
+
 
 async def main(path: Path) -> None:
     config = load(path).config

@@ -25,6 +25,7 @@ from training.exchange.ownership_messages import CompareCopies, HandOver, Learn,
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
+from training.exchange.trust import Untrue
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 
@@ -91,8 +92,12 @@ class BackupHandler:
                 self._counters.bytes_received += len(encoded)
                 size = self._store.size(entry.shard)
                 delta, is_in_range = await off_loop(self._executor, size, _decoded_in_range, encoded, codec, size)
+            if message.step > self._context.view.plausible_steps().furthest:
+                results.append(ForwardResult(entry.shard, "unknown"))
+                continue
             if not is_in_range:
                 self._log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=entry.shard)
+                self._context.lied(sender.node_id, "forward")
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
             item = BufferedDelta(
@@ -110,8 +115,9 @@ class BackupHandler:
 
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
         term = Term(entry.term_number, entry.term_node)
+        folded = min(entry.folded_step, self._context.view.plausible_steps().furthest)
         status, known = self._store.accept_forward(
-            entry.shard, term, item, entry.folded_step, sender.node_id, entry.closed_windows
+            entry.shard, term, item, folded, sender.node_id, entry.closed_windows
         )
         return ForwardResult(entry.shard, status, *known)
 
@@ -158,7 +164,12 @@ class BackupHandler:
         reader = FrameReader(stream)
         taken = []
         for head in message.states:
-            state = await state_stream.read_state(reader, head, self._store)
+            most = self._context.view.plausible_steps()
+            try:
+                state = await state_stream.read_state(reader, head, self._store, most, self._executor)
+            except Untrue:
+                self._context.lied(sender.node_id, "state")
+                raise
             if self._store.take_state(head.shard, head.term, sender, state):
                 taken.append(head.shard)
         return Response(encode(TransferResult(taken, [])))
@@ -230,8 +241,10 @@ class BackupHandler:
 
     async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
         same = []
+        furthest = self._context.view.plausible_steps().furthest
         for copy in message.copies:
-            state = self._store.backed_as(copy.shard, copy.term, sender, copy.folded_step, copy.closed_windows)
+            folded = min(copy.folded_step, furthest)
+            state = self._store.backed_as(copy.shard, copy.term, sender, folded, copy.closed_windows)
             if state is None or state.version != copy.version:
                 continue
             digest = await self._executor.run(value_digest, state.value)

@@ -8,12 +8,14 @@ memory of its own. Only a large shard is copied in turns, and has no version whi
 from __future__ import annotations
 
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import Allocate, FrameReader, Part, new_memory, read_encoded
+from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.messages import PullResult
 from training.exchange.owner.published import Published, apply_all, whole
 from training.exchange.store.replica import Position
+from training.exchange.trust import Untrue
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Values decoded, added and compared on the event loop: fewer than a thread is worth.
 SMALL_VALUES = 1 << 13
@@ -53,7 +55,7 @@ class ChainFollower:
 
     async def take(self, result: PullResult, arrays: Arrays) -> bool:
         """Bring a shard to the published value of an answer; False if it does not lead from what the shard holds, or
-        has another digest. Then the shard is asked for again."""
+        has another digest. Then the shard is asked for again. Raises `BadFrame` for values out of range."""
         shard = result.shard
         position = self._replica.position_of(shard)
         is_change = result.status == "changes"
@@ -120,5 +122,12 @@ class ChainFollower:
 
 
 def _result(held: Vector | None, arrays: Arrays, size: int) -> tuple[Vector, bytes]:
-    """The published value after these arrays, and its digest: changes of what is held, or the whole."""
-    return whole(*arrays[0], size) if held is None else apply_all(held, arrays)
+    """The published value after these arrays, and its digest: changes of what is held, or the whole. Raises `BadFrame`,
+    and `Untrue` for one that is out of range."""
+    try:
+        value, digest = whole(*arrays[0], size) if held is None else apply_all(held, arrays)
+    except ValueError as error:
+        raise BadFrame(str(error)) from error
+    if not has_length(value, MAX_STATE_LENGTH):
+        raise Untrue("a published value is out of range")
+    return value, digest

@@ -32,7 +32,9 @@ from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
-from training.exchange.terms import ZERO_TERM, Term
+from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
+from training.exchange.trust import Untrue
+from training.shards.delta_range import MAX_STATE_LENGTH
 
 #: Wanted instead of what this node has: whatever the owner has is new.
 _NONE = (ZERO_TERM, 0)
@@ -237,6 +239,11 @@ class PullClient:
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
+                    plausible = self._store.ownership.is_plausible
+                    if not (plausible(result.term) and plausible(result.rank_term)):
+                        raise BadFrame(f"shard {result.shard} under term {result.term_number}")
+                    if max(result.version, result.published) >= MAX_BELIEVED:
+                        raise Untrue(f"shard {result.shard} in version {result.version}")
                     self._directory.answered(owner, [result])
                     if result.status == "same" and self._follower.is_same(result):
                         self._settle(result.shard, job, changed=False)
@@ -251,6 +258,8 @@ class PullClient:
                         reader, result.shard, Part.VALUE, size, memory, has_checksum=job.is_joiners
                     )
                     self._counters.bytes_received += len(encoded)
+                    if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
+                        raise Untrue(f"shard {result.shard} has values out of range")
                     term = result.term
                     if term < self._store.ownership.fence(result.shard):
                         continue  # this owner was replaced: the next round asks for the higher term
@@ -268,6 +277,8 @@ class PullClient:
         except TransportError as error:
             self._directory.failed(owner, error)
         except BadFrame as error:
+            if isinstance(error, Untrue):
+                self._context.lied(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:

@@ -210,6 +210,8 @@ class DeltaHandler:
             return self._validator.refuse(shard, "late")
         if push.base_step < owned.state.era_step:
             return self._validator.refuse(shard, "before_era")
+        if push.step > self._view.furthest_step():
+            return self._validator.refuse(shard, "ahead")
         return None
 
     def close_windows(self) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Encoded, Vector
 from training.exchange.terms import Term
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 DIGEST_BYTES = 8
 CHAIN_BYTES = 8
@@ -154,10 +155,13 @@ def whole(codec: CodecName, payload: Encoded, size: int) -> tuple[Vector, bytes]
 def continued(held: Vector, missing: Sequence[Change], last: Published) -> Published | None:
     """The published value of another node, from what a follower of it holds, `float32[n]`, and the changes it lacks.
 
-    `last` is it without the value; None if the result has another digest.
+    `last` is it without the value; None if the result has another digest, or is out of range.
     """
-    value, digest = apply_all(held.copy(), [(change.codec, change.payload) for change in missing])
-    return replace(last, value=value) if digest == last.digest else None
+    try:
+        value, digest = apply_all(held.copy(), [(change.codec, change.payload) for change in missing])
+    except ValueError:  # no encoding of so many values
+        return None
+    return replace(last, value=value) if digest == last.digest and has_length(value, MAX_STATE_LENGTH) else None
 
 
 def _limited(changes: tuple[Change, ...], whole_bytes: int) -> tuple[Change, ...]:

@@ -30,7 +30,7 @@ from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Ch
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned
 from training.exchange.store.replica import Position
-from training.exchange.terms import Term
+from training.exchange.terms import MAX_BELIEVED, Term
 
 #: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
 BYTES_PER_STEP = 0.6
@@ -223,6 +223,9 @@ class Publisher:
             lacking = head.published - held_version
             backed = self._store.backed.get(info.shard)
             if backed is None or backed.owner.node_id != sender:
+                continue
+            is_believed = self._store.ownership.is_plausible(Term(head.rank_number, head.rank_node))
+            if not is_believed or max(head.version, head.published) >= MAX_BELIEVED:
                 continue
             if not head.chain or chain != head.chain or not 0 <= lacking <= len(changes):
                 continue

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.codecs import CodecName, Vector
@@ -130,6 +132,8 @@ class ReadHandler:
 
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
+        if pull.step > (furthest := self._view.furthest_step()):
+            pull = msgspec.structs.replace(pull, step=furthest)
         if pull.is_final:
             await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
         elif pull.follows:
@@ -240,13 +244,17 @@ class ReadHandler:
         return Response(encode(ListedDeltas(listed)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
-        snapshots = [found for shard in message.shards if (found := self._snapshot(shard)) is not None]
+        shards = [shard for shard in message.shards if shard < len(self._store)]
+        snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
         return Response(
             encode(StateTransfer(self._context.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
         )
 
     async def _on_past(self, _sender: Contact, message: DeltaHistory, _stream: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(DeltaHistoryAnswer(*highest_step_of(message.node, self._store.known_deltas()))))
+        peer = self._context.swarm.peers.get(message.node)
+        starts, steps = 0 if peer is None else peer.incarnation, self._view.likely_step()
+        found = highest_step_of(message.node, self._store.known_deltas(), starts=starts, steps=steps)
+        return Response(encode(DeltaHistoryAnswer(*found)))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""

@@ -12,7 +12,7 @@ import asyncio
 
 from overlay.peers import Contact
 from overlay.transport import Response, TransportError
-from training.encoding.frames import FrameReader
+from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
@@ -33,6 +33,7 @@ from training.exchange.store.losses import recorded_deltas, spans, write_off
 from training.exchange.store.repair_log import Span
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
+from training.exchange.trust import Untrue
 from training.shards.applied import Applied
 from training.shards.state import ShardState
 
@@ -145,8 +146,10 @@ class Failover:
 
     def write_off(self) -> list[Span]:
         """After `resume`: the deltas that some node has recorded and the shards owned now lack, reported once."""
-        self._recorded.merge(recorded_deltas(self._store, self._context.record))
-        return [span for owned in self._store.owned.values() for span in spans(write_off(owned.state, self._recorded))]
+        own = recorded_deltas(self._store, self._context.record)
+        recorded = self._recorded.up_to(self._view.furthest_step())
+        recorded.merge(own)
+        return [span for owned in self._store.owned.values() for span in spans(write_off(owned.state, recorded))]
 
     def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self._store.owned and shard not in self._store.ownership.known_owners
@@ -193,6 +196,8 @@ class Failover:
             if known is not None and not self._view.is_gone(known.owner.node_id):
                 contacts.append(known.owner)
             for contact in contacts:
+                if contact.node_id not in self._view.trust:
+                    continue
                 wanted = asked.setdefault(contact.node_id, (contact, []))[1]
                 if contact.node_id != self._swarm.node_id and shard not in wanted:
                     wanted.append(shard)
@@ -262,7 +267,10 @@ class Failover:
             return None
         try:
             return await self._fetch(shard, holder)
-        except TransportError:
+        except (TransportError, BadFrame) as error:
+            if isinstance(error, Untrue):
+                self._context.lied(holder.node_id, "state")
+            self._log.warning("copy_not_taken", shard=shard, holder=holder.node_id.hex()[:8], reason=str(error))
             return None  # the next tick asks again
 
     def _empty(self, shard: int) -> tuple[Term, ShardState] | None:
@@ -323,7 +331,12 @@ class Failover:
             heads = self._rpc.decoded(holder, answer.head, StateTransfer).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
-            return heads[0].term, await state_stream.read_state(FrameReader(answer.body), heads[0], self._store)
+            if not self._store.ownership.is_plausible(heads[0].term):
+                raise BadFrame(f"the state of shard {shard} is of term {heads[0].term_number}")
+            most = self._view.plausible_steps()
+            reader, executor = FrameReader(answer.body), self._context.environment.executor
+            state = await state_stream.read_state(reader, heads[0], self._store, most, executor)
+            return heads[0].term, state
 
     async def _announce_to(self, to: Contact, infos: list[OwnerInfo]) -> None:
         try:

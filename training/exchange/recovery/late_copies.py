@@ -10,6 +10,7 @@ from __future__ import annotations
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.ownership_messages import Offer, OwnedHistories
 from training.exchange.store import state_files
@@ -106,7 +107,10 @@ class LateCopies:
                 "deltas_lost_in_restart", count=count, shards=concerned, deltas=named(lost), source=source
             )
 
-    def count_offered(self, shards: list[int], message: Offer, sender: Contact) -> None:
-        """Count what a node that came late has recorded."""
+    async def count_offered(self, shards: list[int], message: Offer, sender: Contact) -> None:
+        """Count what a node that came late has recorded, in those of the shards that are owned here by then."""
         if message.recorded:
-            self.count(shards, Applied.of_rows(message.recorded), sender.node_id.hex()[:8])
+            executor, work = self._context.environment.executor, VALUES_PER_ROW * len(message.recorded)
+            recorded = await off_loop(executor, work, Applied.of_rows, message.recorded)
+            owned = [shard for shard in shards if shard in self._store.owned]
+            self.count(owned, recorded.up_to(self._context.view.furthest_step()), sender.node_id.hex()[:8])

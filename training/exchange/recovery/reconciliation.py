@@ -17,8 +17,9 @@ from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding.frames import BadFrame, FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, encode
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, PushStatus, encode
 from training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.replication import lacks_backup
@@ -35,7 +36,7 @@ from training.exchange.ownership_messages import (
 from training.exchange.recovery.late_copies import LateCopies
 from training.exchange.store.losses import is_worth_more, only_here, spans
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, identities_of
-from training.exchange.terms import OwnerInfo, Term, generation_of
+from training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term, generation_of
 from training.shards.applied import Applied, DeltaId
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
@@ -257,9 +258,8 @@ class SplitReconciler:
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):
             return Response(encode(FoundDeltas([])))
-        searched = Applied()
-        for node, incarnation, ranges in message.identities:
-            searched.merge(Applied.of_rows([(node, incarnation, ranges)]))
+        work = VALUES_PER_ROW * len(message.identities)
+        searched = await off_loop(self._context.environment.executor, work, Applied.of_rows, message.identities)
         most = MAX_BATCHES
         if self._store.size(message.shard):
             most = max(1, MAX_BATCH_BYTES // (4 * self._store.size(message.shard)))
@@ -284,7 +284,8 @@ class SplitReconciler:
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
-            await self._add(_as_message(shard, entry), item)
+            if await self._add(_as_message(shard, entry), item, self._swarm.node_id) == "refused":
+                self._store.log.forget(shard, entry.identity)
 
     def _close(self, shard: int, lost: list[Span]) -> None:
         del self._store.superseded[shard]
@@ -303,13 +304,16 @@ class SplitReconciler:
         self._counters.bytes_sent += size
         body = list_if_small(self._frames(batch), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
-            self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
+            for place in self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused:
+                if place < len(batch):
+                    shard, entry = batch[place]
+                    self._store.log.forget(shard, entry.identity)
 
     # -- the side with the higher term --------------------------------------------------------------------------
 
     async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         histories = [self._history(shard) for shard in message.shards if shard < len(self._store)]
-        self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
+        await self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
         return Response(encode(OwnedHistories(histories)))
 
     def _history(self, shard: int) -> OwnedHistory:
@@ -328,7 +332,7 @@ class SplitReconciler:
             state.era_step,
             state.era_term,
             known.rows(),
-            unlogged=max(0, known.count() - logged),
+            unlogged=min(max(0, known.count() - logged), MAX_BELIEVED),
             unlisted=state.unlisted,
             written_off=state.written_off.rows(),
             counts=True,
@@ -338,19 +342,31 @@ class SplitReconciler:
         self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
     ) -> Response:
         reader = FrameReader(stream)
-        added = 0
-        for logged in message.deltas:
+        added, refused = 0, list[int]()
+        for place, logged in enumerate(message.deltas):
             if logged.shard >= len(self._store):
                 break
             item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
             self._counters.bytes_received += len(item.encoded)
-            added += await self._add(logged, item)
+            outcome = await self._add(logged, item, sender.node_id)
+            added += outcome == "ok"
+            if outcome == "refused":
+                refused.append(place)
         if added:
             self._counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
-        return Response(encode(OfferedDeltasAnswer(added)))
+        return Response(encode(OfferedDeltasAnswer(added, refused)))
 
-    async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> bool:
+    async def _add(self, logged: LoggedDelta, item: IncomingDelta, source: bytes) -> PushStatus:
+        """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
+        if not self._is_past(logged):
+            await self._swarm.query_steps([logged.node])
+            if not self._is_past(logged):
+                if logged.step > MAX_BELIEVED:
+                    self._context.lied(source, "repair")
+                peer = self._swarm.peers.get(logged.node)
+                is_forged = peer is None or logged.incarnation > peer.incarnation
+                return "refused" if is_forged or logged.step > self._view.furthest_step() else "retry"
         push = Push(
             genesis=self._context.genesis,
             node=logged.node,
@@ -361,7 +377,22 @@ class SplitReconciler:
             shards=[logged.shard],
         )
         (result,) = await self._deltas.accept(push, [item])
-        return result.status == "ok"
+        return result.status
+
+    def _is_past(self, logged: LoggedDelta) -> bool:
+        """Whether a delta may have been trained already, as far as this node knows its origin.
+
+        Under an identity that is still to be used a forged delta would take the place of a true one. One that was
+        pushed a moment ago may be ahead of its node's heartbeat: it is offered again.
+        """
+        if not self._view.has_steps:
+            return logged.step <= MAX_BELIEVED
+        if logged.node == self._swarm.node_id:
+            return (logged.incarnation, logged.step) <= (self._run.incarnation, self._run.step + 2)
+        peer = self._swarm.peers.get(logged.node)
+        if peer is None or not self._swarm.is_alive(logged.node):
+            return logged.step <= self._view.furthest_step()
+        return (logged.incarnation, logged.step) <= (peer.incarnation, peer.step + 1)
 
     def _frames(self, batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:
         is_batch = self._store.holds_values

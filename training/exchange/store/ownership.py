@@ -20,6 +20,7 @@ from training.exchange.terms import (
     Term,
     generation_of,
 )
+from training.exchange.trust import MemberTrust
 
 
 class Ownership:
@@ -27,6 +28,8 @@ class Ownership:
 
     def __init__(self, shard_count: int) -> None:
         self._shard_count = shard_count
+        #: Whose claims count.
+        self.trust = MemberTrust()
         self.known_owners: dict[int, KnownOwner] = {}
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
         self.fences: dict[int, Term] = {}
@@ -49,6 +52,10 @@ class Ownership:
         if not self._highest:
             return term.number < TERM_LIMIT
         return generation_of(term) <= self._highest // GENERATION + MAX_GENERATIONS_AHEAD and term.number < TERM_LIMIT
+
+    def admits(self, shard: int, term: Term) -> bool:
+        """Whether a message under this term counts: it is not below the fence, and plausible."""
+        return term >= self.fence(shard) and self.is_plausible(term)
 
     def raise_fence(self, shard: int, term: Term) -> None:
         """Remember a term; lower ones are refused from now on."""
@@ -82,6 +89,8 @@ class Ownership:
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:
         """Record a claim of ownership unless its term is too low; True when the known owner changed."""
         if not 0 <= shard < self._shard_count or term < self.fence(shard) or not self.is_plausible(term):
+            return False
+        if owner.node_id not in self.trust:
             return False
         known = self.known_owners.get(shard)
         if known is not None:

@@ -132,6 +132,12 @@ class RepairLog:
                 self._drop(oldest_shard, entry)
                 self._crowded_out_s = entry.at_s
 
+    def forget(self, shard: int, identity: DeltaId) -> None:
+        """Drop a delta that no owner will take."""
+        entry = self._shards.get(shard, {}).get(identity)
+        if entry is not None:
+            self._drop(shard, entry)
+
     def _drop(self, shard: int, entry: LogEntry) -> None:
         del self._shards[shard][entry.identity]
         self.size_bytes -= len(entry.payload)

@@ -232,9 +232,9 @@ class ShardStore:
         False if a higher term is known or this node owns the shard. False too if a later `attempt` of the same owner
         arrived first: its buffered deltas would be lost.
         """
-        if term < self.ownership.fence(shard) or not 0 <= shard < len(self.bounds):
+        if not 0 <= shard < len(self.bounds):
             return False
-        if not self.ownership.is_plausible(term):
+        if term < self.ownership.fence(shard) or not self.ownership.is_plausible(term):
             return False
         former = self.backed.get(shard)
         same = former is not None and former.owner.node_id == owner.node_id and not former.owner_restarted
@@ -266,9 +266,7 @@ class ShardStore:
         """Add the buffered deltas to the state that has arrived; False if this node is no learner of the shard, or
         has a newer snapshot."""
         backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id or promised < self.ownership.fence(shard):
-            return False
-        if not self.ownership.is_plausible(promised):
+        if backed is None or backed.owner.node_id != owner.node_id or not self.ownership.admits(shard, promised):
             return False
         if backed.is_active or (backed.promised is not None and promised < backed.promised):
             return False
@@ -355,7 +353,7 @@ class ShardStore:
         """The copy of a shard that this node backs up for `owner`, with the same deltas visible as there; None if it
         is no such copy."""
         backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id or term < self.ownership.fence(shard):
+        if backed is None or backed.owner.node_id != owner.node_id or not self.ownership.admits(shard, term):
             return None
         if backed.follow_term(term):
             self.ownership.assign(shard, term, backed.owner)

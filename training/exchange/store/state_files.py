@@ -16,8 +16,8 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import describe, joined, restore
-from training.exchange.terms import Term
+from training.exchange.store.state_head import ANY_STEPS, describe, implausible, joined, restore
+from training.exchange.terms import TERM_LIMIT, Term
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
 from training.shards.value_table import ValueTable
@@ -79,7 +79,8 @@ def _arrays(state: ShardState) -> list[Vector]:
 def decode(
     raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int, outer_momentum: float
 ) -> dict[int, StoredState]:
-    """The states of a file, by shard. Raises `BadStates` if it is damaged, or of another swarm or layout.
+    """The states of a file, by shard, but for those that could not be written again after more deltas. Raises
+    `BadStates` if it is damaged, or of another swarm or layout.
 
     `outer_momentum` is that of the swarm's rule, for files of earlier versions with two arrays for a momentum.
     """
@@ -118,7 +119,8 @@ def decode(
         if momentum is not None and not one.is_joined:
             momentum = joined(one, momentum, take(parameters), outer_momentum)
         state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.pending])
-        found[one.shard] = StoredState(one.term, state, head.clean)
+        if not implausible(one, ANY_STEPS) and one.term.number < TERM_LIMIT:
+            found[one.shard] = StoredState(one.term, state, head.clean)
     if taken != values.size:
         raise BadStates("it is of another layout")
     return found

@@ -6,12 +6,13 @@ The same head goes over the wire (`state_stream`) and to disk (`state_files`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
-from training.exchange.terms import Term
+from training.exchange.terms import MAX_BELIEVED, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms
 from training.shards.state import ShardState
@@ -40,6 +41,31 @@ def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = Fal
         written_off=state.written_off.rows(),
         unlisted=state.unlisted,
     )
+
+
+class PlausibleSteps(NamedTuple):
+    """The last step that a delta of any node may have, and the last with which an era may begin."""
+
+    furthest: int
+    likely: int
+
+
+#: For what this node has written itself: whatever fits a message after more deltas.
+ANY_STEPS = PlausibleSteps(MAX_BELIEVED, MAX_BELIEVED)
+
+
+def implausible(head: StateHead, most: PlausibleSteps) -> str:
+    """Why the head of a state is not believed; empty if it is.
+
+    What follows the numbers of a state that is taken over must fit a message too; and a set of identities or an era
+    that reaches into the future would have the deltas refused that are still to come.
+    """
+    if max(head.version, head.folded_step, head.unlisted) >= MAX_BELIEVED:
+        return "its counts are too high"
+    if head.era_step > most.likely:
+        return f"its era begins with step {head.era_step}"
+    last = max((high for _, _, ranges in head.applied for _, high in ranges), default=0)
+    return f"it has deltas of step {last}" if last > most.furthest else ""
 
 
 def joined(head: StateHead, momentum: Vector, accumulated: Vector, outer_momentum: float) -> Vector:

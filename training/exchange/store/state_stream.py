@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from overlay.environment import Executor
 from overlay.transport import Buffer
 from training.encoding import low_bits
 from training.encoding.codecs import Encoded, Vector
@@ -20,9 +21,11 @@ from training.encoding.frames import (
     read_blob,
     read_encoded,
 )
+from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import joined, restore
+from training.exchange.store.state_head import PlausibleSteps, implausible, joined, restore
+from training.exchange.trust import Untrue
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
 from training.shards.value_table import ValueTable
@@ -78,11 +81,16 @@ async def _read_table(reader: FrameReader, shard: int) -> ValueTable:
     return table
 
 
-async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) -> ShardState:
-    """Read one state from a body. Raises `BadFrame`, also for a head that does not fit the layout, or that names a
-    value which this node does not hold."""
+async def read_state(
+    reader: FrameReader, head: StateHead, store: ShardStore, most: PlausibleSteps, executor: Executor
+) -> ShardState:
+    """Read one state from a body. Raises `BadFrame`, also for a head that does not fit the layout, or is not plausible,
+    or names a value which this node does not hold; `Untrue` for values that no training gives."""
     if not 0 <= head.shard < len(store):
         raise BadFrame(f"shard {head.shard} of {len(store)}")
+    rows = len(head.applied) + len(head.pending) + len(head.written_off)
+    if reason := await off_loop(executor, VALUES_PER_ROW * rows, implausible, head, most):
+        raise BadFrame(f"the state of shard {head.shard} is not plausible: {reason}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)
     if head.chain:
         value = await _completed(reader, head, store.base(head.shard, head.chain), size)
@@ -95,12 +103,21 @@ async def read_state(reader: FrameReader, head: StateHead, store: ShardStore) ->
             accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
             momentum = joined(head, momentum, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
-    state = restore(head, parameters, value, momentum, pending)
+    work = VALUES_PER_ROW * rows + size * (2 + len(pending))
+    state, is_in_range = await off_loop(executor, work, _restored, head, parameters, value, momentum, pending)
     if store.holds_values:
         state.table = await _read_table(reader, head.shard)
-    if not state.is_in_range():
-        raise BadFrame(f"the state of shard {head.shard} has values out of range")
+    if not is_in_range:
+        raise Untrue(f"the state of shard {head.shard} has values out of range")
     return state
+
+
+def _restored(
+    head: StateHead, parameters: int, value: Vector, momentum: Vector | None, pending: list[Vector]
+) -> tuple[ShardState, bool]:
+    """The state, and whether its values may be used."""
+    state = restore(head, parameters, value, momentum, pending)
+    return state, state.is_in_range()
 
 
 async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, size: int) -> Vector:
@@ -110,4 +127,7 @@ async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, 
     low, codec = await read_encoded(reader, head.shard, Part.LOW, size)
     if codec != "bfloat16":
         raise BadFrame(f"shard {head.shard}: two bytes per value expected, got {codec}")
-    return low_bits.decode(low, head.exceptions, base)
+    try:
+        return low_bits.decode(low, head.exceptions, base)
+    except ValueError as error:
+        raise BadFrame(f"shard {head.shard}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,7 +72,12 @@ def test_peers_prints_one_line_each(client: Client, capsys: Output) -> None:
 
 @pytest.mark.parametrize(
     ("command", "path", "words"),
-    [(ask.leave, "/leave", "is leaving"), (ask.pause, "/pause", "pauses"), (ask.resume, "/resume", "trains again")],
+    [
+        (ask.leave, "/leave", "is leaving"),
+        (ask.pause, "/pause", "pauses"),
+        (ask.resume, "/resume", "trains again"),
+        (partial(ask.trust, "abababab"), "/trust?id=abababab", "trusts abababab again"),
+    ],
 )
 def test_a_change_is_requested_and_named(
     command: Callable[[], int], path: str, words: str, client: Client, capsys: Output

@@ -10,6 +10,8 @@ import pytest
 
 from training.exchange.run_state import RunState
 from training.exchange.swarm_view import SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
+from training.exchange.terms import MAX_BELIEVED
+from training.exchange.trust import LIES
 
 
 class Clock:
@@ -35,7 +37,7 @@ class Crowd:
         self.gone: list[bytes] = []
 
     def members(self) -> list[Any]:
-        return [SimpleNamespace(step=step, is_worker=lambda now: True) for step in self.steps]
+        return [SimpleNamespace(node_id=b"p" * 20, step=step, is_worker=lambda now: True) for step in self.steps]
 
     def is_alive(self, node_id: bytes) -> bool:
         return node_id in self.alive
@@ -119,3 +121,29 @@ def test_one_other_node_is_believed_as_far_as_the_own_pace_explains() -> None:
     clock.now += 60.0
     assert median(80) == 80
     assert median(10**9) == 643
+
+
+def test_no_node_is_believed_to_be_far_beyond_the_median() -> None:
+    """One peer that announces a billion steps moves the bound of the others nowhere; before the first step there is
+    none."""
+    clock = Clock()
+    view = view_of(Crowd(3, [100, 120, 1 << 40]), clock)
+    assert view.furthest_step() == 1_000_000 + 1000 * 120
+    assert view.likely_step() == 1000 + 100 * 120
+    assert view.plausible_steps() == (2 * 1_120_000, 2 * 13_000)
+    assert view_of(Crowd(0), clock).furthest_step() == view_of(Crowd(0), clock).likely_step() == MAX_BELIEVED
+
+
+def test_a_peer_that_is_left_out_counts_as_gone_and_its_step_does_not_count() -> None:
+    """As if it had left; when it is trusted again it is there again."""
+    clock, crowd = Clock(), Crowd(1, [50])
+    crowd.alive.append(b"p" * 20)
+    view = view_of(crowd, clock)
+    for second in range(LIES):
+        view.trust.note(b"p" * 20, "state", float(second))
+    assert view.is_gone(b"p" * 20)
+    assert view.median_step() == 0
+    view.trust.forgive(b"p" * 20)
+    view.invalidate()
+    assert not view.is_gone(b"p" * 20)
+    assert view.median_step() == 50

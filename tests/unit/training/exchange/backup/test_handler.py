@@ -318,6 +318,6 @@ def test_a_forward_out_of_range_is_not_added(bad: float) -> None:
         assert state is not None
         assert np.isfinite(state.value).all()
         assert np.abs(state.value).max() < 10.0
-        assert [one.event for one in records_of(context)] == ["forward_out_of_range"]
+        assert [one.event for one in records_of(context)] == ["forward_out_of_range", "member_lied"]
 
     run(scenario())

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from overlay.transport import Buffer
+from tests.harness.environment import InlineExecutor
 from tests.harness.stores import IDS, SUM, store_of, term, zeros
 from training.encoding.frames import BadFrame, FrameReader, Part, frames
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import StateHead, StateTransfer
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_head import ANY_STEPS, describe
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
@@ -51,7 +52,7 @@ def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, Sh
     async def receive() -> dict[int, ShardState]:
         reader = FrameReader(stream(body))
         found = {
-            head.shard: await state_stream.read_state(reader, head, into)
+            head.shard: await state_stream.read_state(reader, head, into, ANY_STEPS, InlineExecutor())
             for head in decode(payload, StateTransfer).states
         }
         assert await reader.header() is None
@@ -101,7 +102,9 @@ def test_nodes_that_keep_the_deltas_of_a_round_apart_understand_a_momentum(weigh
     m, sums = (4.0, 2.0) if state.sum_weight else (0.5 * 4.0 + 4.0, 0.0)
 
     async def received(buffers: Iterable[Buffer], into: ShardStore) -> ShardState:
-        return await state_stream.read_state(FrameReader(stream(list(buffers))), head, into)
+        return await state_stream.read_state(
+            FrameReader(stream(list(buffers))), head, into, ANY_STEPS, InlineExecutor()
+        )
 
     parts = (Part.VALUE, state.value), (Part.MOMENTUM, np.full(4, m)), (Part.ACCUMULATED, np.full(4, sums))
     theirs = (one for part, array in parts for one in frames(0, array.astype(np.float32), "float32", part))
@@ -121,7 +124,7 @@ def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     head = describe(4, term(1, "a"), zeros(store))
 
     with pytest.raises(BadFrame, match="shard 4 of 4"):
-        asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store))
+        asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store, ANY_STEPS, InlineExecutor()))
 
 
 def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
@@ -134,7 +137,9 @@ def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
 
     for kept in range(0, len(buffers), 2):
         with pytest.raises(BadFrame):
-            asyncio.run(state_stream.read_state(FrameReader(stream(buffers[:kept])), head, store))
+            asyncio.run(
+                state_stream.read_state(FrameReader(stream(buffers[:kept])), head, store, ANY_STEPS, InlineExecutor())
+            )
 
 
 def test_arrays_in_another_order_are_a_bad_frame() -> None:
@@ -147,7 +152,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
     buffers[2:4], buffers[4:6] = buffers[4:6], buffers[2:4]
 
     with pytest.raises(BadFrame):
-        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), head, store))
+        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), head, store, ANY_STEPS, InlineExecutor()))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def test_a_table_that_is_torn_is_refused() -> None:
     body = list(state_stream.body([(head, state)]))
 
     async def receive(buffers: list[Buffer]) -> None:
-        await state_stream.read_state(FrameReader(stream(buffers)), head, store)
+        await state_stream.read_state(FrameReader(stream(buffers)), head, store, ANY_STEPS, InlineExecutor())
 
     with pytest.raises(BadFrame):
         asyncio.run(receive(body[:-2]))

@@ -1,0 +1,88 @@
+"""Which members this node leaves out because they have lied to it repeatedly. Pure.
+
+What the definition of a message allows can still be untrue: a state with values that no training gives, or a delta of a
+step that nobody reaches. Each such message is refused where it arrives. A member that sends `LIES` of them, in as many
+seconds, within `WINDOW_S`, is left out by this node alone: its requests are refused, what it owns counts as without an
+owner, and it is no candidate for a shard. No node believes another one's opinion of a third: a liar could otherwise
+have the honest ones left out. So only what this node has seen itself counts, and only what no honest member sends
+(`Untrue`), also one with a slow line, an old version or a wrong view of who is alive.
+
+It lasts until somebody undoes it (`forgive`), or until this node starts again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from training.encoding.frames import BadFrame
+
+#: Lies after which a member is left out, and the seconds they are remembered.
+LIES = 5
+WINDOW_S = 600.0
+#: One mistake may show in many messages of one moment: they count once.
+APART_S = 1.0
+#: Members whose lies are remembered; the one whose last lie is longest ago is forgotten first.
+MAX_MEMBERS = 1024
+
+
+class Untrue(BadFrame):
+    """What a member has sent fits its message, and no honest member sends it."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The lies of one member: when they were counted, and which they were."""
+
+    at_s: list[float] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Distrusted:
+    """A member that is left out: since when, in seconds of the clock, and what it did most."""
+
+    node: bytes
+    since_s: float
+    reason: str
+    lies: int
+
+
+class MemberTrust:
+    """The opinion of one node."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, _Seen] = {}
+        self._distrusted: dict[bytes, Distrusted] = {}
+
+    def __contains__(self, node: bytes) -> bool:
+        """Whether this member is trusted."""
+        return node not in self._distrusted
+
+    def note(self, node: bytes, reason: str, now_s: float) -> Distrusted | None:
+        """A member has lied; returns it when it is left out from now on."""
+        if node in self._distrusted:
+            return None
+        seen = self._seen.pop(node, None) or _Seen()
+        self._seen[node] = seen
+        if len(self._seen) > MAX_MEMBERS:
+            del self._seen[next(iter(self._seen))]
+        seen.reasons[reason] += 1
+        if seen.at_s and now_s - seen.at_s[-1] < APART_S:
+            return None
+        seen.at_s = [at for at in seen.at_s if now_s - at < WINDOW_S] + [now_s]
+        if len(seen.at_s) < LIES:
+            return None
+        most, _ = seen.reasons.most_common(1)[0]
+        found = self._distrusted[node] = Distrusted(node, now_s, most, seen.reasons.total())
+        del self._seen[node]
+        return found
+
+    def forgive(self, node: bytes) -> bool:
+        """Trust a member again; False if it was trusted."""
+        self._seen.pop(node, None)
+        return self._distrusted.pop(node, None) is not None
+
+    def distrusted(self) -> list[Distrusted]:
+        """The members that are left out, in the order in which that was decided."""
+        return list(self._distrusted.values())
