@@ -7,7 +7,6 @@ Start it on every machine, on the same points: each node computes the same centr
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 
@@ -55,11 +54,7 @@ def k_means(points: list[Point], k: int) -> list[Point]:
 
 def main() -> None:
     """Find the centres, then train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=600)
-    arguments = parser.parse_args()
-
-    labelled = rings(arguments.points, seed=1)
+    labelled = rings(600, seed=1)
     centres = torch.tensor(k_means([point for point, _ in labelled], 6))
     near = torch.exp(-4.0 * torch.cdist(torch.tensor([point for point, _ in labelled]), centres))
     labels = torch.tensor([label for _, label in labelled])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +68,7 @@ def test_a_script_of_no_engine_and_no_model_is_an_error_still(start: Start) -> N
     assert "p2pnode.engine" in node.output()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -> None:
     """The weights are within 1e-2 at every node that is left, after one was killed with its script and one joined."""
@@ -79,6 +84,70 @@ def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -
         error = re.search(r"largest error (\S+)", ended(node))
         assert error is not None
         assert float(error[1]) < 1e-2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_k_means_goes_on_when_a_node_is_killed_while_it_trains(start: Start) -> None:
+    """The node that is left has the centres, and a model that is right about nearly all points."""
+    settings = {
+        "training.min_nodes": 2,
+        "training.max_steps": 40,
+        "training.local_steps": 5,
+        "barrier.method": "bsp",
+    }
+    nodes = [start(str(ROOT / "examples/kmeans.py"), settings=settings) for _ in range(2)]
+    until(lambda: nodes[0].step >= 2, 120.0, "two steps", nodes)
+    nodes[1].kill()
+
+    accuracy = re.search(r"the shared model: accuracy (\S+) with 6 centres", ended(nodes[0]))
+
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.95
+
+
+@pytest.mark.timeout(120)
+def test_word_count_names_a_worker_that_was_killed(tmp_path: Path) -> None:
+    """A process of the engine is killed while it counts: the script ends with `WorkersLost`, and prints no counts."""
+    text = tmp_path / "words.txt"
+    text.write_text("the quick brown fox jumps over a lazy dog\n" * 200_000)
+    script = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/word_count.py"), "--processes", "2", str(text)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60.0
+        while not (busy := [pid for pid in children(script.pid) if processor_s(pid) > 1.0]):
+            assert script.poll() is None, "it ended before a worker was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(busy[0], signal.SIGKILL)
+        printed, said = script.communicate(timeout=60.0)
+    finally:
+        script.kill()
+        script.wait()
+
+    assert script.returncode == 1
+    assert "WorkersLost" in said
+    assert printed == ""
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started, and theirs."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [deeper for child in found for deeper in children(child)]
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.timeout(120)

@@ -180,6 +180,7 @@ def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[st
     [
         ("character_transformer", "", ()),
         ("records", "this node trained", ()),
+        ("kmeans", "with 6 centres", ()),
         ("ddp", "the shared model: accuracy", ()),
         ("task_class", "", ()),
         ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),
