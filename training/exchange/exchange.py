@@ -295,12 +295,8 @@ class Exchange:
                 if answer.incarnation <= starts + MAX_STARTS_AHEAD and answer.step <= likely:
                     found.append((answer.incarnation, answer.step))
                 else:
-                    self._log.warning(
-                        "past_not_believed",
-                        owner=owner.node_id.hex()[:8],
-                        incarnation=answer.incarnation,
-                        step=answer.step,
-                    )
+                    past = f"{answer.incarnation}:{answer.step}"
+                    self._log.warning("past_not_believed", owner=owner.node_id.hex()[:8], past=past)
                 return
 
         await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))
