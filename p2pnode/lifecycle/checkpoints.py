@@ -51,14 +51,15 @@ class _Begun(NamedTuple):
 
 class CheckpointWriter:
     """Writes the checkpoints of a node that has the vector. `on_saved` gets the path of the trainer's state file after
-    each successful save. `trainer_state` is that of the checkpoint the node started from, below its state directory."""
+    each successful save. `trainer_state` is that of the checkpoint the node started from, below its state directory.
+    Without a `trainer` there is no such state: a script with an engine keeps its own."""
 
     def __init__(
         self,
         config: Config,
         exchange: Exchange,
         manifest: Manifest,
-        trainer: Trainer,
+        trainer: Trainer | None,
         progress: Progress,
         environment: NodeEnvironment,
         *,
@@ -210,7 +211,7 @@ class CheckpointWriter:
 
     async def _save_trainer(self, folder: str, copy_s: float | None, copied_s: list[float]) -> None:
         """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""
-        if self._state_path is None:
+        if self._state_path is None or self._trainer is None:
             return
         name = f"{folder}/{checkpoint.TRAINER_FILE}"
         file = self._state_path / name

@@ -6,6 +6,7 @@ The node leaves when the script ends, or when it is told to; its values are hand
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from overlay.overlay import Overlay
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.engine_service import EngineService
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.startup import Startup
@@ -30,6 +32,8 @@ from training.trainer_link.messages import derive_start_seed
 
 #: A node that was just started takes no shard over for this long, or until it has what its swarm has.
 TAKEOVER_DELAY_S = 30.0
+#: How often a node looks whether a checkpoint is due.
+CHECKPOINT_POLL_S = 1.0
 
 
 class EngineParts(NamedTuple):
@@ -39,6 +43,7 @@ class EngineParts(NamedTuple):
     exchange: Exchange
     barrier: Barrier
     gate: BarrierWaiter
+    checkpoints: CheckpointWriter
 
 
 class EngineRun:
@@ -60,6 +65,7 @@ class EngineRun:
         self._trainer = trainer
         self._progress = progress
         self._service: EngineService | None = None
+        self._saving: asyncio.Task[None] | None = None
 
     async def join(self, hello: TrainerHello, incarnation: int) -> EngineParts:
         """Agree on the manifest, make the exchange, and enter it. Raises `UserError`."""
@@ -93,6 +99,9 @@ class EngineRun:
             environment=environment,
         )
         await self._startup.remember(manifest)
+        await self._startup.restore_values(hello, self._trainer.vector)
+        await self._startup.offer_checkpoint(exchange, manifest)
+        exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
         part = Participation(overlay, gate, config.training, self._progress, environment.clock)
         self._service = EngineService(self._trainer, part, exchange.values, environment.log)
@@ -104,7 +113,15 @@ class EngineRun:
         node_id = overlay.node_id
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)
         self._trainer.send_data(EngineReady(node_id, seed, barrier.synchronous, part.pause_s))
-        return EngineParts(manifest, exchange, barrier, gate)
+        checkpoints = CheckpointWriter(config, exchange, manifest, None, self._progress, environment, on_saved=_ignore)
+        self._saving = asyncio.create_task(self._keep_saving(checkpoints), name="engine-checkpoints")
+        return EngineParts(manifest, exchange, barrier, gate, checkpoints)
+
+    async def _keep_saving(self, checkpoints: CheckpointWriter) -> None:
+        """Write the named values that this node holds, every `training.checkpoint_s`; until cancelled."""
+        while True:
+            await asyncio.sleep(CHECKPOINT_POLL_S)
+            await checkpoints.write_if_due()
 
     async def serve(self) -> UserError | None:
         """Serve the script until it ends; what to report if it failed."""
@@ -122,8 +139,15 @@ class EngineRun:
 
     async def stop(self) -> None:
         """End what is under way; idempotent."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
         if self._service is not None:
             await self._service.stop()
+
+
+def _ignore(_: str) -> None:
+    """There is no state of a trainer to restart from."""
 
 
 def barrier_of(settings: BarrierSettings, opened: EngineOpened) -> BarrierSettings:

@@ -256,7 +256,7 @@ class Node:
     async def _run_engine(self, hello: TrainerHello) -> End:
         """A script with an engine of named values, which has its own loop."""
         parts = await self._engine.join(hello, self.incarnation)
-        self.manifest, self.exchange, self.barrier, self.gate = parts
+        self.manifest, self.exchange, self.barrier, self.gate, self._checkpoints = parts
         self.phase = "training"
         self._failure = await self._engine.serve()
         return "script" if self._failure is None else "trainer_failed"

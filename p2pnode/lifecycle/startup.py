@@ -223,6 +223,12 @@ class Startup:
             return Restored(has_vector=True, file=self.trainer_file)
         return Restored()
 
+    async def restore_values(self, hello: TrainerHello, vector: Vector) -> None:
+        """For a run without a model: find the newest checkpoint, whose named values `offer_checkpoint` offers. The
+        script's steps begin anew. Raises `UserError` if the state directory belongs to a model."""
+        await self._resume(hello, vector)
+        self._progress.step = self._progress.samples = self._progress.optimizer_steps = 0
+
     @property
     def trainer_file(self) -> str:
         """The path of the trainer's own state that belongs to the loaded checkpoint; empty if there is none."""

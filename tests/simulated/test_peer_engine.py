@@ -198,3 +198,23 @@ def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> None:
         await swarm.stop()
 
     run(play(), limit_s=120.0)
+
+
+def test_values_go_on_when_all_nodes_are_started_again() -> None:
+    """Every node leaves at its script's end, and writes what no other takes over: the next run counts on from there."""
+
+    async def own(one: EngineScript) -> Any:
+        return (await one.get_many([one.node_id]))[one.node_id].value
+
+    async def play() -> None:
+        swarm = world(23, {"n0": Exact(10)}, "asp", 3, step_s=0.3, ending=own)
+        swarm.settings["training.checkpoint_s"] = 60.0
+        swarm.start_many(3)
+        names = ["n0", "n1", "n2"]
+        for run_number in (1, 2):
+            assert await ends(swarm, names) == [10] * 3
+            assert [script(swarm, name).after for name in names] == [10 * run_number] * 3
+            for name in names if run_number == 1 else ():
+                swarm.start(name)
+
+    run(play(), limit_s=600.0)
