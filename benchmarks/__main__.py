@@ -53,6 +53,7 @@ BY_NAME = (
     "memory",
     "large",
     "word_count",
+    "parameter_server",
     "records",
     "dispatch_store",
     "values",

@@ -27,8 +27,11 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = ""
     role: Annotated[
-        Literal["peer", "master"],
-        Meta(description='"peer" trains and may own shards; "master" only serves the queue of records ([dispatch]).'),
+        Literal["peer", "server", "master"],
+        Meta(
+            description='"peer" trains and may own shards; "server" owns the values of a parameter server, and is a '
+            '"peer" in other runs; "master" only serves the queue of records ([dispatch]).',
+        ),
     ] = "peer"
     host: Annotated[
         str,

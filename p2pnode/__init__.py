@@ -1,37 +1,50 @@
 """The daemon: configuration, composition, life cycle, command line, status over HTTP.
 
 A training script needs only `p2pnode.attach`. It is imported on first use, because it imports torch. Other algorithms
-ask `p2pnode.engine` for an engine; `Program` and `Context` are for those with named values.
+ask `p2pnode.engine` for an engine; `Program` and `Context`, or `ServerProgram` and `ServerContext`, are for those
+with named values, and `ModelValues` has those of a model.
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from training.engines.model_values import ModelValues
     from training.engines.program import Context, Program
     from training.engines.selection import engine
+    from training.engines.server.program import ServerContext, ServerProgram
 
 __version__ = "0.1.0"
-__all__ = ["Context", "Program", "__version__", "attach", "engine"]
+#: Names for scripts, with the module of each.
+_SCRIPT_NAMES = {
+    "Context": "training.engines.program",
+    "ModelValues": "training.engines.model_values",
+    "Program": "training.engines.program",
+    "ServerContext": "training.engines.server.program",
+    "ServerProgram": "training.engines.server.program",
+    "attach": "training.trainer.attach",
+    "engine": "training.engines.selection",
+}
+__all__ = [
+    "Context",
+    "ModelValues",
+    "Program",
+    "ServerContext",
+    "ServerProgram",
+    "__version__",
+    "attach",
+    "engine",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("attach", "engine", "Program", "Context"):
+    if name not in _SCRIPT_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _refuse_hidden_packages()
-    if name == "engine":
-        from training.engines.selection import engine
-
-        return engine
-    if name != "attach":
-        from training.engines import program
-
-        return getattr(program, name)
-    from training.trainer.attach import attach
-
-    return attach
+    return getattr(importlib.import_module(_SCRIPT_NAMES[name]), name)
 
 
 def _refuse_hidden_packages() -> None:

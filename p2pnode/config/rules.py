@@ -279,7 +279,7 @@ def _barrier(config: Config) -> list[ConfigProblem]:
 def _dispatch(config: Config) -> list[ConfigProblem]:
     found = []
     dispatch = config.dispatch
-    if dispatch.source != "local" and not dispatch.records and config.node.role == "peer":
+    if dispatch.source != "local" and not dispatch.records and config.node.role != "master":
         found.append(
             ConfigProblem(
                 f'dispatch.source = "{dispatch.source}" and dispatch.records names no file',

@@ -42,7 +42,7 @@ class NodeDispatch:
             self.master = MasterService(
                 overlay, directory, settings, config.training.seed, environment.make_store, environment
             )
-        if config.node.role == "peer" and settings.source == "master":
+        if config.node.role != "master" and settings.source == "master":
             local = None if self.master is None else self.master.answer_own
             client = MasterClient(overlay, directory, environment, local)
             self.records = RecordsService(client, trainer, environment.read_dataset, environment)

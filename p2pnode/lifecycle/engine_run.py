@@ -21,6 +21,7 @@ from p2pnode.lifecycle.startup import Startup
 from training import manifest_check
 from training.barriers.predicates import Barrier, make_barrier
 from training.barriers.waiter import BarrierWaiter
+from training.engines.calls import ScriptCalls
 from training.engines.participation import Participation
 from training.exchange.exchange import Exchange
 from training.manifest import Manifest, propose
@@ -34,6 +35,10 @@ from training.trainer_link.messages import derive_start_seed
 TAKEOVER_DELAY_S = 30.0
 #: How often a node looks whether a checkpoint is due.
 CHECKPOINT_POLL_S = 1.0
+
+
+#: The engine whose values live at the nodes with `role = "server"` alone.
+SERVER_KIND = "server"
 
 
 class EngineParts(NamedTuple):
@@ -88,6 +93,14 @@ class EngineRun:
             barrier=settings,
             exchange=config.exchange,
         )
+        is_server = config.node.role == "server"
+        owns = is_server or hello.engine.kind != SERVER_KIND
+        if self._startup.founder and not owns:
+            raise UserError(
+                "a worker of a parameter server joins a swarm and founds none: the values are at its servers",
+                "start a node with --set node.role=server first, and give its address with --bootstrap HOST:PORT",
+                ExitCode.CONFIGURATION,
+            )
         source = None if self._startup.founder else await self._startup.agree(manifest)
         exchange = Exchange(
             swarm=overlay,
@@ -104,11 +117,12 @@ class EngineRun:
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
         part = Participation(overlay, gate, config.training, self._progress, environment.clock)
-        self._service = EngineService(self._trainer, part, exchange.values, environment.log)
+        calls = ScriptCalls(overlay, self._trainer.send_data, is_server=is_server)
+        self._service = EngineService(self._trainer, part, exchange.values, environment.log, calls)
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(overlay, manifest)
-        await self._startup.get_vector(exchange, manifest, source)
+        await self._startup.get_vector(exchange, manifest, source, owns=owns)
         await self._startup.avoid_identity_reuse(exchange)
         node_id = overlay.node_id
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)

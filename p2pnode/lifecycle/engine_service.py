@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from overlay.environment import Log
+from training.engines.calls import ScriptCalls
 from training.engines.participation import Participation
 from training.errors import TrainingError
 from training.trainer_link.engine_messages import (
@@ -21,16 +22,22 @@ from training.trainer_link.engine_messages import (
     ApplyUpdates,
     AskKeys,
     BeginRun,
+    CallAnswered,
+    Called,
+    CallNode,
     Counted,
     CountStep,
     Done,
     Encoded,
     EngineAnswered,
     EngineAsked,
+    EngineSaid,
     FinishRun,
     GetValues,
     KeysFound,
+    ListMembers,
     ListPeers,
+    NotAnswered,
     PeerSteps,
     PullAsked,
     PullDone,
@@ -75,10 +82,18 @@ class EncodedStore(Protocol):
 class EngineService:
     """Belongs to one node whose script uses an engine."""
 
-    def __init__(self, trainer: Trainer, participation: Participation, values: EncodedStore, log: Log) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        participation: Participation,
+        values: EncodedStore,
+        log: Log,
+        calls: ScriptCalls | None = None,
+    ) -> None:
         self._trainer = trainer
         self._participation = participation
         self._values = values
+        self._calls = calls
         self._log = log
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._waits: dict[asyncio.Task[None], EngineAsked] = {}
@@ -102,6 +117,8 @@ class EngineService:
         """The script has ended: batches that wait for its `pull` are not answered."""
         self._is_gone = True
         self._values.on_pull(None)
+        if self._calls is not None:
+            self._calls.end()
         for batch in self._batches.values():
             if not batch.done():
                 batch.set_exception(ScriptGone("the script of this node has ended"))
@@ -115,15 +132,19 @@ class EngineService:
 
     # -- questions
 
-    def _on_script(self, message: EngineAsked | PullDone) -> None:
+    def _on_script(self, message: EngineSaid) -> None:
+        if isinstance(message, CallAnswered):
+            if self._calls is not None:
+                self._calls.on_answer(message)
+            return
         if isinstance(message, PullDone):
             batch = self._batches.get(message.number)
             if batch is not None and not batch.done():
                 batch.set_result(message)
             return
         question = message.question
-        waits = isinstance(question, BeginRun | WaitAtBarrier | FinishRun)
-        if isinstance(question, CountStep | AbandonRun | ListPeers) or (waits and self._is_leaving):
+        waits = isinstance(question, BeginRun | WaitAtBarrier | FinishRun | CallNode)
+        if isinstance(question, CountStep | AbandonRun | ListPeers | ListMembers) or (waits and self._is_leaving):
             self._reply(message, self._at_once(question))
         else:
             task = asyncio.create_task(self._answer(message), name=f"engine-{type(question).__name__}")
@@ -145,8 +166,12 @@ class EngineService:
                 self._participation.abandon()
             case ListPeers(sample):
                 return PeerSteps(self._participation.peers(sample), self._participation.workers())
+            case ListMembers(nodes) if self._calls is not None:
+                return self._calls.members(nodes)
             case BeginRun():
                 return Counted(self._participation.step)
+            case CallNode():
+                return QuestionRefused("unanswered", "this node leaves")
             case _:
                 pass
         return Done()
@@ -159,6 +184,8 @@ class EngineService:
                 self._reply(asked, await self._answered(asked.question))
         except UpdateFailed as error:
             self._reply(asked, QuestionRefused("update", error.reason, encode_key(error.key), error.node))
+        except NotAnswered as error:
+            self._reply(asked, QuestionRefused("unanswered", str(error)))
         except TrainingError as error:
             self._reply(asked, QuestionRefused("unavailable", str(error)))
         except Exception as error:
@@ -176,6 +203,8 @@ class EngineService:
                 await self._participation.wait(count)
             case FinishRun():
                 await self._participation.finish()
+            case CallNode(node, payload) if self._calls is not None:
+                return Called(await self._calls.call(node, payload))
             case GetValues(keys):
                 return await self._get(keys)
             case SetValue(key, value, timestamp):

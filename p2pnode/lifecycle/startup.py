@@ -304,9 +304,12 @@ class Startup:
         may = self._environment.reopens or self._directory.record.founder is not False
         return may and self._directory.genesis is not None
 
-    async def get_vector(self, exchange: Exchange, manifest: Manifest, source: Contact | None) -> None:
-        """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it."""
-        willing = not self._config.node.client_only
+    async def get_vector(
+        self, exchange: Exchange, manifest: Manifest, source: Contact | None, *, owns: bool = True
+    ) -> None:
+        """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
+        may own shards in this run."""
+        willing = owns and not self._config.node.client_only
         if source is None:
             self._overlay.set_willing(willing)
             if self.resumes:

@@ -24,7 +24,7 @@ from training.progress import Progress
 from training.settings import BarrierSettings, TrainingSettings
 from training.supervisor.sender import SocketSender
 from training.trainer_link import messages
-from training.trainer_link.engine_messages import EngineAsked, EngineOpened, EngineReady, PullDone
+from training.trainer_link.engine_messages import EngineOpened, EngineReady, EngineSaid
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 from training.values.memory import MemoryValues
 from training.values.store import (
@@ -111,7 +111,7 @@ class EngineDaemon:
         self.values = EncodedMemory()
         self.opened: EngineOpened | None = None
         self._settings = BarrierSettings(method=method)  # type: ignore[arg-type]
-        self._handler: Callable[[EngineAsked | PullDone], None] | None = None
+        self._handler: Callable[[EngineSaid], None] | None = None
         self._sender: SocketSender | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -123,7 +123,7 @@ class EngineDaemon:
 
     # -- the trainer, for the service
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         self._handler = handler
 
     def send_data(self, message: Any) -> None:
@@ -172,7 +172,7 @@ class EngineDaemon:
                     if isinstance(message, EngineOpened):
                         self.opened = message
                         self.send_data(EngineReady(NODE_ID, 5, barrier.synchronous, 0.001))
-                    elif isinstance(message, EngineAsked | PullDone):
+                    elif isinstance(message, EngineSaid):
                         assert self._handler is not None
                         self._handler(message)
         finally:

@@ -28,13 +28,13 @@ from training.trainer_link.engine_messages import (
     EngineAsked,
     EngineOpened,
     EngineReady,
+    EngineSaid,
     FinishRun,
     GetValues,
     KeysFound,
     ListPeers,
     PeerSteps,
     PullAsked,
-    PullDone,
     Question,
     QuestionRefused,
     Reply,
@@ -76,7 +76,7 @@ class EngineScript(StubTrainer):
         self._over = asyncio.Event()
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[asyncio.Future[list[Reply]], list[Reply]]] = {}
-        self._handler: Callable[[EngineAsked | PullDone], None] | None = None
+        self._handler: Callable[[EngineSaid], None] | None = None
         self._pause_s = 0.02
         self.task: asyncio.Task[None] | None = None
         self.batches = 0
@@ -88,7 +88,7 @@ class EngineScript(StubTrainer):
         self.task = asyncio.create_task(self._run(), name=f"script-{self.name}")
         return TrainerHello(self.layout, "engine p2p", "1", "", "cpu", evaluates=False, pid=1, engine=self._opened)
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         self._handler = handler
 
     def send_data(self, message: Any) -> None:
@@ -120,10 +120,10 @@ class EngineScript(StubTrainer):
         self._set_state("stopped")
         return TrainerEnd()
 
-    def _tell(self, message: EngineAsked | PullDone) -> None:
+    def _tell(self, message: EngineSaid) -> None:
         assert self._handler is not None
         (decoded,) = messages.Decoder().from_trainer(messages.encode(message))
-        assert isinstance(decoded, EngineAsked | PullDone)
+        assert isinstance(decoded, EngineSaid)
         self._handler(decoded)
 
     # -- the script

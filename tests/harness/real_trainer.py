@@ -11,7 +11,7 @@ import torch
 from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineAsked, PullDone
+from training.trainer_link.engine_messages import EngineSaid
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -95,7 +95,7 @@ class InlineTrainer:
     def send_data(self, message: DataFromDaemon) -> None:
         """It shares no data."""
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """It uses no engine."""
 
     async def ended(self) -> TrainerFailed:

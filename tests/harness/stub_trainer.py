@@ -16,7 +16,7 @@ import numpy as np
 
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, PullDone
+from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -264,7 +264,7 @@ class StubTrainer:
     def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
         self.granted.append(message)
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """It uses no engine."""
 
     async def ended(self) -> TrainerFailed:

@@ -173,3 +173,54 @@ def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(s
     assert bad.process.wait(60.0) == ExitCode.TRAINER
     assert re.search(r"VerbFailed: push failed at node \w{8} in step 3: RuntimeError: no disk", bad.output())
     assert "total 23" in ended(good)
+
+
+@pytest.mark.timeout(180)
+def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) -> None:
+    """A second server takes over from a killed one, the task of a killed worker is given again, and every update that
+    counts is in the values exactly once."""
+    example = [
+        str(ROOT / "examples/parameter_server_tasks.py"),
+        "--barrier",
+        "asp",
+        "--updates",
+        "150",
+        "--work",
+        "0.05",
+    ]
+    servers = [start(*example, settings={"node.role": "server"}) for _ in range(2)]
+    workers = [start(*example) for _ in range(3)]
+    until(lambda: all(node.step >= 3 for node in workers), 60.0, "three steps", [*servers, *workers])
+    workers[0].kill()
+    serving = min(servers, key=lambda node: node.status()["node"]["id"])
+    serving.kill()
+
+    standing_by = next(node for node in servers if node is not serving)
+    counted = re.search(r"(\d+) updates; (\d+) tasks in 10 bins", ended(standing_by))
+    assert counted is not None
+    assert counted[1] == counted[2]
+    assert int(counted[1]) >= 150
+    for node in workers[1:]:
+        assert re.search(r"this worker completed \d+ tasks", ended(node))
+
+
+def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:
+    """Without a server the values would be nowhere: the node says what to do, and ends."""
+    node = start(str(ROOT / "examples/parameter_server_tasks.py"))
+
+    assert node.process.wait(60.0) == ExitCode.CONFIGURATION
+    assert "--set node.role=server" in node.output()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [("--barrier", "bsp"), ("--quota", "2")])
+def test_the_mnist_network_learns_on_a_parameter_server(start: Start, options: tuple[str, ...]) -> None:
+    """A small one learns most of the digits under bsp, and as synchronous SGD, with delays before each push."""
+    example = [str(ROOT / "examples/parameter_server_mnist.py"), "--updates", "160", "--delay", "0.02"]
+    example += ["--maps", "8", "--hidden", "32", *options]
+    nodes = [start(*example, settings={"node.role": "server"}), start(*example), start(*example)]
+
+    accuracy = re.search(r"accuracy (\S+) after 1[6-9]\d updates", ended(nodes[0]))
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.5

@@ -20,11 +20,14 @@ from pathlib import Path
 from training.errors import TrainingError
 from training.trainer_link import messages
 from training.trainer_link.engine_messages import (
+    CallAnswered,
+    CallReceived,
     EngineAnswered,
     EngineAsked,
     EngineOpened,
     EngineReady,
     KeysFound,
+    NotAnswered,
     PullAsked,
     PullDone,
     Question,
@@ -55,6 +58,7 @@ class EngineLink:
         self._is_lost = False
         self._ready: queue.SimpleQueue[EngineReady | None] = queue.SimpleQueue()
         self._batches: queue.SimpleQueue[PullAsked | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[CallReceived | None] = queue.SimpleQueue()
         self._on_pull: OnPull | None = None
         self._can_pull = threading.Event()
         threading.Thread(target=self._receive, name="p2pnode-link", daemon=True).start()
@@ -139,6 +143,22 @@ class EngineLink:
             with contextlib.suppress(NoNode):
                 self._send(self._on_pull(batch))
 
+    # -- calls of other nodes' scripts
+
+    def next_call(self, timeout_s: float) -> CallReceived | None:
+        """The next call; None after so many seconds, and at the end of the node."""
+        try:
+            call = self._calls.get(timeout=timeout_s) if timeout_s > 0 else self._calls.get_nowait()
+        except queue.Empty:
+            return None
+        if call is None:
+            self._calls.put(None)  # the next one ends at once too
+        return call
+
+    def answer(self, answer: CallAnswered) -> None:
+        """Answer a call. Raises `NoNode`."""
+        self._send(answer)
+
     # -- receiving
 
     def close(self) -> None:
@@ -157,6 +177,7 @@ class EngineLink:
             self._socket.close()
         self._ready.put(None)
         self._batches.put(None)
+        self._calls.put(None)
         self._can_pull.set()
         for slot in list(self._open.values()):
             slot.put(None)
@@ -168,6 +189,8 @@ class EngineLink:
                     slot.put(reply)
             case PullAsked():
                 self._batches.put(message)
+            case CallReceived():
+                self._calls.put(message)
             case EngineReady():
                 self._ready.put(message)
             case messages.RunEnded() | messages.Stop():
@@ -192,4 +215,6 @@ def error_of(refused: QuestionRefused) -> TrainingError:
     """The error that a refusal stands for."""
     if refused.kind == "update":
         return UpdateFailed(decode_key(refused.key), refused.node, refused.reason)
+    if refused.kind == "unanswered":
+        return NotAnswered(refused.reason)
     return StoreUnavailable(refused.reason)

@@ -13,9 +13,10 @@ from training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 if TYPE_CHECKING:
     from training.engines.mapreduce.engine import MapReduce
     from training.engines.peer.engine import PeerToPeer
+    from training.engines.server.engine import ParameterServer
 
 #: The engines of this version.
-ENGINES = ("p2p", "mapreduce")
+ENGINES = ("p2p", "server", "mapreduce")
 
 BarrierName = Literal["asp", "bsp", "ssp", "pbsp", "pssp"]
 
@@ -34,7 +35,11 @@ def engine(
 ) -> PeerToPeer: ...
 
 
-def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer:
+@overload
+def engine(kind: Literal["server"]) -> ParameterServer: ...
+
+
+def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer | ParameterServer:
     """An engine for an algorithm that is no training loop; close it, or use it in a `with` block (docs/engines.md).
 
     `mapreduce`: lazy data sets, computed in this process, in `processes` of this machine, or on the Dask cluster whose
@@ -44,6 +49,9 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer:
     node. It needs a node: `p2pnode run -- python script.py`. `barrier` with `staleness` and `sample` (0: by the
     population) replaces that of the node's settings; it must be the same at all nodes.
 
+    `server`: named values at the nodes with `node.role = "server"`, which give tasks to all others; its `start` takes
+    the barrier.
+
     Raises `EngineUnavailable` for another kind and for a missing package, `NoNode` where a node is needed, `ValueError`
     for options that cannot be met.
     """
@@ -51,6 +59,10 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer:
         from training.engines.peer.engine import PeerToPeer
 
         return PeerToPeer.open(**options)
+    if kind == "server":
+        from training.engines.server.engine import ParameterServer
+
+        return ParameterServer.open(**options)
     if kind != "mapreduce":
         raise EngineUnavailable(f"there is no engine {kind!r}; this version has: {', '.join(ENGINES)}")
     try:

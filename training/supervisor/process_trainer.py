@@ -28,7 +28,7 @@ from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_
 from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, PullDone
+from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
@@ -101,7 +101,7 @@ class ProcessTrainer:
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
-        self._on_engine: Callable[[EngineAsked | PullDone], None] = ignore_engine
+        self._on_engine: Callable[[EngineSaid], None] = ignore_engine
         self._has_ended = asyncio.Event()
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
@@ -273,7 +273,7 @@ class ProcessTrainer:
         """See `Trainer.send_data`."""
         self._send(message)
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """See `Trainer.on_engine`."""
         self._on_engine = handler
         if self._session is not None:

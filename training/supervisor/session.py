@@ -25,7 +25,13 @@ from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, Train
 from training.supervisor.sender import SocketSender
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from training.trainer_link.engine_messages import EngineAsked, EngineOpened, PullDone
+from training.trainer_link.engine_messages import (
+    CallAnswered,
+    EngineAsked,
+    EngineOpened,
+    EngineSaid,
+    PullDone,
+)
 from training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
 from training.trainer_link.record_messages import (
     RecordsFromTrainer,
@@ -68,7 +74,7 @@ class TrainerSession:
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
-        self._on_engine: Callable[[EngineAsked | PullDone], None] = ignore_engine
+        self._on_engine: Callable[[EngineSaid], None] = ignore_engine
         self._measured: list[Evaluation] = []
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
@@ -140,7 +146,7 @@ class TrainerSession:
         """Call `handler` with every message about shared data."""
         self._on_data = handler
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """Call `handler` with every message about a run of an engine."""
         self._on_engine = handler
 
@@ -306,7 +312,7 @@ class TrainerSession:
                 # What a cancelled turn trained does not reach the model.
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._on_data(message)
-            case EngineAsked() | PullDone():
+            case EngineAsked() | PullDone() | CallAnswered():
                 self._on_engine(message)
             case messages.Warned():
                 self._log.warning("trainer_warned", about=message.event, message=message.message)
@@ -319,7 +325,7 @@ def ignore_data(_: DataFromTrainer | RecordsFromTrainer) -> None:
     """Nobody shares data yet."""
 
 
-def ignore_engine(_: EngineAsked | PullDone) -> None:
+def ignore_engine(_: EngineSaid) -> None:
     """No engine runs yet."""
 
 

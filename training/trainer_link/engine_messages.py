@@ -13,8 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from training.errors import TrainingError
+
 Number = Annotated[int, Meta(ge=0, le=1 << 48)]
 Timestamp = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=257)]
 #: A value and its timestamp.
 Encoded = tuple[bytes, Timestamp]
@@ -23,6 +26,10 @@ UpdateParts = tuple[EncodedKey, bytes, Timestamp, Literal["pull", "add", "replac
 
 #: The values of one message take about so many bytes; more are asked for again. The event loop copies each message.
 MESSAGE_VALUES_BYTES = 1 << 20
+
+
+class NotAnswered(TrainingError):
+    """The script of another node did not answer: its node is gone or cannot be reached, or it is no server."""
 
 
 class EngineOpened(msgspec.Struct, frozen=True, tag="engine_opened"):
@@ -96,6 +103,19 @@ class ApplyUpdates(msgspec.Struct, frozen=True, array_like=True, tag="update"):
     updates: list[UpdateParts]
 
 
+class CallNode(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """Ask the script of a server; answered by `Called`, or refused as "unanswered"."""
+
+    node: NodeId
+    payload: bytes
+
+
+class ListMembers(msgspec.Struct, frozen=True, array_like=True, tag="members"):
+    """The live servers, and which of these nodes are gone."""
+
+    nodes: list[NodeId]
+
+
 class AskKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
     pass
 
@@ -111,6 +131,8 @@ Question = (
     | SetValue
     | ApplyUpdates
     | AskKeys
+    | CallNode
+    | ListMembers
 )
 
 
@@ -148,17 +170,28 @@ class KeysFound(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     is_last: bool
 
 
+class Called(msgspec.Struct, frozen=True, array_like=True, tag="called"):
+    payload: bytes
+
+
+class MembersFound(msgspec.Struct, frozen=True, array_like=True, tag="members_found"):
+    """The known live servers by their ids, this node included if it is one; and those asked about that are gone."""
+
+    servers: list[bytes]
+    gone: list[bytes]
+
+
 class QuestionRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """It failed. `kind`: `update`: an update was refused for ever, by `node`; `unavailable`: no owner answered;
-    `other`: the daemon's own trouble."""
+    `unanswered`: another node's script did not answer; `other`: the daemon's own trouble."""
 
-    kind: Literal["update", "unavailable", "other"]
+    kind: Literal["update", "unavailable", "unanswered", "other"]
     reason: str
     key: bytes = b""
     node: str = ""
 
 
-Reply = Done | Counted | PeerSteps | ValuesFound | KeysFound | QuestionRefused
+Reply = Done | Counted | PeerSteps | ValuesFound | KeysFound | Called | MembersFound | QuestionRefused
 
 
 class EngineAnswered(msgspec.Struct, frozen=True, tag="engine_answered"):
@@ -187,5 +220,25 @@ class PullDone(msgspec.Struct, frozen=True, tag="pull_done"):
     failed: bytes = b""
 
 
-EngineFromDaemon = EngineReady | EngineAnswered | PullAsked
-EngineFromScript = EngineOpened | EngineAsked | PullDone
+# -- calls of other nodes' scripts
+
+
+class CallReceived(msgspec.Struct, frozen=True, tag="call_received"):
+    """The script of the node `sender` asks this one, which is a server's."""
+
+    number: Number
+    sender: NodeId
+    payload: bytes
+
+
+class CallAnswered(msgspec.Struct, frozen=True, tag="call_answered"):
+    """The answer to a `CallReceived`."""
+
+    number: Number
+    payload: bytes
+
+
+EngineFromDaemon = EngineReady | EngineAnswered | PullAsked | CallReceived
+#: What a script says once its engine is open.
+EngineSaid = EngineAsked | PullDone | CallAnswered
+EngineFromScript = EngineOpened | EngineSaid

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from training.errors import TrainingError
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineAsked, EngineFromDaemon, EngineOpened, PullDone
+from training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
@@ -228,7 +228,7 @@ class Trainer(Protocol):
         """Send a message about shared data, records or an engine; without a running trainer nothing happens."""
         ...
 
-    def on_engine(self, handler: Callable[[EngineAsked | PullDone], None]) -> None:
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """Call `handler` with every message of a script that uses an engine; replaces the previous handler."""
         ...
 

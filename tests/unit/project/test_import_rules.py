@@ -43,6 +43,7 @@ REAL_ENVIRONMENT = (
     "training/engines/link.py",
     "training/engines/values_link.py",
     "training/engines/peer/engine.py",
+    "training/engines/server/script_host.py",
     *TRAINERS_SIDE,
 )
 #: Calls that bypass the environment: under simulation they would make two runs of one seed differ.
@@ -83,6 +84,7 @@ BREACHES = [
     ("training/dispatch/queue.py", "import training.dispatch.stored_queue", "Layers of dispatch"),
     ("training/engines/mapreduce/keys.py", "import training.engines.mapreduce.plan", "Layers of map-reduce"),
     ("training/engines/program.py", "import training.engines.values_link", "Layers of the engines"),
+    ("training/engines/server/core.py", "import training.engines.server.fencing", "Layers of the parameter server"),
     ("training/engines/peer/loop.py", "import training.engines.peer.engine", "Layers of the peer-to-peer engine"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
@@ -264,6 +266,7 @@ def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
         "training/engines",
         "training/engines/mapreduce",
         "training/engines/peer",
+        "training/engines/server",
         "training/exchange",
         "training/simulation",
         "p2pnode",

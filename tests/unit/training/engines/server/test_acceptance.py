@@ -1,0 +1,137 @@
+"""The acceptance policies: which updates count, and together with which."""
+
+import numpy as np
+import pytest
+
+from training.engines.server.acceptance import (
+    Contribution,
+    EachAtOnce,
+    NotWeighable,
+    Quota,
+    WholeStep,
+    updates_of,
+)
+
+
+def one(worker: bytes, version: int = 0, *, task: int = 1, step: int = 1, update=1.0) -> Contribution:
+    return Contribution(worker, task, 1, step, version, [("w", update)])
+
+
+def test_a_quota_takes_the_current_version_alone():
+    """An update of an older version is stale; so is one of a version that this server does not know."""
+    quota = Quota(2)
+    assert quota.judge(one(b"a", 4), 5) == "stale"
+    assert quota.judge(one(b"a", 6), 5) == "stale"
+    assert quota.judge(one(b"a", 5), 5) == "accepted"
+    assert quota.due(5, [], 0) is None
+
+
+def test_a_tolerance_takes_so_many_older_versions():
+    """`version_tolerance` 2 accepts what was computed two versions before, and nothing older."""
+    quota = Quota(4, 2)
+    assert [quota.judge(one(bytes([age]), 9 - age), 9) for age in range(4)] == ["accepted"] * 3 + ["stale"]
+
+
+def test_one_worker_cannot_fill_the_quota():
+    """The second update of a worker waits until the first one is committed."""
+    quota = Quota(2)
+    quota.judge(one(b"a", task=1), 0)
+    assert quota.judge(one(b"a", task=2), 0) == "waits"
+    assert quota.judge(one(b"b", task=3), 0) == "accepted"
+    commit = quota.due(0, [], 0)
+    assert [each.task for each in commit.contributions] == [1, 3]
+    assert quota.judge(one(b"a", 1, task=2), 1) == "accepted"
+
+
+def test_a_full_quota_takes_no_more():
+    """What comes in before the commit of a full quota waits, and is judged by the version after it."""
+    quota = Quota(1)
+    assert quota.judge(one(b"a"), 0) == "accepted"
+    assert quota.judge(one(b"b"), 0) == "waits"
+    assert len(quota.due(0, [], 0).contributions) == 1
+    assert quota.judge(one(b"b"), 1) == "stale"
+
+
+def test_a_quota_is_averaged_to_one_update():
+    """`grads_to_wait` updates make one, their mean; the values of a key that only some have are divided as well."""
+    quota = Quota(2)
+    quota.judge(Contribution(b"a", 1, 1, 1, 3, [("w", np.float32([2, 4])), ("only", 6.0)]), 3)
+    quota.judge(Contribution(b"b", 2, 1, 1, 3, [("w", np.float32([4, 8]))]), 3)
+    commit = quota.due(3, [], 0)
+    found = {each.key: each for each in updates_of(commit)}
+    assert commit.version == 4
+    assert found["w"].value.tolist() == [3.0, 6.0]
+    assert found["w"].value.dtype == np.float32
+    assert found["only"].value == 3.0
+    assert {each.timestamp for each in found.values()} == {4}
+    assert quota.waiting() == []
+
+
+@pytest.mark.parametrize("update", ["text", [1.0], True, None])
+def test_only_numbers_can_be_averaged(update):
+    """An update that is no number and no array is an error that names key and worker."""
+    quota = Quota(2)
+    for worker in (b"a" * 20, b"b" * 20):
+        quota.judge(one(worker, update=update), 0)
+    with pytest.raises(NotWeighable, match=r"'w' by 61616161"):
+        updates_of(quota.due(0, [], 0))
+
+
+def test_arrays_of_different_shapes_cannot_be_averaged():
+    """The error names the worker whose update does not fit."""
+    quota = Quota(2)
+    quota.judge(one(b"a" * 20, update=np.ones(2)), 0)
+    quota.judge(one(b"b" * 20, update=np.ones(3)), 0)
+    with pytest.raises(NotWeighable, match="62626262"):
+        updates_of(quota.due(0, [], 0))
+
+
+def test_asynchronous_updates_count_at_once_and_unchanged():
+    """Each is an update of its own, of any type, with a version of its own."""
+    policy = EachAtOnce()
+    policy.judge(one(b"a", 0, update=["x"]), 7)
+    policy.judge(one(b"a", 0, update=["y"], task=2), 7)
+    commit = policy.due(7, [1], 0)
+    assert commit.version == 9
+    assert [(each.value, each.timestamp) for each in updates_of(commit)] == [(["x"], 8), (["y"], 9)]
+    assert policy.due(9, [], 0) is None
+
+
+def test_the_learning_rate_is_divided_by_the_staleness():
+    """An update is multiplied by 1 / max(1, versions since it was computed), those of its own commit included."""
+    policy = EachAtOnce(modulate=True)
+    for worker, version in ((b"a", 7), (b"b", 7), (b"c", 7), (b"d", 2)):
+        policy.judge(one(worker, version, update=np.float32([12])), 7)
+    commit = policy.due(7, [], 0)
+    assert [float(each.value[0]) for each in updates_of(commit)] == [12.0, 12.0, 6.0, 12.0 / 8]
+
+
+def test_a_whole_step_waits_for_its_last_task():
+    """Under bsp the updates of a step are committed when no task of it is open and no live worker is behind."""
+    policy = WholeStep()
+    policy.judge(one(b"b", task=2, step=1), 0)
+    policy.judge(one(b"a", task=1, step=1), 0)
+    assert policy.due(0, [1], 1) is None  # a task is open
+    assert policy.due(0, [], 0) is None  # a worker has not begun
+    policy.judge(one(b"c", task=3, step=2), 0)
+    commit = policy.due(0, [2], 1)
+    assert [each.task for each in commit.contributions] == [1, 2]
+    assert [each.task for each in policy.waiting()] == [3]
+
+
+def test_a_repeated_commit_has_the_timestamps_of_the_first():
+    """What is left of a commit whose server died keeps its place, so owners know what they have."""
+    policy = EachAtOnce(modulate=True)
+    held = [one(worker, 7, task=number) for number, worker in enumerate((b"a", b"b", b"c"))]
+    whole = policy.commit_of(held, 7)
+    rest = policy.commit_of(held[1:], 7, [1, 2])
+    assert rest.stamps == whole.stamps[1:]
+    assert rest.weights == whole.weights[1:]
+    assert rest.version == whole.version
+
+
+@pytest.mark.parametrize(("grads", "tolerance"), [(0, 0), (1, -1)])
+def test_impossible_quotas_are_refused(grads, tolerance):
+    """No quota of nothing, no negative tolerance."""
+    with pytest.raises(ValueError, match="grads_to_wait"):
+        Quota(grads, tolerance)

@@ -1,0 +1,215 @@
+"""The decisions of a server: reports, tasks, commits and the record."""
+
+import random
+
+from training.dispatch.answers import QueueRules
+from training.engines.server.acceptance import Contribution, EachAtOnce, Quota, WholeStep
+from training.engines.server.core import ServerCore, ServerRecord, WorkerProgress
+from training.engines.server.options import ServerOptions
+
+A, B, C = b"a", b"b", b"c"
+RULES = QueueRules(max_failures=1, lease_floor_s=10.0, lease_ceiling_s=60.0)
+
+
+def server(barrier: str, policy, workers=(A, B), *, record: ServerRecord | None = None) -> ServerCore:
+    core = ServerCore(
+        ServerOptions(barrier=barrier, staleness=1).make_barrier(),
+        policy,
+        RULES,
+        random.Random(1),
+        record or ServerRecord(),
+        server=b"S",
+        max_report_count=2,
+    )
+    for worker in workers:
+        core.join(worker)
+    return core
+
+
+def give(core: ServerCore, now: float = 0.0) -> dict:
+    return {worker: core.give(worker, [], now) for worker in core.passed(now)}
+
+
+def done(lease, version: int = 0) -> Contribution:
+    return Contribution(lease.worker, lease.task, lease.attempt, lease.step, version, [("w", 1.0)])
+
+
+def commit_all(core: ServerCore) -> list:
+    found = []
+    while (commit := core.due()) is not None:
+        core.committed(commit)
+        found.append([one.worker for one in commit.contributions])
+    return found
+
+
+def test_a_worker_is_told_that_its_update_counts_when_it_is_committed():
+    """Before the commit the report waits, after it, repeated, it counts; a second commit does not happen."""
+    core = server("asp", EachAtOnce(), [A])
+    lease = give(core)[A]
+    assert core.report(done(lease), 1.0) == "waits"
+    assert core.report(done(lease), 1.0) == "waits"
+    assert core.idle() == []
+    assert commit_all(core) == [[A]]
+    assert core.report(done(lease), 2.0) == "counted"
+    assert commit_all(core) == []
+    assert (core.version, core.counted, core.idle()) == (1, 1, [A])
+
+
+def test_what_a_worker_does_not_repeat_it_knows():
+    """The list of committed updates stays short."""
+    core = server("asp", EachAtOnce(), [A])
+    lease = give(core)[A]
+    core.report(done(lease), 1.0)
+    commit_all(core)
+    core.told(A, [(lease.task, 1)])
+    assert core.is_counted(A, (lease.task, 1))
+    core.told(A, [])
+    assert not core.is_counted(A, (lease.task, 1))
+
+
+def test_bsp_commits_a_step_when_all_have_completed_it():
+    """No update of a step is committed before its last one, and nobody passes before the commit."""
+    core = server("bsp", WholeStep())
+    leases = give(core)
+    core.report(done(leases[A]), 1.0)
+    assert commit_all(core) == []
+    assert core.passed(1.0) == []
+    core.report(done(leases[B]), 2.0)
+    commit = core.due()
+    assert core.passed(2.0) == []  # the values have no version while they change
+    core.committed(commit)
+    assert core.passed(2.0) == [A, B]
+    assert core.version == 2
+
+
+def test_a_task_of_a_dead_worker_goes_to_one_that_waits_for_the_step():
+    """Under bsp all others wait; one of them completes the step of the dead one, and then it is committed."""
+    core = server("bsp", WholeStep(), [A, B, C])
+    leases = give(core)
+    for worker in (A, B):
+        core.report(done(leases[worker]), 1.0)
+    core.leave(C)
+    assert commit_all(core) == []
+    [again] = core.reassign(2.0)
+    assert (again.task, again.attempt, again.step) == (leases[C].task, 2, 1)
+    assert core.report(done(leases[C]), 2.0) == "superseded"
+    assert core.report(done(again), 3.0) == "waits"
+    assert commit_all(core) == [[A, B, again.worker]]
+    assert core.workers == {A: 1, B: 1}
+
+
+def test_a_task_that_came_back_goes_to_an_idle_worker_first():
+    """A worker whose own update waits gets it only if there is no other."""
+    core = server("ssp", EachAtOnce(), [A, B, C])
+    leases = give(core)
+    core.report(done(leases[A]), 1.0)
+    core.leave(C)
+    core.report(done(leases[B]), 1.0)
+    commit = core.due()
+    assert {one.worker for one in commit.contributions} == {A, B}
+    core.committed(commit)
+    [again] = core.reassign(2.0)
+    assert again.worker in (A, B)
+
+
+def test_a_stale_update_is_computed_again_by_its_worker():
+    """It keeps the task, with new values; after `max_report_count` the task goes to another one."""
+    core = server("asp", Quota(1), [A, B])
+    leases = give(core)
+    core.report(done(leases[A], 0), 1.0)
+    commit_all(core)
+    assert core.report(done(leases[B], 0), 1.0) == "stale"
+    assert core.leases.of(B).task == leases[B].task
+    assert core.report(done(leases[B], 0), 1.0) == "failed"
+    assert core.leases.of(B) is None
+    assert core.refused == 2
+    [again] = core.reassign(2.0)
+    assert core.report(done(again, 1), 2.0) == "waits"
+    assert commit_all(core) == [[again.worker]]
+
+
+def test_updates_are_judged_by_the_version_of_the_commit_under_way():
+    """What comes in during a commit was computed from the values before it, so it is stale."""
+    core = server("asp", Quota(1), [A, B])
+    leases = give(core)
+    core.report(done(leases[A], 0), 1.0)
+    commit = core.due()
+    assert core.is_committing
+    assert core.report(done(leases[B], 0), 1.0) == "stale"
+    core.committed(commit)
+
+
+def test_a_worker_without_a_task_completes_the_step():
+    """The schedule may leave a worker out: nobody waits for it."""
+    core = server("bsp", WholeStep())
+    core.skip(B)
+    lease = core.give(A, [], 0.0)
+    core.report(done(lease), 1.0)
+    assert commit_all(core) == [[A]]
+    assert core.workers == {A: 1, B: 1}
+
+
+def test_the_record_names_the_commit_under_way():
+    """It has the version and the steps before it, and who contributes; afterwards, who may not know."""
+    core = server("bsp", WholeStep())
+    leases = give(core)
+    for worker in (A, B):
+        core.report(done(leases[worker]), 1.0)
+    commit = core.due()
+    record = core.record()
+    assert (record.version, record.pending_version, record.epoch, record.server) == (0, 2, 1, b"S")
+    assert [one.worker for one in record.pending] == [A, B]
+    assert record.workers == [WorkerProgress(A, 0), WorkerProgress(B, 0)]
+    core.committed(commit)
+    record = core.record("stopped")
+    assert (record.version, record.pending, record.ended) == (2, [], "stopped")
+    assert record.workers == [WorkerProgress(A, 1, [(leases[A].task, 1)]), WorkerProgress(B, 1, [(leases[B].task, 1)])]
+
+
+def test_the_next_server_goes_on_where_the_record_ends():
+    """Steps, version and committed updates come from the record; tasks come from the workers that hold them."""
+    before = server("ssp", EachAtOnce())
+    leases = give(before)
+    before.report(done(leases[A]), 1.0)
+    commit_all(before)
+    core = server("ssp", EachAtOnce(), [], record=before.record())
+    assert (core.epoch, core.version, core.workers) == (2, 1, {A: 1, B: 0})
+    assert core.passed(0.0) == []  # nobody has asked yet
+    assert core.unheard == [A, B]
+    core.join(A)
+    assert core.report(done(leases[A]), 5.0) == "counted"
+    core.join(B)
+    core.claim(leases[B], 5.0)
+    assert core.report(done(leases[B]), 6.0) == "waits"
+    assert commit_all(core) == [[B]]
+    assert core.version == 2
+    assert min(lease.task for lease in give(core, 7.0).values()) > max(one.task for one in leases.values())
+
+
+def test_a_worker_that_the_record_does_not_have_brings_no_task():
+    """The server before had taken leave of it: its task was given to another one."""
+    before = server("asp", EachAtOnce())
+    lease = give(before)[A]
+    before.leave(A)
+    core = server("asp", EachAtOnce(), [], record=before.record())
+    core.join(A)
+    core.claim(lease, 0.0)
+    assert core.report(done(lease), 0.0) == "superseded"
+
+
+def test_at_the_end_the_buffer_is_dropped():
+    """Updates that fill no quota reach the values no more, and are named."""
+    core = server("asp", Quota(2))
+    lease = give(core)[A]
+    core.report(done(lease), 1.0)
+    assert [one.worker for one in core.end()] == [A]
+    assert core.due() is None
+
+
+def test_people_see_what_each_worker_does():
+    """At a task, waiting for others, or at the barrier."""
+    core = server("bsp", WholeStep(), [A, B, C])
+    lease = core.give(A, [], 0.0)
+    core.give(B, [], 0.0)
+    core.report(done(lease), 1.0)
+    assert core.doing() == {A: "its update waits for others", B: "task 2 of step 1", C: "at the barrier"}

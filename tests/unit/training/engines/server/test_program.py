@@ -1,0 +1,82 @@
+"""The verbs of a parameter server's program, and the checks of what they return."""
+
+import numpy as np
+import pytest
+
+from tests.harness.server_swarm import TableSurroundings
+from training.engines.program import VerbFailed
+from training.engines.server.fencing import RECORD_KEY
+from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs
+from training.values.encoding import decode_key, decode_value
+
+
+def context(**values) -> ServerContext:
+    return ServerContext(TableSurroundings(values), 4, 7, {"aa": 4, "bb": 5})
+
+
+def test_a_schedule_names_keys_and_pairs():
+    """A key is filled from the store later, a pair comes as it is; workers without a key get no task."""
+    verbs = ServerVerbs()
+    verbs.register_schedule(lambda ctx, workers: {"aa": ["w", ("batch", 3)], "bb": []})
+    found = verbs.assigned(context(), ["aa", "bb"])
+    assert list(found) == ["aa"]
+    decoded = [(decode_key(key), value if value is None else decode_value(value)) for key, value in found["aa"]]
+    assert decoded == [("w", None), ("batch", 3)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ({"cc": ["w"]}, "has not passed"),
+        (["w"], "a list instead of"),
+        ({"aa": "w"}, "a list of keys"),
+        ({"aa": [3]}, "str or bytes"),
+        ({"aa": [("w", object())]}, "cannot be encoded"),
+    ],
+)
+def test_a_wrong_schedule_is_an_error_of_the_function(returned, said):
+    """The error names the verb, the node and the step."""
+    verbs = ServerVerbs()
+    verbs.register_schedule(lambda ctx, workers: returned)
+    with pytest.raises(VerbFailed, match=said) as caught:
+        verbs.assigned(context(), ["aa"])
+    assert (caught.value.verb, caught.value.step) == ("schedule", 4)
+
+
+def test_a_program_may_be_a_class():
+    """Its methods are the verbs; a barrier counts only if it is overridden."""
+
+    class Own(ServerProgram):
+        def schedule(self, ctx, workers):
+            return {worker: ["w"] for worker in workers}
+
+        def barrier(self, ctx, idle):
+            return idle[:1]
+
+    verbs = ServerVerbs()
+    verbs.use(ServerProgram())
+    assert verbs.barrier is None
+    assert verbs.assigned(context(), ["aa"]) == {}
+    verbs.use(Own())
+    assert verbs.allowed(context(), ["aa", "bb"]) == ["aa"]
+    assert list(verbs.assigned(context(), ["bb"])) == ["bb"]
+
+
+def test_the_context_knows_the_run():
+    """Version, steps of the workers, their number; keys without the engine's own."""
+    ctx = context(w=1, x=2)
+    ctx._surroundings.set(RECORD_KEY, b"", 0)
+    assert (ctx.version, ctx.steps, ctx.worker_num, ctx.keys()) == (7, {"aa": 4, "bb": 5}, 2, ["w", "x"])
+    assert ServerContext(TableSurroundings({}), 0, 0, {}).worker_num == 0
+
+
+def test_set_never_lowers_a_timestamp():
+    """A timestamp says which updates are in the value, so a new value keeps at least that of the former one."""
+    ctx = context()
+    ctx._surroundings.set("w", 1.0, 12)
+    ctx.set("w", np.zeros(2))
+    assert ctx.get("w").timestamp == 12
+    ctx.set("new", 1)
+    assert ctx.get("new").timestamp == 7
+    with pytest.raises(ValueError, match="belongs to the engine"):
+        ctx.set(RECORD_KEY, 1)

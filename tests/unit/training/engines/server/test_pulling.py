@@ -1,0 +1,69 @@
+"""Updates at the server that owns their keys."""
+
+import pytest
+
+from tests.harness.server_swarm import TableSurroundings
+from training.engines.server.core import ServerRecord
+from training.engines.server.fencing import RECORD_KEY, encode_record
+from training.engines.server.program import ServerVerbs
+from training.engines.server.pulling import ServerPull
+from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
+
+
+def adding(bad: str = "") -> tuple[ServerPull, list]:
+    verbs = ServerVerbs()
+    calls = []
+
+    @verbs.register_pull
+    def pull(ctx, updates):
+        calls.append([one.key for one in updates])
+        if bad in calls[-1]:
+            raise RuntimeError("bang")
+        found = {one.key: ctx.get(one.key, 0).value for one in updates}
+        for one in updates:
+            found[one.key] += one.value
+        return [(key, value, -1) for key, value in found.items()]
+
+    return ServerPull(verbs, TableSurroundings({})), calls
+
+
+def test_only_what_is_new_reaches_the_program():
+    """A repeated commit changes the keys that lack it; the timestamp is that of the last update."""
+    pull, calls = adding()
+    present = {"a": Stamped(5, 3), "b": Stamped(7, 1)}
+    updates = [ValueUpdate("a", 1, 2), ValueUpdate("a", 1, 3), ValueUpdate("b", 1, 2), ValueUpdate("b", 1, 3)]
+    assert pull.apply(updates, present) == [NewValue("b", 9, 3)]
+    assert calls == [["b", "b"]]
+    assert pull.apply(updates, {"a": Stamped(5, 3), "b": Stamped(9, 3)}) == []
+
+
+def test_an_error_names_the_key_that_made_it():
+    """The others of the batch are computed, so that the store can refuse one key alone."""
+    pull, _ = adding("bad")
+    with pytest.raises(PullFailed) as caught:
+        pull.apply([ValueUpdate("good", 1, 1), ValueUpdate("bad", 1, 1)], {})
+    assert caught.value.key == "bad"
+    assert "RuntimeError: bang" in caught.value.reason
+
+
+def test_the_record_is_fenced_here():
+    """A server that was replaced is refused, under the key of the record."""
+    pull, calls = adding()
+    newer = Stamped(encode_record(ServerRecord(epoch=2, server=b"B")), 0)
+    mine = encode_record(ServerRecord(epoch=3, server=b"A"))
+    assert pull.apply([ValueUpdate(RECORD_KEY, mine, 4)], {RECORD_KEY: newer}) == [NewValue(RECORD_KEY, mine, 4)]
+    with pytest.raises(PullFailed) as caught:
+        pull.apply([ValueUpdate(RECORD_KEY, encode_record(ServerRecord(epoch=1, server=b"A")), 4)], {RECORD_KEY: newer})
+    assert caught.value.key == RECORD_KEY
+    assert calls == []
+
+
+@pytest.mark.parametrize(("reducer", "expected"), [("add", 6), ("replace", 2)])
+def test_a_built_in_reducer_needs_no_function(reducer, expected):
+    """`add` adds all updates to the value, `replace` keeps the last one; each counts once."""
+    verbs = ServerVerbs()
+    verbs.register_pull(reducer)
+    pull = ServerPull(verbs, TableSurroundings({}))
+    present = {"w": Stamped(3, 1)}
+    updates = [ValueUpdate("w", 9, 1), ValueUpdate("w", 1, 2), ValueUpdate("w", 2, 3)]
+    assert pull.apply(updates, present) == [NewValue("w", expected, 3)]

@@ -1,0 +1,119 @@
+"""Requests between scripts, through their daemons: a worker's script asks that of a server.
+
+The payload is the scripts' own; the daemons do not look into it. A node whose script answers is a *server*: it has
+`node.role = "server"`, and announces that it may own shards, which the workers of such a run do not. A call ends when
+it is answered, when the other node is declared dead, or when its script has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from overlay.ids import short
+from overlay.peers import Activity, Contact
+from overlay.transport import Buffer, RequestRejected, Response, TransportError
+from training.swarm import Swarm
+from training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
+
+REQUEST = "script_call"
+#: Longer than a server waits before it answers (`training.engines.server.service`), and than its verbs should take.
+CALL_S = 60.0
+#: Between two looks at whether the other node is dead.
+LOOK_S = 0.25
+#: The link between daemon and script takes messages of 64 MiB.
+MAX_CALL_BYTES = 60 * 1024 * 1024
+PART_BYTES = 1 << 20
+#: Calls that wait for this node's script. Each worker has two at most.
+MAX_OPEN = 4096
+
+
+class ScriptCalls:
+    """Belongs to one node whose script uses the parameter server. `send` passes a call on to this node's script."""
+
+    def __init__(self, swarm: Swarm, send: Callable[[CallReceived], None], *, is_server: bool) -> None:
+        self._swarm = swarm
+        self._send = send
+        self._is_server = is_server
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[bytes]] = {}
+        self._has_ended = False
+        swarm.register(REQUEST, self._on_request)
+
+    def end(self) -> None:
+        """This node's script has ended: whoever waits for it is refused."""
+        self._has_ended = True
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_exception(RequestRejected("the script of this node has ended"))
+
+    def members(self, nodes: Sequence[bytes]) -> MembersFound:
+        """The servers among the known live nodes, and which of `nodes` are gone."""
+        servers = [
+            peer.node_id for peer in self._swarm.members() if peer.eligible and peer.activity is not Activity.LEAVING
+        ]
+        own = [self._swarm.node_id] if self._is_server else []
+        return MembersFound(sorted([*servers, *own]), [node for node in nodes if self._swarm.is_gone(node)])
+
+    # -- calls of this node's script
+
+    async def call(self, node: bytes, payload: bytes) -> bytes:
+        """What the script of that node answers. Raises `NotAnswered`."""
+        contact = self._swarm.contact(node)
+        if contact is None:
+            raise NotAnswered(f"the node {short(node)} is not known to live")
+        calling = asyncio.create_task(self._called(contact, payload), name="script-call")
+        try:
+            while not calling.done():
+                await asyncio.wait([calling], timeout=LOOK_S)
+                if self._swarm.is_gone(node):
+                    raise NotAnswered(f"the node {short(node)} is gone")
+            return calling.result()
+        except TransportError as error:
+            raise NotAnswered(str(error)) from error
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+
+    async def _called(self, contact: Contact, payload: bytes) -> bytes:
+        async with self._swarm.request(contact, REQUEST, b"", _parts(payload), timeout_s=CALL_S) as response:
+            return await _whole(response.body)
+
+    # -- calls of other nodes' scripts
+
+    async def _on_request(self, sender: Contact, _: bytes, body: AsyncIterator[Buffer]) -> Response:
+        if not self._is_server:
+            raise RequestRejected('this node is no server: it has not node.role = "server"')
+        if self._has_ended or len(self._open) >= MAX_OPEN:
+            raise RequestRejected("the script of this node answers no calls now")
+        payload = await _whole(body)
+        number = next(self._numbers)
+        waiting = self._open[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(CallReceived(number, sender.node_id, payload))
+            return Response(b"", _parts(await waiting))
+        finally:
+            del self._open[number]
+
+    def on_answer(self, answer: CallAnswered) -> None:
+        """The script has answered a call; one that nobody waits for any more is dropped."""
+        waiting = self._open.get(answer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer.payload)
+
+
+def _parts(payload: bytes) -> Iterator[memoryview]:
+    view = memoryview(payload)
+    for first in range(0, len(view), PART_BYTES):
+        yield view[first : first + PART_BYTES]
+
+
+async def _whole(body: AsyncIterator[Buffer]) -> bytes:
+    """Raises `RequestRejected` for a body that is too long."""
+    found = bytearray()
+    async for part in body:
+        if len(found) + len(part) > MAX_CALL_BYTES:
+            raise RequestRejected(f"a call takes {MAX_CALL_BYTES:,} bytes at most")
+        found += part
+    return bytes(found)

@@ -1,0 +1,214 @@
+"""Which updates count, and when they reach the values: the acceptance policies of the parameter server.
+
+The *version* of the values is the number of updates made to them. Three policies:
+
+`EachAtOnce`: every update counts at once. With `modulate` it is multiplied by 1 / max(1, version now − version that it
+was computed from): the learning rate divided by the staleness of ElasticDL's asynchronous mode.
+
+`WholeStep` (bsp): the updates of a step wait until all its tasks are done and reach the values together, in the order
+of their tasks. Nobody sees an update of a step before the barrier of that step, so the result is that of a sequential
+run.
+
+`Quota` (synchronous SGD, ElasticDL's design): an update counts if it was computed from the current version, or from one
+at most `version_tolerance` older; `grads_to_wait` of them, each of another worker, are averaged to one update. A worker
+whose update was refused tries again with the new values.
+
+`EachAtOnce` and `WholeStep` refuse nothing. Every update of a key in a commit has a version of its own as its
+timestamp: that tells an owner which of them it has, when the next server repeats a commit. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from training.values.encoding import Key
+from training.values.reducers import reduced
+from training.values.store import ValueUpdate
+
+#: What a worker computed, by key.
+KeyedUpdates = Sequence[tuple[Key, Any]]
+#: `waits`: there is no place for it now. It is judged again after the next commit.
+Verdict = Literal["accepted", "stale", "waits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one attempt of a task has computed: `version` is that of the values which it was computed from."""
+
+    worker: bytes
+    task: int
+    attempt: int
+    step: int
+    version: int
+    updates: KeyedUpdates
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """The fencing token: task and attempt."""
+        return self.task, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Contributions that reach the values together, and lead to `version`. Each has a weight and a timestamp; those of
+    one timestamp are added to one update."""
+
+    version: int
+    contributions: tuple[Contribution, ...]
+    weights: tuple[float, ...]
+    stamps: tuple[int, ...]
+
+
+class Policy(Protocol):
+    """One policy with its buffer of accepted contributions."""
+
+    def judge(self, contribution: Contribution, version: int) -> Verdict:
+        """Whether it counts; it is in the buffer then."""
+        ...
+
+    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:
+        """The next commit, which leaves the buffer. `open_steps` are those of the tasks that are not done, `lowest` the
+        step that all live workers have completed."""
+        ...
+
+    def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
+        """These as one commit on top of `version`. `places`: where they were in the commit of a former server, which
+        may have had others beside them."""
+        ...
+
+    def waiting(self) -> list[Contribution]:
+        """The buffer."""
+        ...
+
+    def drop(self) -> list[Contribution]:
+        """Empty the buffer at the end of a run; what was in it reaches the values no more."""
+        ...
+
+
+class EachAtOnce:
+    """Asynchronous: what has come in since the last commit is one commit."""
+
+    def __init__(self, *, modulate: bool = False) -> None:
+        self._modulate = modulate
+        self._held: list[Contribution] = []
+
+    def judge(self, contribution: Contribution, version: int) -> Verdict:  # noqa: ARG002
+        self._held.append(contribution)
+        return "accepted"
+
+    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
+        held = self.drop()
+        return self.commit_of(held, version) if held else None
+
+    def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
+        stamps = tuple(version + place + 1 for place in places or range(len(contributions)))
+        weights = (1.0,) * len(contributions)
+        if self._modulate:
+            numbered = zip(stamps, contributions, strict=True)
+            weights = tuple(1.0 / max(1, stamp - 1 - one.version) for stamp, one in numbered)
+        return Commit(max(stamps), tuple(contributions), weights, stamps)
+
+    def waiting(self) -> list[Contribution]:
+        return list(self._held)
+
+    def drop(self) -> list[Contribution]:
+        held, self._held = self._held, []
+        return held
+
+
+class WholeStep(EachAtOnce):
+    """Bulk-synchronous visibility."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:
+        if not self._held:
+            return None
+        step = min(one.step for one in self._held)
+        if lowest < step or any(other <= step for other in open_steps):
+            return None
+        ready = sorted((one for one in self._held if one.step == step), key=lambda one: one.task)
+        self._held = [one for one in self._held if one.step != step]
+        return self.commit_of(ready, version)
+
+
+class Quota:
+    """Version-checked synchronous SGD."""
+
+    def __init__(self, grads_to_wait: int, version_tolerance: int = 0) -> None:
+        if grads_to_wait < 1 or version_tolerance < 0:
+            raise ValueError(
+                f"grads_to_wait must be 1 or more and version_tolerance 0 or more, not {grads_to_wait} and "
+                f"{version_tolerance}"
+            )
+        self.grads_to_wait = grads_to_wait
+        self.version_tolerance = version_tolerance
+        self._held: list[Contribution] = []
+
+    def judge(self, contribution: Contribution, version: int) -> Verdict:
+        if not version - self.version_tolerance <= contribution.version <= version:
+            return "stale"
+        if len(self._held) >= self.grads_to_wait or any(one.worker == contribution.worker for one in self._held):
+            return "waits"  # the quota is full, or its worker is in it: the quota counts workers
+        self._held.append(contribution)
+        return "accepted"
+
+    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
+        return self.commit_of(self.drop(), version) if len(self._held) >= self.grads_to_wait else None
+
+    def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
+        del places  # one update: all have the same timestamp
+        weights = (1.0 / self.grads_to_wait,) * len(contributions)
+        return Commit(version + 1, tuple(contributions), weights, (version + 1,) * len(contributions))
+
+    def waiting(self) -> list[Contribution]:
+        return list(self._held)
+
+    def drop(self) -> list[Contribution]:
+        held, self._held = self._held, []
+        return held
+
+
+class NotWeighable(TypeError):
+    """An update that is to be averaged or weighted is no number and no array. `key` and `worker` say which."""
+
+    def __init__(self, key: Key, worker: bytes, update: object) -> None:
+        super().__init__(
+            f"the update of {key!r} by {worker.hex()[:8]} is a {type(update).__name__}; only numbers and arrays can be "
+            "averaged or weighted by their staleness"
+        )
+        self.key = key
+        self.worker = worker
+
+
+def updates_of(commit: Commit) -> list[ValueUpdate]:
+    """What the owners of the keys get, in the order of the timestamps. Raises `NotWeighable`."""
+    found: dict[tuple[int, Key], Any] = {}
+    for one, weight, stamp in zip(commit.contributions, commit.weights, commit.stamps, strict=True):
+        for key, update in one.updates:
+            weighed = _weighed(key, one.worker, update, weight)
+            place = stamp, key
+            if place not in found:
+                found[place] = weighed
+                continue
+            try:
+                found[place] = reduced("add", found[place], weighed)
+            except (TypeError, ValueError) as error:
+                raise NotWeighable(key, one.worker, update) from error
+    return [ValueUpdate(key, update, stamp) for (stamp, key), update in found.items()]
+
+
+def _weighed(key: Key, worker: bytes, update: Any, weight: float) -> Any:
+    if weight == 1.0:
+        return update
+    if isinstance(update, bool) or not isinstance(update, int | float | np.ndarray | np.generic):
+        raise NotWeighable(key, worker, update)
+    # A float32 stays one: the factor has the update's own type where that has fractions.
+    array = np.asarray(update)
+    factor: Any = array.dtype.type(weight) if array.dtype.kind in "fc" else weight
+    return update * factor

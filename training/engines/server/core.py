@@ -1,0 +1,325 @@
+"""What a parameter server decides: who gets a task, which updates count, and when a worker is told so.
+
+A worker is told that its update counts when the values have it, not before, and repeats its report until then. So the
+updates that a dead server had not committed are with its workers, and the next server gets them again.
+
+A worker without a task and without an update that waits is *idle*. The barrier lets idle workers pass; the schedule
+gives them tasks. A refused update leaves the worker with its task, and the worker computes it again from the new
+values. A task that came back goes to any worker without one, even if its own update waits for the step to end.
+
+The record is what the next server has to know (`ServerRecord`). It is stored before each commit and names it: either
+that commit is in the values then, or its workers still have what belongs to it (`training.engines.server.takeover`).
+Pure.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import deque
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+
+from training.barriers.predicates import Barrier
+from training.dispatch.answers import QueueRules, ReportAnswer
+from training.engines.server.acceptance import Commit, Contribution, Policy
+from training.engines.server.gate import OwnBarrier, StepGate
+from training.engines.server.tasks import LeasedTask, TaskLeases
+
+#: A server numbers its tasks from its epoch on, so that no two servers give one number twice.
+TASKS_PER_EPOCH = 1 << 32
+#: The pace of a step is the median of so many.
+PACE_OF = 32
+#: How often a worker tries a refused update again before its task has failed.
+MAX_REPORT_COUNT = 64
+
+#: What becomes of a report. `waits`: it is not committed yet. `counted`: it is in the values. `stale`: refused, to be
+#: computed again from new values. `failed`: refused so often that the task goes to another worker. `superseded`:
+#: another attempt counts.
+Outcome = Literal["waits", "counted", "stale", "failed", "superseded"]
+#: Task and attempt.
+Name = tuple[int, int]
+#: A task's keys, encoded, each with its value unless the store has it.
+Work = list[tuple[bytes, bytes | None]]
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """A worker in the record: its completed steps, and its last committed updates, of which it may not know."""
+
+    worker: bytes
+    step: int
+    counted: list[Name] = []
+
+
+class Pending(msgspec.Struct, frozen=True, array_like=True):
+    """A contribution to the commit that the record was stored for."""
+
+    worker: bytes
+    step: int
+    name: Name
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A function of the user that ended the run."""
+
+    verb: str
+    keys: list[bytes]
+    node: str
+    step: int
+    cause: str
+
+
+class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a server stores before a commit. `epoch` rises with each server, `run` counts the
+    starts of the program; `pending` leads from `version` to
+    `pending_version`. `ended`: the run is over,
+    with a `failure` by an error."""
+
+    epoch: int = 0
+    server: bytes = b""
+    run: int = 0
+    version: int = 0
+    workers: list[WorkerProgress] = []
+    pending: list[Pending] = []
+    pending_version: int = 0
+    ended: str = ""
+    failure: Failure | None = None
+
+
+class ServerCore:
+    """One server's decisions. `record` is that of the server before, whose commit is settled, or an empty one."""
+
+    def __init__(
+        self,
+        barrier: Barrier,
+        policy: Policy,
+        rules: QueueRules,
+        rng: random.Random,
+        record: ServerRecord,
+        *,
+        server: bytes = b"",
+        sample: int = 0,
+        max_report_count: int = MAX_REPORT_COUNT,
+    ) -> None:
+        self.server, self.run = server, record.run
+        self.epoch = record.epoch + 1
+        #: That of the values, with the commit under way.
+        self.version = record.version
+        self.gate = StepGate(barrier, sample, rng)
+        self.leases: TaskLeases[Work] = TaskLeases(rules, self.epoch * TASKS_PER_EPOCH + 1)
+        self.own_barrier: OwnBarrier | None = None
+        self.refused = self.counted = 0
+        self._policy = policy
+        self._max_report_count = max_report_count
+        self._waiting: dict[bytes, dict[Name, Contribution]] = {}
+        self._counted: dict[bytes, dict[Name, None]] = {}
+        self._in_flight: Commit | None = None
+        self._version_before = record.version
+        self._begun = max((one.step for one in record.workers), default=0)
+        self._pace_s: deque[float] = deque(maxlen=PACE_OF)
+        #: Workers of the server before. They count for the barrier, and get tasks when they have asked.
+        self._before = {one.worker: one for one in record.workers}
+        self._unheard = dict.fromkeys(self._before)
+        for one in record.workers:
+            self.gate.join(one.worker, 0, one.step)
+            self._counted[one.worker] = dict.fromkeys(one.counted)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> dict[bytes, int]:
+        """The live workers and their completed steps."""
+        return self.gate.steps
+
+    def join(self, worker: bytes) -> None:
+        """A worker has asked."""
+        self._unheard.pop(worker, None)
+        self.gate.join(worker, self._begun)
+
+    @property
+    def unheard(self) -> list[bytes]:
+        """Workers of the server before that have not asked yet: they may hold tasks and updates."""
+        return list(self._unheard)
+
+    def leave(self, worker: bytes) -> None:
+        """A worker died or left: its task comes back. An update of it that was accepted still counts."""
+        self._before.pop(worker, None)
+        self._unheard.pop(worker, None)
+        self.leases.worker_gone(worker)
+        self.gate.leave(worker)
+        self._waiting.pop(worker, None)
+        self._counted.pop(worker, None)
+
+    def claim(self, lease: LeasedTask[Work], now: float) -> None:
+        """A worker holds a task that a server before gave it. One that the last server did not know has lost it."""
+        is_of_before = lease.task <= self.epoch * TASKS_PER_EPOCH
+        if is_of_before and lease.worker in self._before and not self._is_known(lease.worker, _name(lease)):
+            self.leases.adopt(lease, now)
+            self._begun = max(self._begun, lease.step)
+
+    def _is_known(self, worker: bytes, name: Name) -> bool:
+        return name in self._counted.get(worker, ()) or name in self._waiting.get(worker, ())
+
+    # -- reports ---------------------------------------------------------------------------------------------------
+
+    def report(self, contribution: Contribution, now: float) -> Outcome:
+        """A worker's update, perhaps for the second time."""
+        worker, name = contribution.worker, contribution.name
+        if name in self._counted.get(worker, ()):
+            return "counted"
+        if name in self._waiting.get(worker, ()):
+            return "waits"
+        lease = self.leases.of(worker)
+        if self.leases.answer(worker, *name) is not None or lease is None:
+            return "superseded"
+        verdict = self._policy.judge(contribution, self.version)
+        if verdict == "waits":
+            return "waits"
+        if verdict == "stale":
+            self.refused += 1
+            return "stale" if self.leases.refuse(worker, *name, self._max_report_count) else "failed"
+        self._pace_s.append(now - lease.leased_at)
+        self.leases.finish(worker, *name, now)
+        self.gate.completed(worker, contribution.step)
+        self._waiting.setdefault(worker, {})[name] = contribution
+        return "waits"
+
+    def told(self, worker: bytes, repeated: Collection[Name]) -> None:
+        """The worker repeats these reports only: it has been told of all others that are committed."""
+        counted = self._counted.get(worker, {})
+        self._counted[worker] = {name: None for name in counted if name in repeated}
+
+    def is_counted(self, worker: bytes, name: Name) -> bool:
+        """Whether this update is committed, and its worker may not know."""
+        return name in self._counted.get(worker, ())
+
+    def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> ReportAnswer:
+        """The user's function raised at this worker."""
+        return self.leases.fail(worker, task, attempt, reason)
+
+    def alive(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
+        """The worker is at work on its task."""
+        return self.leases.renew(worker, task, attempt, now)
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    @property
+    def step_seconds(self) -> float:
+        """The median time of the last tasks."""
+        return statistics.median(self._pace_s) if self._pace_s else 0.0
+
+    def idle(self) -> list[bytes]:
+        """Workers without a task and without an update that waits, in the order of their ids."""
+        return [worker for worker in self._free() if not self._waiting.get(worker)]
+
+    def _free(self) -> list[bytes]:
+        return sorted(
+            worker for worker in self.gate.steps if worker not in self._unheard and self.leases.of(worker) is None
+        )
+
+    def reassign(self, now: float) -> list[LeasedTask[Work]]:
+        """Give the tasks that came back to workers without one: to idle ones first, and of those to the furthest. They
+        pass no barrier for it: others have begun the step of such a task before."""
+        given = []
+        for lease in self.leases.orphans():
+            free = self._free()
+            if not free:
+                break
+            worker = max(free, key=lambda one: (not self._waiting.get(one), self.gate.steps[one], one))
+            given.append(self.leases.take(lease.task, worker, now))
+        return given
+
+    def passed(self, now: float) -> list[bytes]:
+        """The idle workers that the schedule may give a task to."""
+        orphans = [lease.step for lease in self.leases.orphans()]
+        return self.gate.passed(self.idle(), orphans, now, self.step_seconds, self.own_barrier)
+
+    def give(self, worker: bytes, work: Work, now: float) -> LeasedTask[Work]:
+        """A task of the schedule for a worker that has passed."""
+        step = self.gate.steps[worker] + 1
+        self._begun = max(self._begun, step)
+        return self.leases.issue(worker, step, work, now)
+
+    def skip(self, worker: bytes) -> None:
+        """The schedule has no task for a worker that has passed: it completes the step without one."""
+        step = self.gate.steps[worker] + 1
+        self._begun = max(self._begun, step)
+        self.gate.completed(worker, step)
+
+    def expire(self, now: float) -> list[bytes]:
+        """The workers whose leases have ended; they stay, and may still be at work."""
+        return self.leases.expire(now)
+
+    # -- commits ---------------------------------------------------------------------------------------------------
+
+    def due(self) -> Commit | None:
+        """The next commit, if none is under way. From now on updates are judged by its version."""
+        if self._in_flight is not None:
+            return None
+        commit = self._policy.due(self.version, self.leases.open_steps(), self.gate.lowest())
+        if commit is not None:
+            self._in_flight, self.version = commit, commit.version
+        return commit
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit is under way: the values belong to no version."""
+        return self._in_flight is not None
+
+    def committed(self, commit: Commit) -> None:
+        """The values have it."""
+        assert commit is self._in_flight
+        self._in_flight = None
+        self._version_before = commit.version
+        self.counted += len(commit.contributions)
+        for one in commit.contributions:
+            waiting = self._waiting.get(one.worker, {})
+            if waiting.get(one.name) is one:
+                del waiting[one.name]
+                self._counted.setdefault(one.worker, {})[one.name] = None
+
+    def record(self, ended: str = "", failure: Failure | None = None) -> ServerRecord:
+        """What is to be stored before the commit under way, or without one."""
+        pending = () if self._in_flight is None else self._in_flight.contributions
+        workers = [
+            WorkerProgress(one, self._safe_step(one), list(self._counted.get(one, ()))) for one in self.gate.steps
+        ]
+        return ServerRecord(
+            epoch=self.epoch,
+            server=self.server,
+            run=self.run,
+            version=self._version_before,
+            workers=workers,
+            pending=[Pending(one.worker, one.step, one.name) for one in pending],
+            pending_version=self.version if pending else 0,
+            ended=ended,
+            failure=failure,
+        )
+
+    def _safe_step(self, worker: bytes) -> int:
+        """The completed steps of a worker as the values have them: those of updates that wait are not."""
+        waiting = [one.step for one in self._waiting.get(worker, {}).values()]
+        return min([self.gate.steps[worker], *(step - 1 for step in waiting)])
+
+    def end(self) -> list[Contribution]:
+        """The run has ended. Returns the updates that were accepted and are in no commit: they reach the values no
+        more."""
+        self._waiting.clear()
+        return self._policy.drop()
+
+    def doing(self) -> dict[bytes, str]:
+        """What each worker does, for people."""
+        found: dict[bytes, str] = {}
+        for worker in self.gate.steps:
+            lease = self.leases.of(worker)
+            if lease is not None:
+                found[worker] = f"task {lease.task % TASKS_PER_EPOCH} of step {lease.step}"
+            else:
+                found[worker] = "its update waits for others" if self._waiting.get(worker) else "at the barrier"
+        return found
+
+
+def _name(lease: LeasedTask[Work]) -> Name:
+    return lease.task, lease.attempt

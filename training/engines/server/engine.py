@@ -1,0 +1,132 @@
+"""`p2pnode.engine("server")`: the parameter server, as a script uses it.
+
+    engine = p2pnode.engine("server")
+
+    @engine.register_schedule
+    def schedule(ctx, workers): ...
+
+    engine.start(barrier="pssp", staleness=4, sample=10)
+
+The same script runs at every node: `p2pnode run --set node.role=server -- python script.py` at a server,
+`p2pnode run -- python script.py` at a worker.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from training.engines.link import EngineLink
+from training.engines.peer.engine import immediate
+from training.engines.program import Surroundings
+from training.engines.server.fencing import RECORD_KEY
+from training.engines.server.options import BarrierName, ServerOptions
+from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, set_value
+from training.engines.server.pulling import ServerPull
+from training.engines.server.script_host import ScriptHost
+from training.engines.server.succession import run_server
+from training.engines.server.worker import run_worker
+from training.engines.values_link import LinkedValues, Script, answer_pull
+from training.trainer_link.engine_messages import AbandonRun, BeginRun, EngineReady, FinishRun, PullAsked, PullDone
+from training.values.encoding import Key
+from training.values.store import Stamped
+
+
+class ParameterServer(ServerVerbs):
+    """Named values at the nodes with `role = "server"`, and a program that gives tasks to all others."""
+
+    def __init__(self, link: EngineLink, ready: EngineReady) -> None:
+        super().__init__()
+        self._link = link
+        self._values = LinkedValues(link)
+        self._script = Script(link, self._values, ready)
+        self._host = ScriptHost(link, ready.node_id, self._values, self._script)
+        self._pull = ServerPull(self, self._script)
+        self._starts = 0
+        #: Whether this node is a server.
+        self.is_server = ready.node_id in immediate(self._host.members()).servers
+        link.on_pull(self._on_pull)
+
+    @classmethod
+    def open(cls) -> ParameterServer:
+        """Join the swarm of the node that has started this script; see `p2pnode.engine`."""
+        return cls(*EngineLink.connect("server"))
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the node; it hands its values over when the script ends."""
+        self._link.close()
+
+    def start(
+        self,
+        program: ServerProgram | None = None,
+        *,
+        barrier: BarrierName = "bsp",
+        staleness: int = 4,
+        sample: int = 0,
+        **options: Any,
+    ) -> int:
+        """Run the program, or what was registered, until `stop` says so: at a server, give tasks, or stand by for the
+        server that does; at a worker, compute them. All nodes start with the same options (`ServerOptions`).
+
+        Returns the version of the values at a server, and the number of its updates that counted at a worker. Raises at
+        every node `VerbFailed` for the function that ended the run, and `NoServer`, `StoreUnavailable`, `NoNode`,
+        `ValueError` for options that cannot be. After an error the values can be used, and `start` be called again.
+        """
+        chosen = ServerOptions(barrier=barrier, staleness=staleness, sample=sample, **options)
+        if program is not None:
+            self.use(program)
+        self._starts += 1
+        try:
+            if self.is_server:
+                found = immediate(run_server(self, self._host, chosen, self._starts))
+            else:
+                self._link.ask(BeginRun())
+                found = immediate(run_worker(self, self._host, chosen, self._starts))
+        except BaseException:
+            if not self._link.is_stopping:
+                self._link.ask(AbandonRun())
+            raise
+        self._link.ask(FinishRun())
+        return found
+
+    def get(self, key: Key, default: object = ...) -> Stamped:
+        """A value and its timestamp; `default` with timestamp 0 where there is none. Raises `NoSuchValue`."""
+        return self._context.get(key, default)
+
+    def set(self, key: Key, value: object) -> None:
+        """Replace a value: a NumPy array, or what msgspec encodes, up to 1 MiB. Returns when its server and that one's
+        backup have it. Raises `ValueNotEncodable`, which names the key."""
+        set_value(self._script, key, value, 0)
+
+    def keys(self) -> list[Key]:
+        """All keys of the run."""
+        return [key for key in self._values.keys() if key != RECORD_KEY]  # noqa: SIM118 - no mapping
+
+    @property
+    def worker_num(self) -> int:
+        """How many live nodes work."""
+        return self._script.worker_num()
+
+    @property
+    def node_id(self) -> str:
+        """This node's id, in hexadecimal."""
+        return self._script.node_id
+
+    @property
+    def _context(self) -> ServerContext:
+        return ServerContext(self._surroundings, 0)
+
+    @property
+    def _surroundings(self) -> Surroundings:
+        return self._script
+
+    def _on_pull(self, asked: PullAsked) -> PullDone:
+        return answer_pull(asked, self._pull.apply)

@@ -1,0 +1,54 @@
+"""What an owner of keys accepts from servers: nothing twice, and nothing from a server that another one has replaced.
+
+Every update of a commit has a timestamp of its own, and the value of a key has that of its last one. A server that
+repeats the commit of a dead one sends the same timestamps, so an owner knows which updates it has.
+
+The record of the servers is a value like others, under `RECORD_KEY`. Its owner replaces it by one of a higher epoch,
+or by one of the same server. A server stores its record before each commit, so one that was replaced is refused
+there, before it has changed a value. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from training.engines.server.core import ServerRecord
+from training.values.encoding import Key
+from training.values.store import Stamped, ValueUpdate
+
+#: No key of a program: it is refused by `checked_key`.
+RECORD_KEY = b"\0p2pnode server"
+
+
+class ServerReplaced(Exception):
+    """Another server has a higher epoch: this one gives tasks no more."""
+
+    def __init__(self, record: ServerRecord) -> None:
+        super().__init__(f"the server {record.server.hex()[:8]} serves since epoch {record.epoch}")
+        self.record = record
+
+
+def not_yet_applied(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[ValueUpdate]:
+    """The updates that the values of their keys do not have."""
+    return [one for one in updates if one.key not in present or one.timestamp > present[one.key].timestamp]
+
+
+def encode_record(record: ServerRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(found: Stamped | None) -> ServerRecord:
+    """The record in the store; an empty one where there is none."""
+    return ServerRecord() if found is None else msgspec.msgpack.decode(found.value, type=ServerRecord)
+
+
+def replaced_record(update: ValueUpdate, present: Stamped | None) -> Any:
+    """The record after a server stored its own. Raises `ServerReplaced`."""
+    mine = decode_record(Stamped(update.value, 0))
+    theirs = decode_record(present)
+    if mine.epoch < theirs.epoch or (mine.epoch == theirs.epoch and mine.server != theirs.server):
+        raise ServerReplaced(theirs)
+    return update.value

@@ -1,0 +1,131 @@
+"""What passes between the servers and the workers of a parameter server.
+
+A worker asks (`Poll`) and is answered (`Told`); a server asks nobody. A poll repeats every report that the worker
+does not know to count. Keys and values are encoded (`training.values.encoding`). Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from training.engines.server.acceptance import Contribution
+from training.engines.server.core import Failure, Outcome, Work
+from training.engines.server.tasks import LeasedTask
+from training.errors import TrainingError
+from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=257)]
+#: Reports that a worker repeats at most; the keys of one task, and of one update, at most.
+MAX_REPORTS = 1024
+MAX_KEYS = 1 << 16
+
+
+class BadPoll(TrainingError):
+    """Bytes that are no message of a parameter server."""
+
+
+class NoServer(TrainingError):
+    """No server answers, or the one that does runs something else."""
+
+
+class HeldLease(msgspec.Struct, frozen=True, array_like=True):
+    """A task as its worker knows it; `holds`: its lease has not ended by the worker's own clock."""
+
+    task: Count
+    attempt: Count
+    step: Count
+    work: Annotated[list[tuple[EncodedKey, bytes | None]], Meta(max_length=MAX_KEYS)]
+    holds: bool = True
+
+
+class Computed(msgspec.Struct, frozen=True, array_like=True):
+    """The update of a task, computed from the values of `version`. With a `failure`, its `push` raised."""
+
+    held: HeldLease
+    version: Count
+    updates: Annotated[list[tuple[EncodedKey, bytes]], Meta(max_length=MAX_KEYS)] = []
+    failure: str = ""
+
+
+class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
+    """A worker reports, and asks for a task if it `wants` one. A standby server only asks. `settings`: what it was
+    started with, which must be equal everywhere; `run` counts the starts of the program."""
+
+    run: Count
+    epoch: Count
+    settings: str
+    wants: bool
+    reports: Annotated[list[Computed], Meta(max_length=MAX_REPORTS)] = []
+    holds: HeldLease | None = None
+    is_standby: bool = False
+    leaves: bool = False
+
+
+class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
+    """A task for the worker: the values of its keys, at `version`. It is the worker's for `lease_s` from the moment it
+    asked, and longer for each poll that names it."""
+
+    held: HeldLease
+    version: Count
+    values: list[tuple[EncodedKey, bytes | None]]
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
+    task and attempt. `failure`: the run ended by an error: verb, keys, node, step and text."""
+
+    epoch: Count
+    server: bytes
+    version: Count = 0
+    lease_s: Annotated[float, Meta(ge=0)] = 0.0
+    outcomes: list[tuple[int, int, Outcome]] = []
+    task: TaskGiven | None = None
+    ended: str = ""
+    failure: Failure | None = None
+    refused: str = ""
+
+
+def encode(message: Poll | Told) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode_poll(data: bytes) -> Poll:
+    """Raises `BadPoll`."""
+    try:
+        return msgspec.msgpack.decode(data, type=Poll)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadPoll(f"malformed Poll: {error}") from error
+
+
+def decode_told(data: bytes) -> Told:
+    """Raises `BadPoll`."""
+    try:
+        return msgspec.msgpack.decode(data, type=Told)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadPoll(f"malformed Told: {error}") from error
+
+
+def held_by(lease: LeasedTask[Work]) -> HeldLease:
+    """A lease, as its worker is told of it."""
+    return HeldLease(lease.task, lease.attempt, lease.step, lease.work)
+
+
+def lease_of(held: HeldLease, worker: bytes, now: float) -> LeasedTask[Work]:
+    """A lease that its worker names."""
+    return LeasedTask(held.task, held.attempt, worker, held.step, held.work, now, now)
+
+
+def contribution_of(computed: Computed, worker: bytes) -> Contribution:
+    """What a worker reports. Raises `BadValue` for bytes that are no value."""
+    held = computed.held
+    updates = [(decode_key(key), decode_value(value)) for key, value in computed.updates]
+    return Contribution(worker, held.task, held.attempt, held.step, computed.version, updates)
+
+
+def encoded_updates(updates: list[tuple[Key, object]]) -> list[tuple[bytes, bytes]]:
+    """What a worker computed, for its report. Raises `ValueNotEncodable`."""
+    return [(encode_key(key), encode_value(key, update)) for key, update in updates]

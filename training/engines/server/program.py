@@ -1,0 +1,147 @@
+"""A user's program for the parameter server: the verbs, and what they get.
+
+`schedule` and `stop` run at the server, `push` at the workers, `pull` at the server that owns the keys. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
+from training.engines.server.core import Failure, Work
+from training.engines.server.fencing import RECORD_KEY
+from training.values.encoding import Key, decode_key, encode_key, encode_value
+from training.values.reducers import Reducer
+from training.values.store import Stamped, ValueUpdate
+
+#: A task: keys whose values the server sends along, and pairs (key, value) that come as they are.
+TaskKeys = Iterable[Key | tuple[Key, Any]]
+
+
+class ServerContext(Context):
+    """What every verb gets first. `version` is the number of updates in the values. `step` is, at the server, the step
+    that all workers have completed, and at a worker the one that its task completes. `steps` has the completed steps of
+    all workers, by id; at the server only."""
+
+    def __init__(
+        self, surroundings: Surroundings, step: int, version: int = 0, steps: Mapping[str, int] | None = None
+    ) -> None:
+        super().__init__(surroundings, step)
+        self.version = version
+        self.steps = dict(steps or {})
+        self._is_at_server = steps is not None
+
+    @property
+    def worker_num(self) -> int:
+        """How many live workers there are."""
+        return len(self.steps) if self._is_at_server else super().worker_num
+
+    def keys(self) -> list[Key]:
+        """All keys of the run."""
+        found = super().keys()
+        return [key for key in found if key != RECORD_KEY]
+
+    def set(self, key: Key, value: object) -> None:
+        """Replace a value; updates that are under way are made to the new one. Raises `ValueNotEncodable`."""
+        set_value(self._surroundings, key, value, self.version)
+
+
+class ServerProgram:
+    """A program: override what it needs. The defaults give no tasks, keep the last update, and never stop.
+
+    `reducer` instead of `pull`: "add" adds updates to the value (numbers and arrays), "replace" keeps the last one.
+    """
+
+    reducer: Reducer = "replace"
+
+    def schedule(self, ctx: ServerContext, workers: list[str]) -> Mapping[str, TaskKeys]:
+        """A task for each of the workers that have passed the barrier, or for some of them. Runs at the server."""
+        return {}
+
+    def push(self, ctx: ServerContext, params: list[tuple[Key, Any]]) -> Pairs:
+        """Updates, computed from the values of a task; a key without a value comes with None. It may run again, for the
+        same task with newer values, or at another worker. Runs at a worker."""
+        return ()
+
+    def pull(self, ctx: ServerContext, updates: Sequence[ValueUpdate]) -> Results:
+        """New values of the keys of a batch. Runs at the server that owns the keys, one batch of a key at a time. The
+        engine decides the timestamps; the third part of a result is not used."""
+        return [(one.key, one.value, one.timestamp) for one in updates]
+
+    def barrier(self, ctx: ServerContext, idle: list[str]) -> Iterable[str]:
+        """Which of the idle workers may begin their next step. Overridden, it replaces the barrier of `start`."""
+        return idle
+
+    def stop(self, ctx: ServerContext) -> bool:
+        """Whether the run is over. Asked at the server before each schedule; open tasks are completed."""
+        return False
+
+
+class ServerVerbs(Verbs):
+    """The functions of one program. Each `register_…` is a decorator too, and returns its function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._program: Any = ServerProgram()
+
+    def use(self, program: Any) -> None:
+        """Take all verbs from a program; what was registered before is forgotten."""
+        self._program = program
+        self._named.clear()
+        self.barrier = None if type(program).barrier is ServerProgram.barrier else program.barrier
+        self.reducer = program.reducer if type(program).pull is ServerProgram.pull else "pull"
+
+    def register_schedule(self, function: Callable[..., Any]) -> Any:
+        """Use `function(ctx, workers) -> {worker: keys}` as `schedule`."""
+        return self._register("schedule", function)
+
+    def register_barrier(self, function: Callable[..., Any]) -> Any:
+        """Use `function(ctx, idle) -> workers` instead of the barrier of `start`."""
+        self.barrier = self._register("barrier", function)
+        return function
+
+    # -- calls, with their results checked
+
+    def assigned(self, ctx: ServerContext, workers: list[str]) -> dict[str, Work]:
+        """What `schedule` returns, by worker; tasks without a key are left out. Raises `VerbFailed`."""
+
+        def tasks() -> dict[str, Work]:
+            found = self._verb("schedule")(ctx, list(workers))
+            if not isinstance(found, Mapping):
+                raise TypeError(f"it returned a {type(found).__name__} instead of {{worker: keys}}")
+            if strange := [worker for worker in found if worker not in workers]:
+                raise ValueError(f"it gives a task to {strange[0]!r:.80}, which has not passed")
+            return {worker: work for worker, keys in found.items() if (work := _work_of(keys))}
+
+        return called("schedule", (), ctx, tasks)
+
+    def allowed(self, ctx: ServerContext, idle: list[str]) -> list[str]:
+        """What a barrier of the program lets pass. Raises `VerbFailed`."""
+        barrier: Any = self.barrier
+        return called("barrier", (), ctx, lambda: list(barrier(ctx, list(idle))))
+
+
+def _work_of(keys: TaskKeys) -> Work:
+    if isinstance(keys, str | bytes):
+        raise TypeError(f"a task is a list of keys, not the key {keys!r:.80}")
+    work: Work = []
+    for one in keys:
+        key, value = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
+        work.append((encode_key(key), encode_value(key, value) if isinstance(one, tuple) else None))
+    return work
+
+
+def set_value(surroundings: Surroundings, key: Key, value: object, version: int) -> None:
+    """Replace a value. Its timestamp is no lower than that of the former value: it tells which updates are in it."""
+    if key == RECORD_KEY:
+        raise ValueError(f"the key {key!r} belongs to the engine")
+    former: Stamped | None = surroundings.get(key)
+    surroundings.set(key, value, max(version, 0 if former is None else former.timestamp))
+
+
+def raise_failure(failure: Failure | None) -> None:
+    """Raise what ended the run, if it was an error."""
+    if failure is not None:
+        keys = [decode_key(key) for key in failure.keys]
+        raise VerbFailed(failure.verb, keys, failure.node, failure.step, failure.cause)

@@ -1,0 +1,72 @@
+"""Applies updates at the server that owns their keys: fences the servers' record, drops what the values have already,
+and gives the rest to the program's `pull`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from training.engines.program import Surroundings, VerbFailed, verb_failed
+from training.engines.server.fencing import RECORD_KEY, ServerReplaced, not_yet_applied, replaced_record
+from training.engines.server.program import ServerContext, ServerVerbs
+from training.engines.values_link import Pulling
+from training.values.encoding import Key
+from training.values.reducers import reduced
+from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
+
+
+class ServerPull:
+    """The `pull` of a store, for one server. `surroundings` are those of the program's context."""
+
+    def __init__(self, verbs: ServerVerbs, surroundings: Surroundings) -> None:
+        self._verbs = verbs
+        self._surroundings = surroundings
+
+    async def __call__(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
+        return self.apply(updates, present)
+
+    def apply(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        """The new values of a batch. Raises `PullFailed`, which names the key."""
+        found = []
+        record = present.get(RECORD_KEY)
+        for one in updates:
+            if one.key == RECORD_KEY:
+                record = Stamped(self._record(one, record), one.timestamp)
+                found.append(NewValue(RECORD_KEY, *record))
+        fresh = not_yet_applied([one for one in updates if one.key != RECORD_KEY], present)
+        return [*found, *self._pulled(fresh, present)] if fresh else found
+
+    @staticmethod
+    def _record(update: ValueUpdate, present: Stamped | None) -> object:
+        try:
+            return replaced_record(update, present)
+        except ServerReplaced as error:
+            raise PullFailed(RECORD_KEY, str(error)) from error
+
+    def _pulled(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        stamps = {one.key: one.timestamp for one in sorted(fresh, key=lambda one: one.timestamp)}
+        try:
+            found = self._reduced(fresh, present) if self._verbs.reducer != "pull" else self._called(fresh, present)
+        except VerbFailed as error:
+            if len(stamps) == 1:
+                raise PullFailed(next(iter(stamps)), error.cause) from error
+            alone = [[update for update in fresh if update.key == key] for key in stamps]
+            return [one for updates in alone for one in self._pulled(updates, present)]
+        # A key that the program leaves out keeps its value, but it has the update.
+        return [NewValue(one.key, one.value, stamps[one.key]) for one in found]
+
+    def _called(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        version = max(one.timestamp for one in fresh)
+        return self._verbs.pulled(ServerContext(Pulling(present, self._surroundings), 0, version), fresh)
+
+    def _reduced(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        """What a built-in reducer makes of the updates. It runs here and not in the daemon, which does not know which
+        updates of a repeated commit a value has."""
+        values = {key: one.value for key, one in present.items()}
+        ctx = ServerContext(self._surroundings, 0)
+        for one in fresh:
+            try:
+                values[one.key] = reduced(self._verbs.reducer, values.get(one.key), one.value)
+            except (TypeError, ValueError) as error:
+                raise verb_failed("pull", [one.key], ctx, error) from error
+        return [NewValue(key, values[key], 0) for key in dict.fromkeys(one.key for one in fresh)]

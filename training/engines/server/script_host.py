@@ -1,0 +1,106 @@
+"""A script as the host of the loops of server and worker: asks its daemon over the link, and never suspends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from training.engines.link import EngineLink, NoNode
+from training.engines.peer.engine import immediate
+from training.engines.server.host import Members
+from training.engines.values_link import LinkedStore, LinkedValues, Script
+from training.trainer_link.engine_messages import (
+    CallAnswered,
+    Called,
+    CallNode,
+    CallReceived,
+    CountStep,
+    ListMembers,
+    MembersFound,
+)
+
+Result = TypeVar("Result")
+
+
+class ScriptHost:
+    """One node; implements `ServerHost` and `WorkerHost`."""
+
+    def __init__(self, link: EngineLink, node_id: bytes, values: LinkedValues, script: Script) -> None:
+        self.node_id = node_id
+        self.store = LinkedStore(values)
+        self.surroundings = script
+        self._link = link
+        self._announced = (-1, 0.0)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._link.is_stopping
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - nothing else runs in this thread
+
+    async def members(self, nodes: Sequence[bytes] = ()) -> Members:
+        found = self._link.ask(ListMembers(list(nodes)))
+        assert isinstance(found, MembersFound)
+        return Members(found.servers, found.gone)
+
+    async def announce(self, step: int) -> None:
+        before, at = self._announced
+        if step > before:
+            now = self.clock()
+            self._announced = step, now
+            self._link.ask(CountStep(step, now - at if before >= 0 else 0.0))
+
+    async def call(self, node: bytes, payload: bytes) -> bytes:
+        found = self._link.ask(CallNode(node, payload))
+        assert isinstance(found, Called)
+        return found.payload
+
+    async def receive(self, timeout_s: float) -> ScriptAsked | None:
+        call = self._link.next_call(timeout_s)
+        return None if call is None else ScriptAsked(self._link, call)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        return work()
+
+    @asynccontextmanager
+    async def beside(self, work: Callable[[], Awaitable[None]], every_s: float) -> AsyncIterator[None]:
+        over = threading.Event()
+
+        def repeat() -> None:
+            while not over.wait(every_s):
+                try:
+                    immediate(_awaited(work))
+                except NoNode:
+                    return
+
+        thread = threading.Thread(target=repeat, name="p2pnode-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+class ScriptAsked:
+    """A call of another node's script."""
+
+    def __init__(self, link: EngineLink, call: CallReceived) -> None:
+        self.sender = call.sender
+        self.payload = call.payload
+        self._link = link
+        self._number = call.number
+
+    async def answer(self, payload: bytes) -> None:
+        self._link.answer(CallAnswered(self._number, payload))
+
+
+async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

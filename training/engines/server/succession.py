@@ -1,0 +1,58 @@
+"""Which server serves: one does, the others stand by and ask it, as workers do.
+
+The lowest of the living serves, unless another one serves already. When that is dead, the lowest takes over: it reads
+the record of the dead one and stores its own with a higher epoch. Two that take over at once are told apart by the
+owner of the record: one of them is refused, and stands by.
+"""
+
+from __future__ import annotations
+
+from training.engines.server import messages
+from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
+from training.engines.server.host import ServerHost
+from training.engines.server.messages import NoServer, Poll, Told
+from training.engines.server.options import ServerOptions
+from training.engines.server.program import ServerVerbs, raise_failure
+from training.engines.server.service import MEMBERS_S, Serving
+from training.trainer_link.engine_messages import NotAnswered
+
+
+async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOptions, run: int = 1) -> int:
+    """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed`."""
+    while True:
+        record = decode_record(await host.store.get(RECORD_KEY))
+        if record.ended and record.run >= run:
+            raise_failure(record.failure)
+            return record.version
+        if record.run > run:
+            raise NoServer(f"start number {record.run} of the program is under way, and this is number {run} here")
+        servers = (await host.members()).servers
+        if record.run == run and record.server != host.node_id and record.server in servers:
+            serving = record.server
+        else:
+            serving = min(servers, default=host.node_id)
+        if serving == host.node_id:
+            try:
+                return await Serving(verbs, host, options, record, run).run()
+            except ServerReplaced:
+                continue
+        told = await _stand_by(host, options, serving, run)
+        if told is not None and told.ended:
+            raise_failure(told.failure)
+            return told.version
+        if host.is_stopping:
+            return record.version
+
+
+async def _stand_by(host: ServerHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:
+    """Answer those that ask here, and ask the one that serves; its answer, if it gave one."""
+    deadline = host.clock() + MEMBERS_S
+    while (left_s := deadline - host.clock()) > 0:
+        asked = await host.receive(left_s)
+        if asked is not None:
+            await asked.answer(messages.encode(Told(epoch=0, server=serving)))
+    poll = Poll(run, 0, options.text(), wants=False, is_standby=True)
+    try:
+        return messages.decode_told(await host.call(serving, messages.encode(poll)))
+    except (NotAnswered, messages.BadPoll):
+        return None

@@ -1,0 +1,215 @@
+"""Tasks of a parameter server: who has which, until when, and what becomes of one that nobody finishes.
+
+A task is leased to one worker under an attempt, which rises with every hand-out: a report of an older attempt has no
+effect. A task whose worker dies, or whose lease ends, is given to another worker; one that fails too often is given up.
+The same rules, with stored queues of known tasks, are those of `training.dispatch.queue`; here a task is made at the
+moment when the schedule names it, so there is no queue to store. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from training.dispatch.answers import Cause, QueueRules, ReportAnswer
+from training.dispatch.changes import HeadRow
+from training.dispatch.queue import lease_duration_s
+
+Work = TypeVar("Work")
+
+#: Lease times follow the mean of so many tasks.
+MEAN_OF = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTask(Generic[Work]):
+    """A task. `step` is the step that its worker completes with it; `worker` is empty while nobody has it.
+
+    `errors`, `losses` and `refusals` count its attempts that ended in an error of the user's function, with their
+    worker or their lease, and with a refused update. `deadline` is in monotonic seconds.
+    """
+
+    task: int
+    attempt: int
+    worker: bytes
+    step: int
+    work: Work
+    leased_at: float
+    deadline: float
+    errors: int = 0
+    losses: int = 0
+    refusals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp(Generic[Work]):
+    """A task that was given up, and why."""
+
+    lease: LeasedTask[Work]
+    reason: str
+
+
+class TaskLeases(Generic[Work]):
+    """All open tasks. A worker has one at most. `first_task` is the lowest number of a task made here."""
+
+    def __init__(self, rules: QueueRules, first_task: int = 1) -> None:
+        self.rules = rules
+        self.issued = self.done = 0
+        self.given_up: list[GivenUp[Work]] = []
+        self._next = first_task
+        self._open: dict[int, LeasedTask[Work]] = {}
+        self._of: dict[bytes, int] = {}
+        self._orphans: dict[int, None] = {}
+        self._adopted: dict[int, None] = {}
+        self._finished: dict[bytes, tuple[int, int]] = {}
+        self._head = HeadRow()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def of(self, worker: bytes) -> LeasedTask[Work] | None:
+        """The task that this worker has."""
+        task = self._of.get(worker)
+        return None if task is None else self._open[task]
+
+    def orphans(self) -> list[LeasedTask[Work]]:
+        """Tasks that came back, in the order of their next hand-out."""
+        return [self._open[task] for task in self._orphans]
+
+    def open_steps(self) -> list[int]:
+        """The steps of all open tasks."""
+        return [lease.step for lease in self._open.values()]
+
+    @property
+    def lease_s(self) -> float:
+        """How long a lease lasts that is given or renewed now."""
+        return lease_duration_s(self.rules, self._head)
+
+    def answer(self, worker: bytes, task: int, attempt: int) -> ReportAnswer | None:
+        """Why a report about an attempt has no effect, `ACCEPTED` for a repeated one; None: it is the newest attempt of
+        this worker."""
+        if self._finished.get(worker) == (task, attempt):
+            return ReportAnswer.ACCEPTED
+        lease = self._open.get(task)
+        if lease is None:
+            return ReportAnswer.UNKNOWN if task >= self._next else ReportAnswer.SUPERSEDED
+        if attempt > lease.attempt:
+            return ReportAnswer.UNKNOWN
+        if attempt < lease.attempt or not lease.worker:
+            return ReportAnswer.SUPERSEDED
+        return None if lease.worker == worker else ReportAnswer.NOT_HOLDER
+
+    # -- handing out -----------------------------------------------------------------------------------------------
+
+    def issue(self, worker: bytes, step: int, work: Work, now: float) -> LeasedTask[Work]:
+        """Make a task and lease it to a worker that has none."""
+        task = self._next
+        self._next += 1
+        self.issued += 1
+        return self._lease(LeasedTask(task, 0, b"", step, work, now, now), worker, now)
+
+    def adopt(self, lease: LeasedTask[Work], now: float) -> LeasedTask[Work]:
+        """Take over the lease of a former server, which its worker holds, for a full time; a task that is or was known
+        here stays as it is."""
+        if lease.task in self._open or lease.worker in self._of or lease.task in self._adopted:
+            return self._open.get(lease.task, lease)
+        self.issued += 1
+        self._adopted[lease.task] = None
+        return self._lease(replace(lease, attempt=lease.attempt - 1), lease.worker, now)
+
+    def take(self, task: int, worker: bytes, now: float) -> LeasedTask[Work]:
+        """Lease a task that came back to another worker."""
+        del self._orphans[task]
+        return self._lease(self._open[task], worker, now)
+
+    def _lease(self, lease: LeasedTask[Work], worker: bytes, now: float) -> LeasedTask[Work]:
+        if worker in self._of:
+            raise ValueError("a worker has one task at a time")
+        deadline = now + self.lease_s
+        leased = replace(lease, attempt=lease.attempt + 1, worker=worker, leased_at=now, deadline=deadline)
+        self._open[lease.task] = leased
+        self._of[worker] = lease.task
+        return leased
+
+    def renew(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
+        """The worker is at work: its lease lasts on from now, up to `holds` ceilings in all."""
+        refusal = self.answer(worker, task, attempt)
+        if refusal is not None:
+            return refusal
+        lease = self._open[task]
+        limit = lease.leased_at + self.rules.holds * self.rules.lease_ceiling_s
+        deadline = max(lease.deadline, min(now + self.lease_s, limit))
+        self._open[task] = replace(lease, deadline=deadline)
+        return ReportAnswer.RENEWED
+
+    # -- endings ---------------------------------------------------------------------------------------------------
+
+    def finish(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
+        """The worker's update counts."""
+        answer = self.answer(worker, task, attempt)
+        if answer is not None:
+            return answer
+        self._observe(now - self._open[task].leased_at)
+        self._close(task)
+        self._finished[worker] = (task, attempt)
+        self.done += 1
+        return ReportAnswer.ACCEPTED
+
+    def refuse(self, worker: bytes, task: int, attempt: int, max_refusals: int) -> bool:
+        """The update of this attempt came too late for the model. Whether the worker may try again with a fresh one;
+        otherwise the task has failed by it, and goes to the next worker."""
+        if self.answer(worker, task, attempt) is not None:
+            return False
+        lease = self._open[task] = replace(self._open[task], refusals=self._open[task].refusals + 1)
+        if lease.refusals < max_refusals:
+            return True
+        self._open[task] = replace(lease, refusals=0)
+        self._end(task, Cause.ERROR, f"{lease.refusals} of its updates in a row were refused as stale")
+        return False
+
+    def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> ReportAnswer:
+        """The user's function raised."""
+        answer = self.answer(worker, task, attempt)
+        if answer is not None:
+            return answer
+        self._end(task, Cause.ERROR, reason)
+        return ReportAnswer.RETURNED
+
+    def worker_gone(self, worker: bytes) -> None:
+        """It died or left: another worker gets its task."""
+        task = self._of.get(worker)
+        if task is not None:
+            self._end(task, Cause.DEATH, "its worker ended")
+        self._finished.pop(worker, None)
+
+    def expire(self, now: float) -> list[bytes]:
+        """End the leases whose deadline has passed; their workers."""
+        due = [lease for lease in self._open.values() if lease.worker and lease.deadline <= now]
+        for lease in due:
+            self._observe(lease.deadline - lease.leased_at)
+            self._end(lease.task, Cause.TIMEOUT, "its lease ended")
+        return [lease.worker for lease in due]
+
+    def _end(self, task: int, cause: Cause, reason: str) -> None:
+        lease = self._open[task]
+        is_loss = cause is not Cause.ERROR
+        ended = replace(lease, worker=b"", errors=lease.errors + (not is_loss), losses=lease.losses + is_loss)
+        self._of.pop(lease.worker, None)
+        self._open[task] = ended
+        if ended.errors > self.rules.max_failures or ended.losses > self.rules.max_losses:
+            self._close(task)
+            self.given_up.append(GivenUp(lease, reason))
+        else:
+            self._orphans[task] = None
+
+    def _close(self, task: int) -> None:
+        lease = self._open.pop(task)
+        self._of.pop(lease.worker, None)
+        self._orphans.pop(task, None)
+
+    def _observe(self, seconds: float) -> None:
+        head = self._head
+        head.observed = min(head.observed + 1, MEAN_OF)
+        head.mean_task_s += (min(seconds, self.rules.lease_ceiling_s) - head.mean_task_s) / head.observed

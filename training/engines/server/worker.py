@@ -1,0 +1,177 @@
+"""The loop of a worker: asks the server for a task, runs the program's `push`, and reports until its update counts.
+
+A worker repeats every report of which it does not know the end, at whichever server serves. While `push` runs,
+another poll goes out again and again: the lease lasts, and the server knows that the worker lives. A worker whose
+lease has ended by its own clock says so (`HeldLease.holds`): a server that has taken over meanwhile does not count
+what it brings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from training.engines.program import VerbFailed
+from training.engines.server import messages
+from training.engines.server.fencing import RECORD_KEY, decode_record
+from training.engines.server.host import WorkerHost
+from training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
+from training.engines.server.options import ServerOptions
+from training.engines.server.program import ServerContext, ServerVerbs, raise_failure
+from training.trainer_link.engine_messages import NotAnswered
+from training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
+from training.values.store import StoreUnavailable
+
+#: Between two attempts to reach a server.
+RETRY_S = 0.2
+#: No server answers for so long: there is none.
+NO_SERVER_S = 120.0
+#: A lease is renewed so often.
+RENEW_S = 1.0
+
+
+async def run_worker(verbs: ServerVerbs, host: WorkerHost, options: ServerOptions, run: int = 1) -> int:
+    """Work until the run is over; the number of tasks that this worker completed. Raises `VerbFailed` for the error
+    that ended the run, wherever it was, and `NoServer`."""
+    return await _Worker(verbs, host, options, run).work()
+
+
+class _Worker:
+    def __init__(self, verbs: ServerVerbs, host: WorkerHost, options: ServerOptions, run: int) -> None:
+        self._verbs = verbs
+        self._host = host
+        self._settings = options.text()
+        self._run = run
+        self._epoch = 0
+        self._server = b""
+        self._tried: dict[bytes, None] = {}
+        self._reports: dict[tuple[int, int], Computed] = {}
+        self._leased_until: dict[tuple[int, int], float] = {}
+        self._completed = 0
+
+    async def work(self) -> int:
+        while not self._host.is_stopping:
+            asked_at = self._host.clock()
+            told = await self._ask(self._poll())
+            if told.refused:
+                raise NoServer(f"the server {told.server.hex()[:8]} refuses this node: {told.refused}")
+            self._note(told)
+            if told.ended:
+                raise_failure(told.failure)
+                return self._completed
+            if told.task is not None:
+                await self._compute(told.task, asked_at + told.lease_s)
+        await self._leave()
+        return self._completed
+
+    # -- what the server tells
+
+    def _note(self, told: Told) -> None:
+        for task, attempt, outcome in told.outcomes:
+            if outcome != "waits":
+                self._reports.pop((task, attempt), None)
+                self._leased_until.pop((task, attempt), None)
+            self._completed += outcome == "counted"
+
+    def _poll(self, holds: HeldLease | None = None) -> Poll:
+        reports = [self._as_of_now(one) for one in self._reports.values()]
+        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds)
+
+    def _as_of_now(self, computed: Computed) -> Computed:
+        held = computed.held
+        if self._host.clock() < self._leased_until.get((held.task, held.attempt), 0.0):
+            return computed
+        return msgspec.structs.replace(computed, held=msgspec.structs.replace(held, holds=False))
+
+    # -- tasks
+
+    async def _compute(self, given: TaskGiven, leased_until: float) -> None:
+        held = given.held
+        name = held.task, held.attempt
+        self._leased_until[name] = leased_until
+        params = [(decode_key(key), None if value is None else decode_value(value)) for key, value in given.values]
+        ctx = ServerContext(self._host.surroundings, held.step, given.version)
+        await self._host.announce(held.step - 1)
+        async with self._host.beside(lambda: self._renew(held), RENEW_S):
+            self._reports[name] = await self._host.run(lambda: self._computed(ctx, given, params))
+
+    def _computed(self, ctx: ServerContext, given: TaskGiven, params: list[tuple[Key, Any]]) -> Computed:
+        try:
+            updates = self._verbs.pushed(ctx, params)
+            encoded = messages.encoded_updates([(one.key, one.value) for one in updates])
+        except VerbFailed as error:
+            return Computed(given.held, given.version, failure=error.cause)
+        except ValueNotEncodable as error:
+            return Computed(given.held, given.version, failure=f"ValueNotEncodable: {error}")
+        return Computed(given.held, given.version, encoded)
+
+    async def _renew(self, held: HeldLease) -> None:
+        """Tell the server that serves now that this worker lives and is at work."""
+        name = held.task, held.attempt
+        asked_at = self._host.clock()
+        holds = msgspec.structs.replace(held, holds=asked_at < self._leased_until[name])
+        told = await self._ask_once(self._poll(holds))
+        if told is None or told.refused:
+            return
+        if (*name, "superseded") in told.outcomes:
+            self._leased_until[name] = 0.0  # no server may take the task over from this worker
+        else:
+            self._leased_until[name] = max(self._leased_until[name], asked_at + told.lease_s)
+
+    # -- servers
+
+    async def _ask(self, poll: Poll) -> Told:
+        """The answer of the server that serves. Raises `NoServer` when none answers for long."""
+        host = self._host
+        deadline = host.clock() + NO_SERVER_S
+        while not host.is_stopping:
+            told = await self._ask_once(poll)
+            if told is None and not self._server:
+                told = await self._ended()
+            if told is not None:
+                return told
+            if host.clock() >= deadline:
+                raise NoServer(
+                    f"no server has answered for {NO_SERVER_S:g} s: start a node with `--role server` in this swarm"
+                )
+            await host.sleep(RETRY_S)
+        return Told(epoch=self._epoch, server=self._server, ended="leaving")
+
+    async def _ended(self) -> Told | None:
+        """What the servers' record says, if their run is over: nobody serves any more then."""
+        try:
+            record = decode_record(await self._host.store.get(RECORD_KEY))
+        except StoreUnavailable:
+            return None
+        if not record.ended or record.run < self._run:
+            return None
+        return Told(record.epoch, record.server, record.version, ended=record.ended, failure=record.failure)
+
+    async def _ask_once(self, poll: Poll) -> Told | None:
+        """Ask the server that is taken for the serving one; None if it is not."""
+        host = self._host
+        server = self._server or next((one for one in (await host.members()).servers if one not in self._tried), b"")
+        if not server:
+            self._tried.clear()
+            return None
+        try:
+            told = messages.decode_told(await host.call(server, messages.encode(poll)))
+        except (NotAnswered, messages.BadPoll):
+            self._server = b""
+            self._tried[server] = None
+            return None
+        self._tried.clear()
+        if told.epoch:
+            self._server, self._epoch = server, told.epoch
+            return told
+        self._server = b"" if told.server == server else told.server
+        return None
+
+    async def _leave(self) -> None:
+        if self._server:
+            poll = msgspec.structs.replace(self._poll(), leaves=True)
+            try:
+                await self._host.call(self._server, messages.encode(poll))
+            except NotAnswered:
+                return
