@@ -272,7 +272,7 @@ class SplitReconciler:
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
         copy, owned = self._store.superseded[shard], self._store.owned[shard]
-        if copy.state is owned.state:
+        if copy.state is owned.state and not copy.earlier.without(identities_of(owned.state)).count():
             del self._store.superseded[shard]
             return
         history = self._history(shard)

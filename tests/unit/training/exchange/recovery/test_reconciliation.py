@@ -15,7 +15,7 @@ from tests.harness.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, t
 from tests.harness.virtual_loop import run
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import LocateOwners
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
@@ -97,6 +97,29 @@ def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
         (lost,) = low.events("deltas_lost_in_split")
         assert (lost["count"], lost["deltas"]) == (1, [f"{IDS['x'].hex()[:8]}/1:3-3"])
         assert low.context.counters.lost_in_splits == 1
+
+    run(scenario())
+
+
+def test_who_owns_again_adds_what_its_earlier_copies_had() -> None:
+    """A node that lost a shard twice and goes on from its second copy has the deltas of the first in its log still."""
+
+    async def scenario() -> None:
+        side = Side("a", "b", 5)
+        side.swarm.answers["where_is"] = lambda _to, _payload: LocateOwnersAnswer([])
+        side.reconciler.due()  # sets the clock of the log
+        for first, own in (True, delta(2, 20.0)), (False, delta(3, 300.0)):
+            side.store.add(0, delta(1, 1.0))
+            side.store.add(0, own)
+            side.store.step_down(0)
+            if first:
+                side.store.own(0, zeros(side.store), term(7, "a"), contact("a"), 0.0, by_handover=False)
+        again = side.store.superseded[0].state
+        side.store.own(0, again, term(9, "a"), contact("a"), 0.0, by_handover=False)
+        await reconcile(side)
+
+        assert (side.value, side.store.superseded) == (321.0, {})
+        assert side.events("deltas_lost_in_split") == []
 
     run(scenario())
 
