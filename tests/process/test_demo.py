@@ -147,14 +147,14 @@ def demo_of_daemons(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def learnt(figures: dict[str, Any], printed: str) -> None:
-    """The swarm has reached 0.95 of all ten classes; each part alone, with as many steps, has stayed near 0.7."""
+def learnt(figures: dict[str, Any], printed: str, *, nodes: int, goal: float) -> None:
+    """The swarm has reached its share of all ten classes; each part alone, with as many steps, has stayed near 0.7."""
     assert figures["success"], printed
-    assert figures["accuracy"] >= 0.95
+    assert figures["accuracy"] >= goal
     assert 0.6 < figures["alone"] < 0.8
-    assert figures["population_estimate"] == 4
+    assert figures["population_estimate"] == nodes
     assert figures["bytes_sent_per_node_and_step"] > 0
-    assert "together 0.9" in printed
+    assert f"together {figures['accuracy']:.2f}" in printed
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,13 @@ def torch_server() -> str:
 
 
 @pytest.mark.slow
-def test_four_daemons_learn_what_none_could_alone(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """They reach the goal together; none of the parts does."""
+def test_daemons_learn_what_none_could_alone(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three reach the goal together; none of the parts does."""
     harness = (sys.executable, "-m", "tests.process.harness.forked_python", torch_server)
     alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
     plan = DemoPlan(
-        nodes=4,
+        nodes=3,
+        until=0.85,
         time_limit_s=80.0,
         start_command=(*harness, "start", "--config"),
         alone_command=(*alone, "-m", "training.trainer.standalone"),
@@ -178,7 +179,7 @@ def test_four_daemons_learn_what_none_could_alone(torch_server: str, capsys: pyt
     assert run(plan, as_json=True) == 0
 
     output = capsys.readouterr()
-    learnt(json.loads(output.out.splitlines()[-1]), output.err)
+    learnt(json.loads(output.out.splitlines()[-1]), output.err, nodes=3, goal=0.85)
 
 
 @pytest.mark.long
@@ -187,7 +188,7 @@ def test_the_demo_as_a_user_starts_it() -> None:
     code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "80")
 
     assert code == 0, printed
-    learnt(figures, printed)
+    learnt(figures, printed, nodes=4, goal=0.95)
 
 
 @pytest.mark.long

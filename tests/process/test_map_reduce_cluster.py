@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from distributed import LocalCluster
 
 from tests.harness.repository import ROOT
 from training.engines.mapreduce.engine import MapReduce
@@ -23,6 +22,8 @@ WORDS = [f"word-{number * number % 97}" for number in range(4000)]
 
 def test_a_killed_worker_costs_nothing_on_a_cluster(tmp_path: Path) -> None:
     """One of two workers is killed in the middle of a task; Dask runs what it had again, and the counts are right."""
+    from distributed import LocalCluster  # a second that the collection by every worker would take
+
     struck = tmp_path / "struck"
 
     def strike(pair: tuple[str, int]) -> tuple[str, int]:

@@ -120,9 +120,9 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     up. All the time they follow the changes of each other's shards, and never hold other bits."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")
-    second, third = daemons("second", first.address), daemons("third", first.address)
+    second, third = daemons("second", first.address), daemons("third", first.address, forks=True)
     until(lambda: second.trains and third.trains, START_S, "three train")
-    fourth = daemons("fourth", third.address)
+    fourth = daemons("fourth", third.address, forks=True)
     until(lambda: fourth.trains, START_S, "the fourth, joined through the third, trains")
     everybody = [first, second, third, fourth]
     until(lambda: all(node.status()["population"]["estimate"] == 4 for node in everybody), 20, "all count four")
@@ -155,7 +155,7 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     assert time.monotonic() - began <= 5.0
     until(lambda: all(node.status()["population"]["estimate"] == 2 for node in left), 2, "neighbours know at once")
 
-    again = daemons("second", first.address)
+    again = daemons("second", first.address, forks=True)
     until(lambda: again.trains, START_S, "the killed node trains again")
     assert again.status()["node"]["incarnation"] == 2
     assert again.step >= before

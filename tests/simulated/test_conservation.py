@@ -63,18 +63,18 @@ def test_the_histories_are_not_empty() -> None:
 def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -> None:
     """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
     was acknowledged."""
-    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1010)]
+    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1005)]
 
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * 10
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * 5
     assert sum(tally.windows for tally in tallies) >= 190
     assert sum(tally.taken_over for tally in tallies) >= 9
 
 
 def test_a_backup_adds_what_its_owner_has_clipped() -> None:
     """Deltas that the owner clips are in the value, and in its backup's, with the same factor."""
-    tallies = [played(seed, 8, "clip") for seed in range(1000, 1008)]
+    tallies = [played(seed, 8, "clip") for seed in range(1000, 1004)]
 
-    assert sum(tally.clipped for tally in tallies) >= 50
+    assert sum(tally.clipped for tally in tallies) >= 200
 
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         await after(turn, values)
 
     monkeypatch.setattr(LoopYielder, "after", noted)
-    tallies = [play(seed, 8) for seed in range(3000, 3010)]
+    tallies = [play(seed, 8) for seed in range(3000, 3005)]
 
     assert sum(tally.taken_over for tally in tallies) >= 12
     assert sorted(places) == [

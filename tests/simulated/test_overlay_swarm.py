@@ -77,9 +77,9 @@ def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() -> Non
 
     async def story() -> None:
         world = OverlayWorld(seed=13)
-        await world.raise_swarm(60)
+        await world.raise_swarm(40)
         await asyncio.sleep(5)
-        for number in range(1, 60, 5):
+        for number in range(1, 40, 5):
             await world.crash(number)
         living = list(world.nodes.values())
         alive = {node.node_id for node in living}
