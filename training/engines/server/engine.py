@@ -76,20 +76,19 @@ class ParameterServer(ServerVerbs):
         """Run the program, or what was registered, until `stop` says so: at a server, give tasks, or stand by for the
         server that does; at a worker, compute them. All nodes start with the same options (`ServerOptions`).
 
-        Returns the version of the values at a server, and the number of its updates that counted at a worker. Raises at
-        every node `VerbFailed` for the function that ended the run, and `NoServer`, `StoreUnavailable`, `NoNode`,
-        `ValueError` for options that cannot be. After an error the values can be used, and `start` be called again.
+        It begins when `training.min_nodes` nodes have called it, servers included. Returns the version of the values at
+        a server, and the number of its updates that counted at a worker. Raises at every node `VerbFailed` for the
+        function that ended the run, and `NoServer`, `StoreUnavailable`, `NoNode`, `ValueError` for options that cannot
+        be. After an error the values can be used, and `start` be called again.
         """
         chosen = ServerOptions(barrier=barrier, staleness=staleness, sample=sample, **options)
         if program is not None:
             self.use(program)
         self._starts += 1
         try:
-            if self.is_server:
-                found = immediate(run_server(self, self._host, chosen, self._starts))
-            else:
-                self._link.ask(BeginRun())
-                found = immediate(run_worker(self, self._host, chosen, self._starts))
+            self._link.ask(BeginRun())
+            run = run_server if self.is_server else run_worker
+            found = immediate(run(self, self._host, chosen, self._starts))
         except BaseException:
             if not self._link.is_stopping:
                 self._link.ask(AbandonRun())
@@ -112,8 +111,8 @@ class ParameterServer(ServerVerbs):
 
     @property
     def worker_num(self) -> int:
-        """How many live nodes work."""
-        return self._script.worker_num()
+        """How many live nodes work for the servers, this one included if it does."""
+        return max(0, self._script.worker_num() - len(immediate(self._host.members()).servers))
 
     @property
     def node_id(self) -> str:

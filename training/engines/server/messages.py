@@ -76,7 +76,7 @@ class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
-    task and attempt. `failure`: the run ended by an error: verb, keys, node, step and text."""
+    task and attempt. `failure`: the run ended by an error. `workers`: how many live."""
 
     epoch: Count
     server: bytes
@@ -87,6 +87,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     ended: str = ""
     failure: Failure | None = None
     refused: str = ""
+    workers: Count = 0
 
 
 def encode(message: Poll | Told) -> bytes:

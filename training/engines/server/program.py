@@ -25,17 +25,22 @@ class ServerContext(Context):
     all workers, by id; at the server only."""
 
     def __init__(
-        self, surroundings: Surroundings, step: int, version: int = 0, steps: Mapping[str, int] | None = None
+        self,
+        surroundings: Surroundings,
+        step: int,
+        version: int = 0,
+        steps: Mapping[str, int] | None = None,
+        workers: int = 0,
     ) -> None:
         super().__init__(surroundings, step)
         self.version = version
         self.steps = dict(steps or {})
-        self._is_at_server = steps is not None
+        self._workers = workers if steps is None else len(steps)
 
     @property
     def worker_num(self) -> int:
-        """How many live workers there are."""
-        return len(self.steps) if self._is_at_server else super().worker_num
+        """How many live workers there are; in `push`, as the server knew when it gave the task. 0 in `pull`."""
+        return self._workers
 
     def keys(self) -> list[Key]:
         """All keys of the run."""

@@ -411,6 +411,7 @@ class Serving:
             ended=self._ended,
             failure=self._failure,
             refused=refused,
+            workers=len(self.core.workers),
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

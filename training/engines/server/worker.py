@@ -49,6 +49,7 @@ class _Worker:
         self._reports: dict[tuple[int, int], Computed] = {}
         self._leased_until: dict[tuple[int, int], float] = {}
         self._completed = 0
+        self._workers = 0
 
     async def work(self) -> int:
         while not self._host.is_stopping:
@@ -68,6 +69,7 @@ class _Worker:
     # -- what the server tells
 
     def _note(self, told: Told) -> None:
+        self._workers = told.workers
         for task, attempt, outcome in told.outcomes:
             if outcome != "waits":
                 self._reports.pop((task, attempt), None)
@@ -91,7 +93,7 @@ class _Worker:
         name = held.task, held.attempt
         self._leased_until[name] = leased_until
         params = [(decode_key(key), None if value is None else decode_value(value)) for key, value in given.values]
-        ctx = ServerContext(self._host.surroundings, held.step, given.version)
+        ctx = ServerContext(self._host.surroundings, held.step, given.version, workers=self._workers)
         await self._host.announce(held.step - 1)
         async with self._host.beside(lambda: self._renew(held), RENEW_S):
             self._reports[name] = await self._host.run(lambda: self._computed(ctx, given, params))

@@ -68,6 +68,7 @@ def test_the_context_knows_the_run():
     ctx._surroundings.set(RECORD_KEY, b"", 0)
     assert (ctx.version, ctx.steps, ctx.worker_num, ctx.keys()) == (7, {"aa": 4, "bb": 5}, 2, ["w", "x"])
     assert ServerContext(TableSurroundings({}), 0, 0, {}).worker_num == 0
+    assert ServerContext(TableSurroundings({}), 0, 0, workers=3).worker_num == 3
 
 
 def test_set_never_lowers_a_timestamp():
