@@ -30,6 +30,8 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import PlannedNode, inherited, plan
 
 POLL_INTERVAL_S = 0.1
+#: When a node has ended, the others are looked at this often.
+LOOK_INTERVAL_S = 1.0
 #: Longest wait for a started node to write where its API listens; a loaded machine imports slowly.
 START_TIMEOUT_S = 120.0
 #: Longest line that gets one number in front.
@@ -110,8 +112,8 @@ def run_local(start: LocalStart) -> int:
     with interrupts.caught():
         try:
             with _one_start_at_a_time(start.loaded.config.state_folder / LOCAL, interrupts):
-                _start_all(start, nodes, interrupts)
-            return _wait(nodes, interrupts)
+                is_alone = _start_all(start, nodes, interrupts)
+            return _wait(nodes, interrupts, is_alone=is_alone)
         finally:
             for node in nodes:
                 if node.runs:
@@ -120,8 +122,9 @@ def run_local(start: LocalStart) -> int:
                     printer.join(1.0)
 
 
-def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -> None:
-    """Start the nodes, the founder first; the others get the addresses of those that run."""
+def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -> bool:
+    """Start the nodes, the founder first; the others get the addresses of those that run. Returns whether these nodes
+    know no other ones."""
     config = start.loaded.config
     home = config.state_folder
     places = [home, *local_folders(home)]
@@ -144,8 +147,10 @@ def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -
             _until_up(nodes, interrupts)
             known = [address] if (address := _address_of(folder)) else []
         if interrupts.count or not all(started.runs for started in nodes):
-            return
-    _until_up(nodes, interrupts)
+            break
+    else:
+        _until_up(nodes, interrupts)
+    return not running and not elsewhere
 
 
 def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequence[str]) -> list[str]:
@@ -163,6 +168,9 @@ def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequen
         settings["swarm.bootstrap"] = [*known, *config.swarm.bootstrap, *_remote(folder, loaded)]
     if not _chosen(loaded, "training.threads"):
         settings["training.threads"] = node.threads
+    # A program may end within a second: nobody would be left to join, and what it computed would be of one node alone.
+    if start.command and start.nodes > 1 and "training.min_nodes" not in loaded.chosen:
+        settings["training.min_nodes"] = start.nodes
     if "log.format" not in loaded.chosen and sys.stderr.isatty():
         settings["log.format"] = "console"
     settings |= {
@@ -248,21 +256,52 @@ def _until_up(nodes: Sequence[_Node], interrupts: _Interrupts) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _wait(nodes: Sequence[_Node], interrupts: _Interrupts) -> int:
-    """Wait for all; pass signals on. When the only node of a start failed before the others, they were not started."""
+def _wait(nodes: Sequence[_Node], interrupts: _Interrupts, *, is_alone: bool = False) -> int:
+    """Wait for all; pass signals on. When the only node of a start failed before the others, they were not started.
+
+    Where these nodes know no others (`is_alone`), one that has not joined when all that have are gone is ended.
+    """
     passed_on = 0
+    looked_at = time.monotonic()
     while any(node.runs for node in nodes):
         if interrupts.count > passed_on:
             passed_on = interrupts.count
             for node in nodes:
                 if node.runs:
                     node.process.send_signal(signal.SIGTERM if passed_on < 3 else signal.SIGKILL)
+        if is_alone and not all(node.runs for node in nodes) and time.monotonic() - looked_at > LOOK_INTERVAL_S:
+            looked_at = time.monotonic()
+            _end_left_out(nodes)
         time.sleep(POLL_INTERVAL_S)
     codes = [node.exit_code for node in nodes]
     for node, code in zip(nodes, codes, strict=True):
         if code:
             sys.stderr.write(f"[{node.number}] ended with exit code {code}\n")
     return next((code for code in codes if code), ExitCode.OK)
+
+
+def _end_left_out(nodes: Sequence[_Node]) -> None:
+    """End the nodes that cannot join any more, because every node that could let them in has ended."""
+    running = [node for node in nodes if node.runs]
+    if not running or not all(_is_joining(node.folder) for node in running):
+        return
+    for node in running:
+        sys.stderr.write(
+            f"[{node.number}] the other nodes have ended before this one could join them; it ends too. Have them wait "
+            "for one another with training.min_nodes\n"
+        )
+        node.process.send_signal(signal.SIGTERM)
+
+
+def _is_joining(folder: Path) -> bool:
+    """Whether a node runs and has not found its swarm."""
+    found = find(folder)
+    if found is None or not found.alive:
+        return False
+    try:
+        return bool(NodeClient.of(found).status()["state"] == "joining")
+    except UserError:
+        return False
 
 
 class _Interrupts:

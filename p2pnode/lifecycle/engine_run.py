@@ -35,8 +35,8 @@ from training.trainer_link.messages import derive_start_seed
 TAKEOVER_DELAY_S = 30.0
 #: How often a node looks whether a checkpoint is due.
 CHECKPOINT_POLL_S = 1.0
-
-
+#: A node whose script has ended waits so long for the scripts of others that have finished too.
+STAY_S = 20.0
 #: The engine whose values live at the nodes with `role = "server"` alone.
 SERVER_KIND = "server"
 
@@ -71,6 +71,12 @@ class EngineRun:
         self._progress = progress
         self._service: EngineService | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._part: Participation | None = None
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Whether the script has begun and fewer than `min_nodes` have."""
+        return self._part is not None and self._part.waits_for_nodes
 
     async def join(self, hello: TrainerHello, incarnation: int) -> EngineParts:
         """Agree on the manifest, make the exchange, and enter it. Raises `UserError`."""
@@ -116,7 +122,9 @@ class EngineRun:
         await self._startup.offer_checkpoint(exchange, manifest)
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
-        part = Participation(overlay, gate, config.training, self._progress, environment.clock)
+        part = self._part = Participation(
+            overlay, gate, config.training, self._progress, environment.clock, environment.log
+        )
         calls = ScriptCalls(overlay, self._trainer.send_data, is_server=is_server)
         self._service = EngineService(self._trainer, part, exchange.values, environment.log, calls)
         exchange.delay_takeover(TAKEOVER_DELAY_S)
@@ -142,6 +150,10 @@ class EngineRun:
         failure = await self._trainer.ended()
         if self._service is not None:
             self._service.script_gone()
+        if self._part is not None:
+            # Not all at one moment, where a script of another node takes long.
+            longest_s = min(STAY_S, self._config.training.linger_s)
+            await self._part.stay(longest_s * self._environment.entropy.random.uniform(0.8, 1.0))
         if isinstance(failure, TrainerLeft):
             return None
         return UserError(f"the script failed: {failure.reason}", failure.hint, ExitCode.TRAINER)

@@ -120,6 +120,8 @@ class Node:
         """The state shown in `/status`."""
         if self.phase != "training":
             return self.phase
+        if self._engine.waits_for_nodes:
+            return "waiting_for_nodes"
         if self.progress.stalled:
             return "stalled"
         if self.progress.paused:

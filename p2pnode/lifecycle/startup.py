@@ -37,6 +37,7 @@ MANIFEST_RETRY_S = 0.2
 #: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
+BOOTSTRAP_HINT = "it dials them until one answers; see that they run, or give the address of another member"
 WAITING_HINT = (
     "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
@@ -92,11 +93,19 @@ class Startup:
             await self._found(self._environment.entropy.token(16))
 
     async def _join_or_found(self, bootstraps: list[str]) -> None:
+        joining = asyncio.ensure_future(self._overlay.join(bootstraps, genesis=None))
         try:
-            await self._overlay.join(bootstraps, genesis=None)
+            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
+            if not joining.done():
+                tried = dict(self._overlay.attempts)
+                self._log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
+            await joining
         except OnlyItself:
             self._log.info("bootstrap_is_this_node", addresses=bootstraps)
             await self._found(self._environment.entropy.token(16))
+        finally:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
 
     async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
         """Enter the swarm of an earlier start again."""

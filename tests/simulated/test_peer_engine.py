@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from examples.linear_regression import TRUE, Regression
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import StatusReport
 from tests.harness.engine_script import EngineScript
 from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import run
+from tests.harness.virtual_loop import START_S, run
 from training.engines.program import Context, Program
 from training.values.store import NewValue, UpdateFailed, ValueUpdate
 
@@ -216,5 +219,56 @@ def test_values_go_on_when_all_nodes_are_started_again() -> None:
             assert [script(swarm, name).after for name in names] == [10 * run_number] * 3
             for name in names if run_number == 1 else ():
                 swarm.start(name)
+
+    run(play(), limit_s=600.0)
+
+
+def test_a_node_says_what_it_waits_for() -> None:
+    """One that waits for `min_nodes` shows so, with have and need; one whose bootstrap has left says whom it dials."""
+
+    async def play() -> None:
+        swarm = world(26, {"n0": Exact(5)}, "asp", 2)
+        swarm.start("n0")
+        await swarm.until(lambda: swarm.hosts["n0"].living.state == "waiting_for_nodes", within_s=10.0, what="waits")
+        assert [record.fields for record in swarm.of("waiting_for_nodes")] == [{"have": 1, "need": 2}]
+        report = StatusReport(swarm.hosts["n0"].living, EventRing(), LoopDelay(swarm.clock), keys=list)
+        assert report.status().summary == "waiting for nodes: have 1, need 2"
+        swarm.start("n1", bootstrap="n0")
+        assert await ends(swarm, ["n0", "n1"]) == [5, 5]
+        late = swarm.start("n2", bootstrap="n0")
+        await swarm.until(lambda: bool(swarm.of("waiting_for_bootstrap")), within_s=30.0, what="says whom it dials")
+        assert list(swarm.of("waiting_for_bootstrap")[0].fields["tried"]) == ["10.0.0.2:8468"]
+        assert late.living.state == "joining"
+        late.living.leave()
+        assert late.task is not None
+        assert await late.task == "leave"
+
+    run(play(), limit_s=120.0)
+
+
+def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
+    """Half of the scripts end at once, and the others read all values a second later: nothing is missing, because nodes
+    that left at one moment would hand their values to one another."""
+    ended: list[float] = []
+
+    async def reading(one: EngineScript) -> int:
+        if one.name > "n2":
+            await asyncio.sleep(1.0)
+        ended.append(one.clock())
+        return len(await one.get_many([f"{part}" for part in range(40)]))
+
+    class Many(Exact):
+        reducer = "replace"
+
+        def push(self, ctx: Context, params: Any) -> list[tuple[str, int]]:
+            return [(f"{part}", ctx.step) for part in range(40)]
+
+    async def play() -> None:
+        swarm = world(27, {"n0": Many(3)}, "bsp", 6, ending=reading)
+        swarm.start_many(6)
+        names = [f"n{number}" for number in range(6)]
+        assert await ends(swarm, names) == [3] * 6
+        assert [script(swarm, name).after for name in names] == [40] * 6
+        assert min(record.t for record in swarm.of("leaving")) + START_S > max(ended)
 
     run(play(), limit_s=600.0)

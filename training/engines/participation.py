@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from statistics import median
 
-from overlay.environment import Clock
+from overlay.environment import Clock, Log
 from overlay.peers import Activity, Peer
 from training.barriers.predicates import resample_after
 from training.barriers.waiter import BarrierWaiter
@@ -30,13 +30,22 @@ class Participation:
     """Belongs to one node. Counts are those that the engine announces; they rise from one run to the next."""
 
     def __init__(
-        self, swarm: Swarm, waiter: BarrierWaiter, training: TrainingSettings, progress: Progress, clock: Clock
+        self,
+        swarm: Swarm,
+        waiter: BarrierWaiter,
+        training: TrainingSettings,
+        progress: Progress,
+        clock: Clock,
+        log: Log | None = None,
     ) -> None:
         self._swarm = swarm
         self._waiter = waiter
         self._training = training
         self._progress = progress
         self._clock = clock
+        self._log = log
+        #: The script has begun, and fewer than `min_nodes` have.
+        self.waits_for_nodes = False
         self._pace_s: deque[float] = deque(maxlen=PACE_STEPS)
         swarm.announce(activity=Activity.PAUSED)
 
@@ -58,11 +67,21 @@ class Participation:
         if others:
             self._progress.step = max(self._progress.step, others[len(others) // 2])
         self._swarm.announce(activity=Activity.READY, step=self._progress.step)
-        while self._present() < self._training.min_nodes:  # noqa: ASYNC110 - it follows from heartbeats
-            await asyncio.sleep(POLL_INTERVAL_S)
+        await self._wait_for_nodes()
         self._waiter.begin()
         self._swarm.announce(activity=Activity.TRAINING, step=self._progress.step)
         return self._progress.step
+
+    async def _wait_for_nodes(self) -> None:
+        need = self._training.min_nodes
+        if self._log is not None and self._present() < need:
+            self._log.info("waiting_for_nodes", have=self._present(), need=need)
+        try:
+            while self._present() < need:
+                self.waits_for_nodes = True
+                await asyncio.sleep(POLL_INTERVAL_S)
+        finally:
+            self.waits_for_nodes = False
 
     def count(self, count: int, seconds: float) -> None:
         """Announce a count; the step took so many seconds."""
@@ -87,6 +106,20 @@ class Participation:
         except TimeoutError:
             pass
 
+    async def stay(self, limit_s: float) -> None:
+        """The script of this node has ended; return when those of all others that have finished have ended too.
+
+        They may still read values, and nodes that leave at the same moment would hand them to one another. Where a
+        node is at work there is one that stays, and this one need not.
+        """
+        self._swarm.announce(activity=Activity.PAUSED)
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._finished() and not self._at_work():  # noqa: ASYNC110 - it follows from heartbeats
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError:
+            pass
+
     def abandon(self) -> None:
         """Take part no more; the others go on."""
         self._swarm.announce(activity=Activity.PAUSED)
@@ -103,6 +136,9 @@ class Participation:
     def _present(self) -> int:
         ready = (Activity.READY, Activity.TRAINING, Activity.FINISHED)
         return 1 + sum(peer.activity in ready for peer in self._swarm.members())
+
+    def _finished(self) -> list[Peer]:
+        return [peer for peer in self._swarm.members() if peer.activity is Activity.FINISHED]
 
     def _at_work(self) -> list[Peer]:
         at_work = (Activity.READY, Activity.TRAINING)

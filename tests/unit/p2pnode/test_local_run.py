@@ -65,6 +65,41 @@ def test_chosen_threads_are_kept_and_a_program_stands_last(tmp_path: Path) -> No
     assert arguments[-4:] == ["--", "python", "train.py", "--local"]
 
 
+def test_programs_begin_when_all_nodes_are_there(tmp_path: Path) -> None:
+    """With a program of the user each of several nodes waits for all of them, unless a number was chosen; a node that
+    is added to others, or trains a task, waits for nobody."""
+    program = ["python", "total.py"]
+
+    assert told(start(tmp_path, command=program, nodes=3))["training.min_nodes"] == "3"
+    assert told(start(tmp_path, "training.min_nodes=2", command=program, nodes=3)).get("training.min_nodes") != "3"
+    assert "training.min_nodes" not in told(start(tmp_path, command=program, nodes=1))
+    assert "training.min_nodes" not in told(start(tmp_path, nodes=3))
+
+
+def test_a_node_that_nobody_can_let_in_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When all nodes that had joined have ended, the one that has not is told to end, with the reason; while another
+    runs in the swarm, or it has joined, it is left alone."""
+    states = {"2": "joining", "3": "training"}
+    nodes = [local_run._Node(number, tmp_path / str(number), ["sleep", "60"], "") for number in (2, 3)]
+    monkeypatch.setattr(local_run, "_is_joining", lambda folder: states[folder.name] == "joining")
+    try:
+        local_run._end_left_out(nodes)
+        assert capsys.readouterr().err == ""
+        nodes[1].process.kill()
+        nodes[1].process.wait()
+        local_run._end_left_out(nodes)
+        assert nodes[0].process.wait(10) == -signal.SIGTERM
+    finally:
+        for node in nodes:
+            node.process.kill()
+            node.process.wait()
+            for printer in node.printers:
+                printer.join(10)
+    assert capsys.readouterr().err.startswith("[2] the other nodes have ended before this one could join them")
+
+
 def test_a_new_node_trains_what_the_nodes_here_train(tmp_path: Path) -> None:
     """A directory without a record takes over the settings of the first node of the run; one with a record has its
     own; the key of the run's directory is used by all."""
