@@ -18,7 +18,8 @@ from training.values.encoding import MAX_KEY_BYTES
 from training.values.reducers import Reducer
 
 _NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
-_Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+#: A count that a run may reach; what follows the highest still fits.
+_Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
 _Key = Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)]
 MAX_TIMESTAMP = 1 << 62
 _Timestamp = Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]

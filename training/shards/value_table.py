@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from training.shards.applied import Applied, DeltaId
-from training.shards.value_batch import BadBatch, ValueBatch
+from training.shards.value_batch import MAX_TIMESTAMP, BadBatch, ValueBatch
 from training.values.encoding import MAX_KEY_BYTES
 
 #: Memory of an entry beside its key and value, about.
@@ -33,15 +33,19 @@ class TableEntry(NamedTuple):
     order: int
 
 
-_Row = tuple[Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)], bytes, int, int]
-_Known = list[tuple[bytes, int, list[tuple[int, int]]]]
+#: A table that another node sends has no count that a run cannot reach, and no timestamp that cannot be sent on.
+_Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
+_Stamp = Annotated[int, Meta(ge=-MAX_TIMESTAMP, lt=MAX_TIMESTAMP)]
+_NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
+_Row = tuple[Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)], bytes, _Stamp, _Count]
+_Known = list[tuple[_NodeId, _Count, list[tuple[_Count, _Count]]]]
 
 
 class _Piece(msgspec.Struct, frozen=True, array_like=True):
     rows: list[_Row]
-    order: int = 0
+    order: _Count = 0
     known: _Known = []
-    refused: list[tuple[bytes, int, int, str]] = []
+    refused: list[tuple[_NodeId, _Count, _Count, str]] = []
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,11 +191,23 @@ def test_a_malformed_batch_is_refused(raw):
         decode_batch(raw)
 
 
-def test_a_malformed_piece_is_refused():
-    """Nothing of it enters the table."""
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"\x00",
+        ([(b"sk", b"1", 0, 1 << 48)],),
+        ([(b"sk", b"1", 1 << 62, 1)],),
+        ([], 1 << 48),
+        ([], 0, [(NODE, 1, [(0, 1 << 48)])]),
+        ([], 0, [(b"short", 1, [(0, 1)])]),
+        ([], 0, [], [(NODE, 1, 1 << 48, "no")]),
+    ],
+)
+def test_a_malformed_piece_is_refused(piece):
+    """Also one with counts that no run reaches: what follows them would fit no message. Nothing of it enters."""
     table = ValueTable()
     with pytest.raises(BadBatch):
-        table.add_piece(b"\x00")
+        table.add_piece(piece if isinstance(piece, bytes) else msgspec.msgpack.encode(piece))
     assert table == ValueTable()
 
 
