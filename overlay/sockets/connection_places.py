@@ -45,12 +45,15 @@ class ConnectionPlaces(Generic[Key]):
 
     def enter(self, key: Key, host: str) -> Key | None:
         """A connection was accepted; returns the one to be closed for it, if there must be one: itself, if all others
-        are being served."""
+        are being served. That one has no place any more: many may be accepted before the first is closed."""
         self._silent[key] = host
         if len(self) <= self._places:
             return None
         others = {one: its for one, its in self._silent.items() if one != key}
-        return _of_busiest_host(others) or _of_busiest_host(self._waiting) or key
+        idle = others or self._waiting
+        closed = _of_busiest_host(idle) if idle else key
+        self.leave(closed)
+        return closed
 
     def begin(self, key: Key) -> None:
         """Its request is being served."""
@@ -69,8 +72,6 @@ class ConnectionPlaces(Generic[Key]):
             where.pop(key, None)
 
 
-def _of_busiest_host(connections: dict[Key, str]) -> Key | None:
-    if not connections:
-        return None
+def _of_busiest_host(connections: dict[Key, str]) -> Key:
     busiest = Counter(connections.values()).most_common(1)[0][0]
     return next(key for key, host in connections.items() if host == busiest)

@@ -39,7 +39,6 @@ def test_a_connection_that_brought_a_request_outlasts_silent_ones() -> None:
     assert places.enter("b", "h") is None
     for old, new in (("a", "c"), ("b", "d"), ("c", "e")):
         assert places.enter(new, "h") == old
-        places.leave(old)
 
 
 def test_a_request_that_is_being_served_is_never_closed() -> None:
@@ -49,6 +48,14 @@ def test_a_request_that_is_being_served_is_never_closed() -> None:
         places.enter(key, "h")
         places.begin(key)
     assert places.enter(3, "h") == 3
-    places.leave(3)
     places.end(2)
     assert places.enter(4, "h") == 2
+
+
+def test_of_many_that_come_at_once_each_closes_another() -> None:
+    """A hundred are accepted before any is closed: each takes the place of a different one, and none beyond the limit
+    is left."""
+    places: ConnectionPlaces[int] = ConnectionPlaces(10)
+    closed = [places.enter(key, "h") for key in range(100)]
+    assert closed == [None] * 10 + list(range(90))
+    assert len(places) == 10
