@@ -13,9 +13,9 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)
 
-# One worker more than cores, four at most: the worker with the tests of whole swarms (tests/conftest.py) mostly waits.
-# Those tests share one worker because they measure seconds, and two at once would measure each other.
-PARALLEL ?= -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4))) --dist loadgroup
+# Two workers more than cores, four at most: those with the tests of whole swarms and of processes (tests/conftest.py)
+# mostly wait. The former share one worker because they measure seconds, and two at once would measure each other.
+PARALLEL ?= -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 2 ? cores + 2 : 4))) --dist loadgroup
 
 # The processes of the tests would otherwise compile our modules again, hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE

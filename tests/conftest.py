@@ -23,6 +23,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
+#: They parse all modules, once per process.
+PARSE = frozenset({"test_import_rules", "test_one_path", "test_structure"})
+
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
     {
@@ -46,17 +49,22 @@ FORKS = frozenset(
         "test_dispatch_process",
         "test_duplicate_identity_process",
         "test_examples",
-        "test_forked_python",
         "test_full_disk",
-        "test_lazy_dynamo",
         "test_local_nodes",
         "test_run_command",
         "test_sealed_process",
-        "test_shared_data_process",
         "test_state_directory_process",
+        "test_unread_output",
+    }
+)
+#: Those that fork trainers alone: together with the daemons they would take longer than everything else.
+TRAINERS = frozenset(
+    {
+        "test_forked_python",
+        "test_lazy_dynamo",
+        "test_shared_data_process",
         "test_trainer_attach",
         "test_trainer_process",
-        "test_unread_output",
     }
 )
 
@@ -89,7 +97,7 @@ def _import_shares(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first: dict[str, list[pytest.Item]] = {"swarms": [], "forks": [], "simulation": []}
+    first: dict[str, list[pytest.Item]] = {"swarms": [], "forks": [], "trainers": [], "simulation": []}
     for item in items:
         group = group_of(item.path)
         if group is not None:
@@ -105,12 +113,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def group_of(path: Path) -> str | None:
     """The group whose tests share a worker; None where any will do."""
     name = path.stem
+    if name in TRAINERS:
+        return "trainers"
     if path.parent == PROCESS_TESTS:
         if name == "test_status_schemathesis":  # a second of imports
             return name
         return "swarms" if name in SWARMS else "forks" if name in FORKS else None
     if path.is_relative_to(SIMULATION_TESTS) or name in COMPILES:
         return "simulation"
-    if name in FORKS:
-        return "forks"
+    if name in PARSE:
+        return "sources"
     return name if name == "test_kernels" else None  # its fixture compiles the kernels

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 import pytest
 
 from tests.harness.repository import PACKAGES, ROOT, sources, syntax_tree
 
 
+@cache
+def defined() -> dict[str, list[str]]:
+    """The modules that define each function or method, by its name."""
+    found: dict[str, list[str]] = {}
+    for path in sources(*PACKAGES):
+        for node in ast.walk(syntax_tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(node.name, []).append(path)
+    return found
+
+
 def functions(name: str) -> list[str]:
     """The modules that define a function or method of this name."""
-    return [
-        path
-        for path in sources(*PACKAGES)
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
-    ]
+    return defined().get(name, [])
 
 
 def compares_steps(node: ast.AST) -> bool:
