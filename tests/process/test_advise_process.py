@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.daemons import Daemon, Daemons, daemons, status
 from p2pnode.errors import ExitCode
 from tests.harness.repository import ROOT
-from tests.process.harness.forked_python import run_p2pnode
+from tests.process.harness.forked_python import run_p2pnode, with_daemon
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: A loaded machine starts daemons slowly; a quiet one within two seconds.
@@ -33,7 +33,7 @@ def start(group: Daemons, number: int, bootstrap: str = "", *, min_nodes: int = 
     return group.start(
         training,
         bootstrap=bootstrap,
-        command=("benchmarks.stub_daemon",),
+        command=("tests.process.harness.forked_command", with_daemon().path, "-m", "benchmarks.stub_daemon"),
         barrier=BarrierSettings(method="bsp"),
         exchange=ExchangeSettings(shards=1),
     )
