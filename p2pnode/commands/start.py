@@ -109,7 +109,7 @@ def run(
     local: LocalOption = 0,
     debug: DebugOption = False,
 ) -> int:
-    """Start a node around your own training program, which calls p2pnode.attach.
+    """Start a node around your own program, which calls p2pnode.attach to train, or p2pnode.engine.
 
     Example: p2pnode run --bootstrap 10.0.0.5:8468 -- python train.py --lr 0.1
     """

@@ -186,6 +186,9 @@ class Shutdown:
 
     async def _hand_over(self, exchange: Exchange) -> None:
         steps_left, shards_left = await exchange.leave(HAND_OVER_S)
-        if steps_left or (shards_left and len(self._overlay.members())):
+        # With named values, nodes whose script has ended or not begun need none.
+        idle = (Activity.PAUSED, Activity.LEAVING) if exchange.store.holds_values else ()
+        others = [peer for peer in self._overlay.members() if peer.activity not in idle]
+        if steps_left or (shards_left and others):
             self._log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
         await exchange.close(DRAIN_S)

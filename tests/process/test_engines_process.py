@@ -198,6 +198,7 @@ def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(s
     assert bad.process.wait(60.0) == ExitCode.TRAINER
     assert re.search(r"VerbFailed: push failed at node \w{8} in step 3: RuntimeError: no disk", bad.output())
     assert "total 23" in ended(good)
+    assert [entry["reason"] for entry in good.events("trainer_left")] == ["the script has ended"]
 
 
 @pytest.mark.timeout(180)

@@ -272,3 +272,15 @@ def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
         assert min(record.t for record in swarm.of("leaving")) + START_S > max(ended)
 
     run(play(), limit_s=600.0)
+
+
+def test_the_end_of_all_is_no_warning() -> None:
+    """Nodes that all have finished leave nothing behind that another needs, and the log warns of nothing."""
+
+    async def play() -> None:
+        swarm = world(28, {"n0": Exact(5)}, "pssp", 3)
+        swarm.start_many(3)
+        assert await ends(swarm, ["n0", "n1", "n2"]) == [5] * 3
+        assert [record.event for record in swarm.records if record.level == "warning"] == []
+
+    run(play(), limit_s=120.0)

@@ -69,6 +69,7 @@ class TrainerSession:
         self._is_script = launch.is_script
         self._is_proven = launch.is_proven
         self._is_dismissed = False
+        self._uses_engine = False
         self._output = output
         self._log = log
         self._on_message = on_message
@@ -283,7 +284,8 @@ class TrainerSession:
     def _own_end(self, *, before_hello: bool) -> TrainerFailed:
         """What it means that the process has ended without having been told to."""
         if self._is_script and self.process.returncode == 0 and not before_hello:
-            return TrainerLeft("the script has returned before the run was over")
+            what = "ended" if self._uses_engine else "returned before the run was over"
+            return TrainerLeft(f"the script has {what}")
         return _unexpected_end(self.process, self._output, is_fatal=before_hello or not self._is_proven)
 
     def _dispatch(self, message: messages.FromTrainer) -> None:
@@ -305,6 +307,7 @@ class TrainerSession:
                 if self._reply is not None and not self._reply.done() and message.turn == self._turn:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready() | EngineOpened():
+                self._uses_engine = self._uses_engine or isinstance(message, EngineOpened)
                 self._opening.put_nowait(message)
             case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable() | SaveWanted():
                 self._on_data(message)
