@@ -222,3 +222,44 @@ def test_a_batch_of_the_other_side_of_a_split_is_closed_once_its_updates_are_in(
         assert "numbers and arrays" in (state.table.fate(update(2).identity) or "")
 
     run(scenario())
+
+
+def test_a_hand_over_waits_for_the_batch_on_its_way() -> None:
+    """Its backup may have it: the shard is drained when the batch is in."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        swarm = owner.context.swarm
+        swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "ok")])  # type: ignore[attr-defined]
+        swarm.request_s = 0.2  # type: ignore[attr-defined]
+        owner.store.owned[0].backup = contact("b")
+        accepting = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        await asyncio.sleep(0.05)
+        assert not await owner.deltas.drained([0], 0.05)
+        assert await owner.deltas.drained([0], 1.0)
+        assert owner.value() == 1
+        (result,) = await accepting
+        assert result.status == "ok"
+
+    run(scenario())
+
+
+def test_a_batch_whose_updates_wait_is_not_known_yet() -> None:
+    """There is no script: the other side offers the batch again, and keeps what it has until then."""
+
+    async def scenario() -> None:
+        owner, other = Owner(), Owner()
+        table = other.store.owned[0].state.table
+        assert table is not None
+        one = update(1, 5, "pull")
+        item = IncomingDelta.of_batch(0, b"", pulled(table, [one], [(one.key, one.update, 0)], {}, 1 << 20))
+        identity = DeltaId(IDS["b"], 1, 1)
+        result = await owner.values.repair(identity, item)
+        assert (result.status, result.reason) == ("retry", LATER)
+        assert not owner.store.owned[0].state.knows(identity)
+        owner.values.rounds.on_pull(last)
+        assert (await owner.values.repair(identity, item)).status == "ok"
+        assert owner.value() == 5
+        assert owner.store.owned[0].state.knows(identity)
+
+    run(scenario())
