@@ -283,7 +283,7 @@ class DistrustedMember(Struct, frozen=True, kw_only=True):
     """A member that this node leaves out, because it has lied to it repeatedly."""
 
     id: NodeId
-    #: What it lied about most: `state`, `value`, `forward` or `repair`.
+    #: What it lied about most: `state`, `value`, `forward`, `repair` or `redirect`.
     reason: str
     lies: Count
     seconds: Seconds

@@ -112,9 +112,11 @@ class OwnerDirectory:
         """Learn from the answers of a known owner: one that redirects does not own.
 
         A redirect is followed only to a higher term. In every other case the next step is a new lookup, not the same
-        question, so that redirects cannot form a cycle.
+        question, so that redirects cannot form a cycle. Nobody redirects to itself but a node that holds others up.
         """
         for result in results:
+            if result.denies_ownership and result.owner_info and result.owner_info.owner == owner.node_id:
+                self._context.lied(owner.node_id, "redirect")
             if result.owner_info is not None:
                 self._store.note_owners([result.owner_info])
             if result.denies_ownership:

@@ -15,6 +15,7 @@ from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushRes
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import OwnerInfo
+from training.exchange.trust import APART_S, LIES
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 
@@ -199,3 +200,21 @@ def test_the_keys_of_shards_differ_by_swarm_and_shard() -> None:
     keys = {shard_key(genesis, shard) for genesis in (b"g" * 16, b"h" * 16) for shard in range(8)}
     assert len(keys) == 16
     assert {len(key) for key in keys} == {20}
+
+
+def test_a_node_that_redirects_to_itself_is_left_out_after_a_while() -> None:
+    """No honest node does: it owns a shard, or names another. One that redirects to a third is trusted."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, _, context = directory_of(store)
+        store.note_owner(0, term(2, "b"), B)
+        for _ in range(LIES):
+            directory.answered(C, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
+            directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
+            await asyncio.sleep(APART_S)
+        assert C.node_id in context.view.trust
+        assert B.node_id not in context.view.trust
+        assert directory.by_owner([0]) == ([], [0])
+
+    run(scenario())

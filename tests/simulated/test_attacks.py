@@ -1,0 +1,50 @@
+"""What one member of five can do to the others (`tests.harness.attacks`): some attacks slow them down, none lasts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness import attacks
+from tests.harness.attacks import ATTACKS, ENOUGH
+
+#: Attacks that slow the others down as long as their member is there, and the least rate that is left to them.
+HOLDS_UP = {
+    "claims every shard under the next term, twice a second": 0.4,
+    "makes all learn every shard": 0.05,
+    "releases every backup": 0.2,
+    "redirects every delta and every pull to itself": 0.6,
+    "acknowledges as a backup nothing, but answers": 0.1,
+    "fences every forward with a higher term": 0.1,
+    "takes every request and answers none": 0.05,
+    "sends requests of every kind with any values": 0.6,
+    "answers every request with any values": 0.2,
+    "crashes and returns every ten seconds": 0.5,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_an_attack_leaves_nothing_behind(name: str) -> None:
+    """The others make at least four fifths of their steps, but under a few attacks, while the member is there. Once it
+    has gone nothing is wrong, nor after all others were started again (docs/attacks.md)."""
+    row = attacks.play(name)
+    print(row.markdown())
+    assert row.lasting == ""
+    assert row.restart.endswith("%")
+    assert int(row.restart[:-1]) >= 100 * ENOUGH
+    assert row.rate >= HOLDS_UP.get(name, ENOUGH)
+
+
+def test_the_table_has_at_least_forty_attacks() -> None:
+    """And every exception is one of them."""
+    assert len(ATTACKS) >= 40
+    assert set(HOLDS_UP) <= set(ATTACKS)
+
+
+def test_an_attack_is_harmless_from_the_last_slow_window_on() -> None:
+    """Steps are counted each second: nothing for twenty seconds, then the usual rate."""
+    usual = [float(second) for second in range(61)]
+    assert attacks._harmless_s(usual, 1.0) == 0.0
+    stopped = [0.0] * 20 + [float(second) for second in range(41)]
+    assert attacks._harmless_s(stopped, 1.0) == pytest.approx(18.0, abs=2.0)
+    assert attacks._harmless_s([0.0] * 61, 1.0) is None
