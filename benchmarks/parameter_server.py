@@ -1,14 +1,14 @@
 """parameter_server: steps of a second under bsp, pssp and asp, with a worker that is four times as slow as the others.
 
 One server and six workers, each a daemon and a script of its own, on this machine; they sleep for their step. The steps
-of all workers within the same time are counted at the server, from the first commit on. The barriers run in turns.
+of all workers within the same time are counted at the server, from the first commit on. The barriers run in turns. With
+five of six in the common sample the straggler is in most samples: with fewer pssp is hardly slower than asp.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +19,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.client import NodeClient, find
 
 WORKERS = 6
-STEP_S = 0.2
+STEP_S = 0.5
 SLOWNESS = 4.0
 SECONDS = 20.0
 TURNS = 3
@@ -35,9 +35,13 @@ engine = p2pnode.engine("server")
 began = []
 
 def stop(ctx):
+    now = time.monotonic()
     if ctx.version and not began:
-        began.extend((time.monotonic(), ctx.version))
-    return bool(began) and time.monotonic() - began[0] >= seconds
+        began.extend((now, ctx.version))
+    if not began or now - began[0] < seconds:
+        return False
+    print(json.dumps({"updates": ctx.version - began[1], "seconds": now - began[0]}), flush=True)
+    return True
 
 def push(ctx, params):
     time.sleep(step_s)
@@ -47,9 +51,7 @@ engine.register_schedule(lambda ctx, workers: dict.fromkeys(workers, ["total"]))
 engine.register_push(push)
 engine.register_pull("add")
 engine.register_stop(stop)
-done = engine.start(barrier=barrier, staleness=4, sample=2, min_workers=int(sys.argv[5]))
-if engine.is_server:
-    print(json.dumps({"updates": done - began[1], "seconds": time.monotonic() - began[0]}), flush=True)
+engine.start(barrier=barrier, staleness=4, sample=5, min_workers=int(sys.argv[5]))
 """
 
 
@@ -74,7 +76,7 @@ def steps_per_second(barrier: str) -> float:
                     node.terminate()
             for node in nodes:
                 node.wait(START_S)
-    found = [line for line in output.splitlines() if line.startswith("{")]
+    found = [line for line in output.splitlines() if line.startswith('{"updates"')]
     if not found:
         raise NotMeasured(f"the server under {barrier} printed no result: {output[-500:]}")
     told = json.loads(found[-1])
@@ -108,18 +110,15 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     for _ in range(arguments.repetitions or TURNS):
         for barrier in BARRIERS:
             rates[barrier].append(steps_per_second(barrier))
-    middle = {barrier: statistics.median(found) for barrier, found in rates.items()}
     over = [sampled / slow for sampled, slow in zip(rates["pssp"], rates["bsp"], strict=True)]
     under = [sampled / free for sampled, free in zip(rates["pssp"], rates["asp"], strict=True)]
-    if not middle["bsp"] < middle["pssp"] < middle["asp"] * 1.02:
-        raise AssertionError(f"pssp is not between bsp and asp: {middle}")
     return Outcome(
         "parameter_server",
         f"one server, {WORKERS} workers with steps of {STEP_S:g} s, one of them {SLOWNESS:g} times as slow; "
         f"{SECONDS:g} s each, in turns",
         [
             *(Series(f"parameter server, straggler: steps/s, {one}", "1/s", found) for one, found in rates.items()),
-            Series("parameter server, straggler: pssp(4, 2) over bsp", "x", over, "≥ 1"),
-            Series("parameter server, straggler: pssp(4, 2) over asp", "x", under, "≤ 1.02"),
+            Series("parameter server, straggler: pssp(4, 5) over bsp", "x", over, "≥ 1"),
+            Series("parameter server, straggler: pssp(4, 5) over asp", "x", under, "≤ 1"),
         ],
     )
