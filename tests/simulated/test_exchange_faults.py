@@ -90,6 +90,11 @@ def bystander(world: World) -> Member:
 async def push(member: Member, step: int) -> None:
     report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
     assert (report.outstanding, report.refused) == (0, {})
+    assert member.overlay is not None
+    # As the step loop does: nobody repairs what is still to be trained.
+    exchange_of(member).begin_at(step)
+    member.overlay.step = step
+    member.overlay.world.training = False  # but none is counted as a worker: one delta sets the measure of lengths
 
 
 def value(world: World) -> list[float]:
