@@ -9,6 +9,7 @@ that asks waits until there is something to tell, or `LONGEST_WAIT_S`.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ STAY_S = 5.0
 #: An owner of keys that does not answer is tried again for so long: its backup takes over meanwhile.
 STORE_S = 60.0
 STORE_PAUSE_S = 0.2
+
+_LOG = logging.getLogger("p2pnode.server")
 
 
 @dataclass(slots=True)
@@ -276,6 +279,8 @@ class Serving:
         if not takeover.is_settled:
             return False
         commit = takeover.commit(self._policy)
+        for text in takeover.losses():
+            _LOG.warning(text)
         if commit is not None:
             await self._make(commit)
         self.core = self._core(takeover.settled())

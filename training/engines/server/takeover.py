@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from training.engines.server.acceptance import Commit, Contribution, Policy
-from training.engines.server.core import Pending, ServerRecord, WorkerProgress
+from training.engines.server.core import TASKS_PER_EPOCH, Pending, ServerRecord, WorkerProgress
 
 
 class Takeover:
@@ -67,6 +67,14 @@ class Takeover:
         return policy.commit_of(
             [self._again[one.name] for _, one in pending], self._record.version, [place for place, _ in pending]
         )
+
+    def losses(self) -> list[str]:
+        """What is lost, for people."""
+        return [
+            f"the update of task {one.name[0] % TASKS_PER_EPOCH}, step {one.step}, by worker {one.worker.hex()[:8]} is "
+            "lost, or in some values only: its worker died together with the server before"
+            for one in ([] if self._was_made else self.lost)
+        ]
 
     def settled(self) -> ServerRecord:
         """The record as it is once the commit is in the values."""
