@@ -18,7 +18,7 @@ def test_an_engine_is_given_by_its_name() -> None:
     """The map-reduce engine computes; an unknown name is an error that lists those there are."""
     with p2pnode.engine("mapreduce") as engine:
         assert engine.from_items([1, 2]).map(lambda x: x + 1).collect() == [2, 3]
-    with pytest.raises(EngineUnavailable, match="no engine 'spark'; this version has: p2p, mapreduce"):
+    with pytest.raises(EngineUnavailable, match="no engine 'spark'; this version has: p2p, server, mapreduce"):
         p2pnode.engine("spark")
 
 
