@@ -35,7 +35,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all test-frameworks mutations check format docs bench pins clean
+.PHONY: help venv demo test test-frameworks mutations check format docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -55,10 +55,6 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
-
-# In one run: while whole swarms wait for their deadlines, the cores have the others to run.
-test-all: $(FRAMEWORKS) ## Run these, the long ones, and those with Hugging Face and Lightning; ARGS go to pytest
-	@$(BIN)/python -m pytest $(PARALLEL) -m "" $(ARGS)
 
 # transformers, accelerate, peft, Lightning and pyarrow: 250 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.

@@ -243,11 +243,14 @@ def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [("--barrier", "bsp"), ("--quota", "2")])
 def test_the_mnist_network_learns_on_a_parameter_server(start: Start, options: tuple[str, ...]) -> None:
-    """A small one learns most of the digits under bsp, and as synchronous SGD, with delays before each push."""
+    """A small one learns most of the digits under bsp, and as synchronous SGD, with delays before each push, although a
+    worker is killed in the middle."""
     example = [str(ROOT / "examples/parameter_server_mnist.py"), "--updates", "160", "--delay", "0.02"]
     example += ["--maps", "8", "--hidden", "32", *options]
-    nodes = [start(*example, settings={"node.role": "server"}), start(*example), start(*example)]
+    server, workers = start(*example, settings={"node.role": "server"}), [start(*example) for _ in range(3)]
+    until(lambda: all(node.step >= 3 for node in workers), 100.0, "three steps", [server, *workers])
+    workers[0].kill()
 
-    accuracy = re.search(r"accuracy (\S+) after 1[6-9]\d updates", ended(nodes[0]))
+    accuracy = re.search(r"accuracy (\S+) after 1[6-9]\d updates", ended(server))
     assert accuracy is not None
     assert float(accuracy[1]) > 0.5
