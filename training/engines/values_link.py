@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from training.engines.link import EngineLink
 from training.engines.program import Surroundings
@@ -31,6 +32,8 @@ from training.trainer_link.engine_messages import (
 )
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 from training.values.store import NewValue, Stamped, ValueUpdate
+
+Result = TypeVar("Result")
 
 
 class LinkedValues:
@@ -188,3 +191,14 @@ def in_parts(updates: Iterable[UpdateParts]) -> list[list[UpdateParts]]:
         parts[-1].append(one)
         size_bytes += len(one[0]) + len(one[1])
     return parts
+
+
+def immediate(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        found: Result = done.value
+        return found
+    work.close()
+    raise RuntimeError("a coroutine that never suspends was expected")

@@ -14,14 +14,12 @@ The script runs at every node (`p2pnode run -- python script.py`). Its functions
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
 from training.engines.link import EngineLink
 from training.engines.peer.loop import run_peer
 from training.engines.program import Context, Program, Verbs
-from training.engines.values_link import LinkedStore, LinkedValues, Pulling, Script, answer_pull
+from training.engines.values_link import LinkedStore, LinkedValues, Pulling, Script, answer_pull, immediate
 from training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,
@@ -36,7 +34,6 @@ from training.trainer_link.engine_messages import (
 from training.values.encoding import Key
 from training.values.store import NewValue, Stamped, ValueStore, ValueUpdate
 
-Result = TypeVar("Result")
 #: Barriers by name; one of a program's own is registered.
 METHODS = ("asp", "bsp", "ssp", "pbsp", "pssp")
 
@@ -62,9 +59,7 @@ class PeerToPeer(Verbs):
     def __enter__(self) -> PeerToPeer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -149,14 +144,3 @@ class _ScriptHost:
 
     async def abandon(self) -> None:
         self._link.ask(AbandonRun())
-
-
-def immediate(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        found: Result = done.value
-        return found
-    work.close()
-    raise RuntimeError("a coroutine that never suspends was expected")

@@ -13,11 +13,9 @@ The same script runs at every node: `p2pnode run --set node.role=server -- pytho
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from training.engines.link import EngineLink
-from training.engines.peer.engine import immediate
 from training.engines.program import Surroundings
 from training.engines.server.fencing import RECORD_KEY
 from training.engines.server.options import BarrierName, ServerOptions
@@ -26,7 +24,7 @@ from training.engines.server.pulling import ServerPull
 from training.engines.server.script_host import ScriptHost
 from training.engines.server.succession import run_server
 from training.engines.server.worker import run_worker
-from training.engines.values_link import LinkedValues, Script, answer_pull
+from training.engines.values_link import LinkedValues, Script, answer_pull, immediate
 from training.trainer_link.engine_messages import AbandonRun, BeginRun, EngineReady, FinishRun, PullAsked, PullDone
 from training.values.encoding import Key
 from training.values.store import Stamped
@@ -55,9 +53,7 @@ class ParameterServer(ServerVerbs):
     def __enter__(self) -> ParameterServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from training.engines.link import EngineLink, NoNode
-from training.engines.peer.engine import immediate
 from training.engines.server.host import Members
-from training.engines.values_link import LinkedStore, LinkedValues, Script
+from training.engines.values_link import LinkedStore, LinkedValues, Script, immediate
 from training.trainer_link.engine_messages import (
     CallAnswered,
     Called,

@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -34,6 +35,8 @@ from training.exchange.value_messages import (
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate
 from training.values.encoding import MAX_VALUE_BYTES
+
+Result = TypeVar("Result", ReadResult, KeysResult)
 
 #: An answer to updates waits this long; what is not applied by then is answered `later`.
 ANSWER_S = 0.25
@@ -171,15 +174,7 @@ class ValueHandler:
         for shard, key in keys:
             owned = self._owned(shard)
             if isinstance(owned, PushResult):
-                denied = owned.status == "redirect"
-                results.append(
-                    ReadResult(
-                        shard,
-                        "redirect" if denied else "retry",
-                        owner_info=owned.owner_info,
-                        is_unknown=owned.denies_ownership and not denied,
-                    )
-                )
+                results.append(_not_answered(ReadResult, shard, owned))
                 continue
             entry = owned.state.table.entries.get(key) if owned.state.table is not None else None
             if entry is None:
@@ -208,15 +203,7 @@ class ValueHandler:
         for shard, after in shards:
             owned = self._owned(shard)
             if isinstance(owned, PushResult):
-                denied = owned.status == "redirect"
-                results.append(
-                    KeysResult(
-                        shard,
-                        "redirect" if denied else "retry",
-                        owner_info=owned.owner_info,
-                        is_unknown=owned.denies_ownership and not denied,
-                    )
-                )
+                results.append(_not_answered(KeysResult, shard, owned))
                 continue
             keys = sorted(owned.state.table.entries) if owned.state.table is not None else []
             found: list[bytes] = []
@@ -232,3 +219,10 @@ class ValueHandler:
                 listed = 0
                 await asyncio.sleep(0)
         return results
+
+
+def _not_answered(kind: type[Result], shard: int, why: PushResult) -> Result:
+    """The answer for a shard that this node does not own, or that moves."""
+    if why.status == "redirect":
+        return kind(shard, "redirect", owner_info=why.owner_info)
+    return kind(shard, "retry", owner_info=why.owner_info, is_unknown=why.denies_ownership)
