@@ -46,6 +46,7 @@ from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from p2pnode.time_slice import shorten_slice
 from training.dispatch.dataset import read_dataset
 from training.dispatch.store import Store
 from training.supervisor.node_start import NodeStart
@@ -78,6 +79,7 @@ def run(
     fails before its node has entered a swarm leaves a fresh directory empty.
     """
     tune_malloc()
+    shorten_slice()
     folder = config.state_folder
     if config.node.nat == "auto" and not upnp.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")

@@ -20,6 +20,7 @@ from typing import IO, ParamSpec, TypeVar
 from overlay.background_output import BackgroundOutput
 from overlay.system import ThreadExecutor
 from training.supervisor import process_tree
+from training.supervisor.niceness import make_nicer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -170,9 +171,7 @@ class TrainerProcess:
             raise
         finally:
             os.close(writing)
-        # At once, before it has threads or children: those that it starts later are as nice.
-        with contextlib.suppress(OSError, AttributeError):  # it has ended already; another system has no such call
-            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+        await make_nicer(process.pid, nice)
         loop = asyncio.get_running_loop()
         transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
         return cls(process, output, transport, log, mark)
