@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import ipaddress
 import os
 import platform
@@ -22,6 +23,7 @@ from overlay.background_output import BackgroundOutput, descriptor_writer
 from overlay.bootstrap import mdns
 from overlay.environment import Disk, Entropy, Environment
 from overlay.identity import UnreadableIdentity, load_identity
+from overlay.ids import short
 from overlay.nat import upnp
 from overlay.nat.port_mapping import Gateway
 from overlay.sealing.invitation import Invitation
@@ -34,6 +36,7 @@ from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.directory_record import Given, check_run
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import run_of
+from p2pnode.config.tracker import PACKAGES, parse_tracker
 from p2pnode.directory_lock import locked
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.fresh_directory import emptied_on_failure, is_fresh
@@ -46,6 +49,8 @@ from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from p2pnode.status.tracker import tracker_findings
+from p2pnode.tracking.service import Tracking, Writing
 from p2pnode.time_slice import shorten_slice
 from training.dispatch.dataset import read_dataset
 from training.dispatch.store import Store
@@ -85,6 +90,9 @@ def run(
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
     if config.swarm.discover == "lan" and not mdns.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
+    tracker = parse_tracker(config.training.tracker)
+    if tracker is not None and not _is_installed(PACKAGES.get(tracker.kind, "csv")):
+        raise package_missing(f'training.tracker = "{tracker.kind}"', PACKAGES[tracker.kind], tracker.kind)
     check_run(run_of(folder), config, folder)
     fresh = is_fresh(folder)
     keys = None if invitation is not None else find_keys(config, os.environ, own_input())
@@ -181,7 +189,16 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
     token_path = api_token.token_path(folder, config.status.token_file)
     token = await workers.run(api_token.load_or_create, token_path, entropy.token(api_token.TOKEN_BYTES))
-    report = StatusReport(node, events, loop_delay, keys=lambda: [] if sealed is None else sealed.keys.fingerprints)
+    tracking = _tracking(config, folder, node, clock, log)
+    report = StatusReport(
+        node,
+        events,
+        loop_delay,
+        keys=lambda: [] if sealed is None else sealed.keys.fingerprints,
+        findings=lambda: [] if tracking is None else tracker_findings(tracking.name, tracking.problem, tracking.lost),
+    )
+    if tracking is not None:
+        services.append(asyncio.create_task(tracking.run(), name="tracker"))
     # Joining and loading the trainer take seconds; meanwhile this process imports its HTTP server.
     running = asyncio.create_task(node.run(), name="node")
     server: StatusServer | None = None
@@ -215,12 +232,31 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         await asyncio.gather(running, return_exceptions=True)
         for service in services:
             service.cancel()
+        await asyncio.gather(*services, return_exceptions=True)
+        if tracking is not None:
+            await tracking.close()
         (folder / STATUS_FILE).unlink(missing_ok=True)
         if server is not None:
             await server.stop()
         workers.close()
         printed.drain(logs.DRAIN_S)
     return node.exit_code
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _tracking(config: Config, folder: Path, node: Node, clock: SystemClock, log: EventLog) -> Tracking | None:
+    tracker = parse_tracker(config.training.tracker)
+    if tracker is None:
+        return None
+    writing = Writing(tracker, folder.absolute(), config.swarm.run, short(node.overlay.node_id))
+
+    def others() -> dict[str, float]:
+        return {"peers": len(node.overlay.members()), "population": node.overlay.population().estimate}
+
+    return Tracking(writing, node.progress, clock=clock, log=log, others=others)
 
 
 def _data_folder(config: Config) -> str:

@@ -96,6 +96,13 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "restarted after 30 times that without processor time, or 360 times with it."
         ),
     ] = 10.0
+    tracker: Annotated[
+        str,
+        Meta(
+            description='Each step is also written to "csv:FILE", "tensorboard:DIR" or "trackio" (extras of the same '
+            "names); a relative place is inside the state directory; empty: none."
+        ),
+    ] = ""
     options: Annotated[
         dict[str, Any],
         Meta(description="[training.options] is passed to the task unchanged."),

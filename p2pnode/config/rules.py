@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.config.settings import Config
+from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
 from training.goal import Goal
 
@@ -252,6 +253,10 @@ def _training(config: Config) -> list[ConfigProblem]:
                 "end it in .safetensors or .pt",
             )
         )
+    try:
+        parse_tracker(training.tracker)
+    except ValueError as error:
+        found.append(ConfigProblem(f'training.tracker = "{training.tracker}": {error}', f"write {FORMS}"))
     liveness = config.liveness
     if liveness.probe_timeout_s > liveness.probe_interval_s:
         found.append(

@@ -61,9 +61,12 @@ class StatusReport:
         loop_delay: LoopDelay,
         *,
         keys: Callable[[], list[str]] = list,
+        findings: Callable[[], list[Finding]] = list,
     ) -> None:
-        """`keys` returns the fingerprints of the valid swarm keys, the one in use first; none in an open swarm."""
+        """`keys` returns the fingerprints of the valid swarm keys, the one in use first; none in an open swarm.
+        `findings` are those of services beside the node."""
         self._keys = keys
+        self._findings = findings
         self._node = node
         self._events = events
         self._loop_delay = loop_delay
@@ -377,6 +380,7 @@ class StatusReport:
     def _health(self, overlay: OverlayReport) -> list[Finding]:
         node = self._node
         findings = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
+        findings += self._findings()
         for address, reason in node.overlay.attempts.items():
             findings.append(_warning(f"bootstrap {address}: {reason}", "check that it runs and the address is right"))
         if node.waits_for_swarm:
