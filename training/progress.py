@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Required, TypedDict
+from typing import Required, TypedDict, cast
 
 STEPS_KEPT = 1000
 #: `training_share` is that of the last steps.
 SHARE_STEPS = 20
+#: The phases of a step, as `StepRow` names them before `_seconds`.
+PHASES = ("train", "idle", "push", "wait", "pull")
 
 
 class StepRow(TypedDict, total=False):
@@ -69,6 +72,8 @@ class Progress:
     trainer_failures: int = 0
     finishing: Finishing | None = None
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    #: Seconds of all steps since the start, by phase: those of `StepRow`.
+    phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     #: Of the last steps: seconds in which the trainer trained, and all seconds from the end of the step before.
     _turns: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
@@ -76,6 +81,12 @@ class Progress:
     def metrics(self) -> dict[str, float]:
         """Metrics by name; an evaluated metric replaces one of the same name from training."""
         return {**self.training_metrics, **self.evaluated_metrics}
+
+    def add(self, row: StepRow) -> None:
+        """A step was completed."""
+        self.steps.append(row)
+        for phase in PHASES:
+            self.phase_seconds[phase] += cast("Mapping[str, float]", row).get(f"{phase}_seconds", 0.0)
 
     def note_turn(self, trained_s: float, passed_s: float) -> None:
         """The trainer trained `trained_s` of the `passed_s` seconds since the end of the step before."""

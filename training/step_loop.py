@@ -306,7 +306,7 @@ class StepLoop:
         if exchanged.is_caught_up:
             self._trained_step = exchanged.step
         row = exchanged.row
-        self.progress.steps.append(row)
+        self.progress.add(row)
         self._log.debug("step", **row)
         if self._overlap.note(row["train_seconds"], row["push_seconds"] + row["pull_seconds"]):
             self._note_overlap(train_s=row["train_seconds"], push_s=row["push_seconds"], pull_s=row["pull_seconds"])

@@ -6,7 +6,7 @@ swarm of a thousand nodes would then make a million series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +15,7 @@ from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
 from p2pnode.status.prometheus import Family, Sample, single
-from p2pnode.status.schema import ExchangeStatus, LineStatus, LoopStatus
+from p2pnode.status.schema import ExchangeStatus, Finding, LineStatus, LoopStatus
 
 #: Counters of the overlay that are metrics of their own; every other counter is an event.
 _OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
@@ -43,6 +43,9 @@ def _training(node: Node) -> Iterator[Family]:
     states: list[Sample] = [({"state": state}, int(state == node.state)) for state in get_args(State)]
     yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
     yield single("p2pnode_step", "gauge", "Step that this node has completed.", progress.step)
+    phases: list[Sample] = [({"phase": phase}, seconds) for phase, seconds in progress.phase_seconds.items()]
+    text = "Time of steps by phase; with exchange.overlap phases of two steps run side by side."
+    yield Family("p2pnode_phase_seconds_total", "counter", text, phases)
     yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
     if progress.training_share is not None:
         text = "Share of the time of the last steps in which the trainer trained."
@@ -62,6 +65,12 @@ def _training(node: Node) -> Iterator[Family]:
     ]
     yield Family("p2pnode_population", "gauge", "Nodes of the swarm, estimated, with its interval.", estimates)
     yield single("p2pnode_workers", "gauge", "Live nodes that train.", node.overlay.workers())
+    needed: list[Sample] = [
+        ({"what": "needed"}, node.config.training.min_nodes),
+        ({"what": "ready"}, node.nodes_ready()),
+    ]
+    text = "Nodes that the start waits for (training.min_nodes), and those that are ready, train or have finished."
+    yield Family("p2pnode_nodes", "gauge", text, needed)
     waiting = node.gate.waiting
     since = 0.0 if waiting is None else node.environment.clock.monotonic() - waiting.since
     yield single(
@@ -135,6 +144,8 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     yield Family("p2pnode_exchange_bytes_total", "counter", "Bytes of deltas, values and states.", ways)
     shards: list[Sample] = [({"role": "owner"}, exchange.shards_owned), ({"role": "backup"}, exchange.shards_backed)]
     yield Family("p2pnode_shards", "gauge", "Shards held here.", shards)
+    unsafe = exchange.shards_without_backup
+    yield single("p2pnode_shards_without_backup", "gauge", "Shards owned here that lack their backup.", unsafe)
     yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.state_bytes)
     yield single(
         "p2pnode_published_bytes", "gauge", "Memory of published values and changes.", exchange.published_bytes
@@ -147,6 +158,7 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
         "Shards that had other bits than their owner's published value.",
         exchange.chain_mismatches,
     )
+    yield single("p2pnode_deltas_merged_total", "counter", "Shards of deltas added here as owner.", exchange.merged)
     refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(exchange.refused_here.items())]
     yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
     yield single(
@@ -160,6 +172,16 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
         "p2pnode_own_deltas_lost_total", "counter", "Shards of own deltas dropped from a full outbox.", exchange.lost
     )
     yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
+
+
+def health_metrics(ready: bool, findings: Sequence[Finding]) -> Iterator[Family]:
+    """Whether the node has joined and trains, and how much needs attention; `/status` says what."""
+    yield single("p2pnode_ready", "gauge", "1 when this node has joined and trains, as /readyz says.", int(ready))
+    levels: list[Sample] = [
+        ({"level": level}, sum(finding.level == level for finding in findings))
+        for level in ("info", "warning", "error")
+    ]
+    yield Family("p2pnode_health_findings", "gauge", "Findings under health in /status now, by level.", levels)
 
 
 def line_metrics(line: LineStatus) -> Iterator[Family]:
@@ -179,10 +201,11 @@ def line_metrics(line: LineStatus) -> Iterator[Family]:
 
 
 def _loop(loop: LoopStatus) -> Family:
-    delays_ms = {"0.5": loop.delay_ms_p50, "0.99": loop.delay_ms_p99, "1": loop.delay_ms_max}
+    # Not `quantile`, a label of summaries only: these are of one minute, and a summary's counts would never end.
+    delays_ms = {"median": loop.delay_ms_p50, "p99": loop.delay_ms_p99, "max": loop.delay_ms_max}
     samples: list[Sample] = [
-        ({"quantile": quantile}, None if delay_ms is None else delay_ms / 1000)
-        for quantile, delay_ms in delays_ms.items()
+        ({"statistic": statistic}, None if delay_ms is None else delay_ms / 1000)
+        for statistic, delay_ms in delays_ms.items()
     ]
     return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was in the last minute.", samples)
 

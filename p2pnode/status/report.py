@@ -21,7 +21,7 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_findings, line_status
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.metrics import collect, line_metrics
+from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -63,8 +63,7 @@ class StatusReport:
         keys: Callable[[], list[str]] = list,
         findings: Callable[[], list[Finding]] = list,
     ) -> None:
-        """`keys` returns the fingerprints of the valid swarm keys, the one in use first; none in an open swarm.
-        `findings` are those of services beside the node."""
+        """`keys`: the fingerprints of the valid swarm keys, the one in use first. `findings`: of other services."""
         self._keys = keys
         self._findings = findings
         self._node = node
@@ -97,6 +96,7 @@ class StatusReport:
             ),
             *line_metrics(self._line()),
             *dispatch_metrics(self._dispatch()),
+            *health_metrics(self.ready()[0], self._health(self._node.overlay.report())),
         ]
 
     def _uptime_s(self) -> float:
@@ -208,8 +208,6 @@ class StatusReport:
             return True, self._summary()
         return False, self._summary()
 
-    # -- parts --------------------------------------------------------------------------------------------------
-
     def _sample(self) -> int:
         if not self._node.barrier.samples:
             return 0
@@ -303,6 +301,7 @@ class StatusReport:
             lost_in_splits=counters.lost_in_splits,
             lost_in_restarts=max(0, counters.lost_in_restarts),
             shards_to_mend=len(store.superseded),
+            merged=counters.merged,
         )
 
     def _line(self) -> LineStatus:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
+from tests.harness import exposition
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
@@ -72,9 +75,18 @@ def complaints(report: StatusReport) -> list[str]:
     return found
 
 
+def phases(page: str) -> dict[str, float]:
+    return {
+        sample.labels["phase"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "p2pnode_phase_seconds_total"
+    }
+
+
 def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
     """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, every answer fits its
-    schema. Prometheus can read the metrics page with its help texts."""
+    schema. The metrics page of each state keeps Prometheus' rules, and promtool accepts it where there is one."""
     print(f"seed {SEED}")
     states: dict[str, None] = {}
     problems: dict[str, None] = {}
@@ -95,6 +107,8 @@ def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
         def look() -> None:
             for host in swarm.running():
                 report = reported(swarm, host)
+                if report.status().state not in states:
+                    pages.append(render(report.metrics()))
                 states.setdefault(report.status().state)
                 problems.update(dict.fromkeys(complaints(report)))
 
@@ -126,9 +140,23 @@ def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
 
     assert not problems, "\n".join(problems)
     assert {"joining", "waiting_for_nodes", "training", "waiting", "stalled", "paused", "leaving"} <= set(states)
+    assert [complaint for page in pages for complaint in exposition.complaints(page)] == []
+    last = next(page for page in reversed(pages) if 'p2pnode_state{state="paused"} 1' in page)
     names = {family.name for page in pages for family in text_string_to_metric_families(page)}
+    values = {sample.name: sample.value for family in text_string_to_metric_families(last) for sample in family.samples}
+    assert values["p2pnode_deltas_merged_total"] > 0
+    assert values["p2pnode_ready"] == 1
+    assert sum(count for phase, count in phases(last).items() if phase in ("train", "idle", "wait")) > 3.0
+    if (promtool := shutil.which("promtool")) is not None:
+        result = subprocess.run([promtool, "check", "metrics"], input=last, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout + result.stderr) == (0, "")
     assert {
         "p2pnode_step",
+        "p2pnode_phase_seconds",
+        "p2pnode_ready",
+        "p2pnode_health_findings",
+        "p2pnode_deltas_merged",
+        "p2pnode_nodes",
         "p2pnode_population",
         "p2pnode_datagrams",
         "p2pnode_exchange_bytes",

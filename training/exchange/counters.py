@@ -11,6 +11,7 @@ class Counters:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    merged: int = 0  # shards of deltas added here as owner
     refused: int = 0  # this node's deltas, by owners
     refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
     unusual_norms: int = 0  # shards of deltas with a norm far above the median

@@ -324,7 +324,9 @@ def test_drop_in_only_opens_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(path for path in DEPLOY.iterdir() if path.suffix != ".md"), ids=lambda path: path.name
+    "path",
+    sorted(path for path in DEPLOY.iterdir() if path.is_file() and path.suffix != ".md"),
+    ids=lambda path: path.name,
 )
 def test_each_file_says_how_to_start_it(path: Path) -> None:
     """The comment at the top of each file holds an indented command, and the README of the folder names the file."""

@@ -69,7 +69,7 @@ def shown_commands() -> list[Command]:
                 # Blocks without prompts may show output too, which need not be a shell's language.
                 if re.search(r"\b(p2pnode|make)\b", line):
                     found += [Command(path.relative_to(ROOT).as_posix(), words) for words in simple_commands(line)]
-    for path in sorted((ROOT / "deploy").iterdir()):
+    for path in sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()):
         for rest in DEPLOYED.findall(path.read_text(encoding="utf-8")):
             found += [
                 Command(path.relative_to(ROOT).as_posix(), words)

@@ -7,6 +7,16 @@ import pytest
 from training.progress import SHARE_STEPS, STEPS_KEPT, Progress
 
 
+def test_the_time_of_each_phase_is_added_up() -> None:
+    """Steps without an exchange have fewer phases; the sums are for `/metrics`, and outlive the rows."""
+    progress = Progress()
+    progress.add({"step": 1, "train_seconds": 1.0, "push_seconds": 0.5})
+    progress.add({"step": 2, "train_seconds": 2.0})
+
+    assert progress.phase_seconds == {"train": 3.0, "idle": 0.0, "push": 0.5, "wait": 0.0, "pull": 0.0}
+    assert [row["step"] for row in progress.steps] == [1, 2]
+
+
 def test_an_evaluated_metric_replaces_that_of_training() -> None:
     """Metrics with other names stay; the reports themselves are not changed."""
     progress = Progress(training_metrics={"accuracy": 0.1, "norm": 2.0}, evaluated_metrics={"accuracy": 0.9})

@@ -68,6 +68,7 @@ class DeltaReplicator:
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
         self._merged[identity.node] = identity.step
+        self._counters.merged += 1
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added since the last call: node -> its latest step."""

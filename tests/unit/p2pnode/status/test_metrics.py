@@ -9,9 +9,11 @@ import msgspec
 
 from overlay.discovery.population import counted
 from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
-from p2pnode.status.metrics import collect
+from p2pnode.config.settings import Config
+from p2pnode.status.metrics import collect, health_metrics
 from p2pnode.status.prometheus import render
-from p2pnode.status.schema import ExchangeStatus, LoopStatus
+from p2pnode.status.schema import ExchangeStatus, Finding, LoopStatus
+from tests.harness.exposition import complaints
 from training.progress import Progress
 
 NODE: Any = SimpleNamespace(
@@ -19,6 +21,8 @@ NODE: Any = SimpleNamespace(
     state="training",
     overlay=SimpleNamespace(population=lambda: counted(3), workers=lambda: 2.0),
     gate=SimpleNamespace(waiting=None, queries=5),
+    config=Config(),
+    nodes_ready=lambda: 1,
 )
 OVERLAY = OverlayReport(
     counters={"datagrams_in": 4, "dropped_content": 2, "refused_rate": 3, "requests_timeout": 1, "retries": 6},
@@ -59,10 +63,24 @@ def test_counters_become_labelled_metrics_by_their_prefix() -> None:
     assert 'p2pnode_state{state="training"} 1' in lines
 
 
+def test_the_page_keeps_the_rules() -> None:
+    """Every family of this module is named and labelled as Prometheus' practice asks."""
+    exchange = ExchangeStatus(arithmetic="numpy", refused_here={"late": 1})
+    families = [
+        *collect(NODE, OVERLAY, exchange, LOOP, uptime_s=1.0),
+        *health_metrics(True, [Finding(level="warning", what="a", do="b")]),
+    ]
+    text = render(families)
+
+    assert complaints(text) == []
+    assert 'p2pnode_health_findings{level="warning"} 1' in text
+    assert 'p2pnode_loop_delay_seconds{statistic="max"} 0.003' in text
+
+
 def test_times_are_seconds_and_unknown_values_are_left_out() -> None:
     """Milliseconds of the status become seconds; without a round trip there is no sample."""
     assert "p2pnode_round_trip_seconds 0.005" in page()
-    assert 'p2pnode_loop_delay_seconds{quantile="0.99"} 0.002' in page()
+    assert 'p2pnode_loop_delay_seconds{statistic="p99"} 0.002' in page()
     unknown = page(msgspec.structs.replace(OVERLAY, round_trip_ms=None))
     assert not any("p2pnode_round_trip_seconds" in line for line in unknown)
 

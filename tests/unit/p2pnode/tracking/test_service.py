@@ -108,7 +108,7 @@ def test_every_step_reaches_the_process_also_the_last() -> None:
 
 
 def test_a_process_that_dies_is_named_and_started_again() -> None:
-    """Its reason is a warning and a finding until the next process has confirmed a record; what is missed is counted."""
+    """Its reason is a warning and a finding until the next process has confirmed a record; gaps are counted."""
 
     async def course() -> None:
         world = World()
