@@ -18,7 +18,7 @@ from p2pnode.tracking.feed import Record
 FIRST_COLUMNS = ["time", "step"]
 
 
-class Writer(Protocol):
+class RecordWriter(Protocol):
     """Every method may raise any exception, which ends the process."""
 
     def write(self, record: Record) -> None: ...
@@ -128,7 +128,7 @@ class TrackioWriter:
         self._trackio.finish()
 
 
-def open_writer(kind: Kind, path: Path, run: str, name: str) -> Writer:
+def open_writer(kind: Kind, path: Path, run: str, name: str) -> RecordWriter:
     """`name` is that of this node. Raises whatever the writer's library raises."""
     match kind:
         case "csv":
