@@ -13,10 +13,10 @@ from typing import BinaryIO, TextIO, cast
 
 from p2pnode.config.tracker import Kind
 from p2pnode.tracking.feed import Record
-from p2pnode.tracking.writers import RecordWriter, open_writer
+from p2pnode.tracking.writers import TrackerWriter, open_writer
 
 
-def copy(lines: BinaryIO, writer: RecordWriter, confirmed: TextIO) -> None:
+def copy(lines: BinaryIO, writer: TrackerWriter, confirmed: TextIO) -> None:
     """Write every record, and confirm whenever no more input has arrived yet."""
     written = 0
     reader = lines.read1 if hasattr(lines, "read1") else lines.read

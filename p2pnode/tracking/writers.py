@@ -18,7 +18,7 @@ from p2pnode.tracking.feed import Record
 FIRST_COLUMNS = ["time", "step"]
 
 
-class RecordWriter(Protocol):
+class TrackerWriter(Protocol):
     """Every method may raise any exception, which ends the process."""
 
     def write(self, record: Record) -> None: ...
@@ -128,7 +128,7 @@ class TrackioWriter:
         self._trackio.finish()
 
 
-def open_writer(kind: Kind, path: Path, run: str, name: str) -> RecordWriter:
+def open_writer(kind: Kind, path: Path, run: str, name: str) -> TrackerWriter:
     """`name` is that of this node. Raises whatever the writer's library raises."""
     match kind:
         case "csv":
