@@ -50,8 +50,8 @@ from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.status.tracker import tracker_findings
-from p2pnode.tracking.service import Tracking, Writing
 from p2pnode.time_slice import shorten_slice
+from p2pnode.tracking.service import Tracking, Writing
 from training.dispatch.dataset import read_dataset
 from training.dispatch.store import Store
 from training.supervisor.node_start import NodeStart
