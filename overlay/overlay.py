@@ -75,6 +75,7 @@ class Overlay:
         self._advertise = node.advertise
         self._transport = transport
         self._log = environment.log
+        self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self._server = SwarmServer(identity, settings, environment)
@@ -368,4 +369,5 @@ class Overlay:
                 confirmed_by=[short(node_id) for node_id in self._reachability.confirmed_by],
             ),
             mapping=None if mapping is None else PortMappingReport(str(mapping.address or ""), mapping.reason),
+            crowded_seconds=None if (at := self._members.crowded_at) is None else self._clock.monotonic() - at,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter as Counters
 from collections.abc import Iterator, KeysView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
 
@@ -145,12 +145,14 @@ class PeerChange:
     """A change in what is known of a peer.
 
     `returned`: a peer that had been declared dead is up again. `clone`: two processes send as one incarnation of this
-    node. `twin`: another process proved to hold this node's key; `node_id` is its own.
+    node. `twin`: another process proved to hold this node's key; `node_id` is its own. `last`: what was known of a peer
+    that is dead or has left, and is in no table any more; None where it never answered.
     """
 
     node_id: bytes
     kind: ChangeKind
     reason: str = ""
+    last: Peer | None = field(default=None, compare=False)
 
 
 #: `Activity(n)` as a table, because every datagram needs it.

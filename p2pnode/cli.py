@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import advise, ask, demo, files, forget, key, records, simulate, start
+from p2pnode.commands import advise, ask, demo, files, forget, key, records, simulate, start, watch
 from p2pnode.commands.output import print_error, print_line
 from p2pnode.errors import ExitCode, UserError
 
@@ -34,7 +34,7 @@ def _register() -> None:
     app.command("start", cls=start.StartCommand)(start.start)
     # Options after the program's name belong to the program: `run python train.py --port 1`.
     app.command("run", cls=start.StartCommand, context_settings={"allow_interspersed_args": False})(start.run)
-    for command in (ask.status, ask.peers, ask.watch, ask.leave, ask.pause, ask.resume, ask.trust):
+    for command in (ask.status, ask.peers, watch.watch, ask.leave, ask.pause, ask.resume, ask.trust):
         app.command(command.__name__)(command)
     app.command("init")(files.init)
     app.command("export")(files.export)

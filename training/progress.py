@@ -93,6 +93,11 @@ class Progress:
         self._turns.append((min(trained_s, passed_s), passed_s))
 
     @property
+    def turn_seconds(self) -> float | None:
+        """Mean time from the end of one of the last steps to that of the next; None before the first step."""
+        return sum(passed_s for _, passed_s in self._turns) / len(self._turns) if self._turns else None
+
+    @property
     def training_share(self) -> float | None:
         """Share of the time of the last steps in which the trainer trained, from 0 to 1; None before the first step."""
         passed_s = sum(passed_s for _, passed_s in self._turns)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from overlay.addresses import Address, is_loopback
+from overlay.bootstrap.advice import explained
 from overlay.bootstrap.hello import (
     DuplicateIdentityFound,
     HelloContext,
@@ -32,6 +33,8 @@ HELLO_TIMEOUT_S = 2.0
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.25, 10.0
 #: Bootstraps are dialled this much later than remembered peers.
 BOOTSTRAP_DELAY_S = 0.2
+#: While nothing answers, the log says so this often, with what to do.
+REMIND_S = 60.0
 #: Most remembered peers dialled in one round.
 MAX_REMEMBERED = 16
 
@@ -80,6 +83,7 @@ class Dialer:
         self._local = local
         self._transport = transport
         self._rng = environment.entropy.random
+        self._clock = environment.clock
         self._log = environment.log
         self._context = context
         self._on_duplicate_identity = on_duplicate_identity
@@ -90,6 +94,7 @@ class Dialer:
         """Dial until a node of this swarm answers. `remembered` is called for each round. Raises `NotThisSwarm`, and of
         it `OnlyItself`, which is decided by the bootstraps alone."""
         pause_s = MIN_RETRY_DELAY_S
+        began = reminded = self._clock.monotonic()
         while True:
             result, ending = await self._round(bootstraps, remembered(), genesis)
             if result is not None:
@@ -97,6 +102,10 @@ class Dialer:
                 return result
             if bootstraps and ending is not None:
                 raise ending(list(self.attempts.items()))
+            now = self._clock.monotonic()
+            if now - reminded >= REMIND_S and self.attempts:
+                reminded = now
+                self._log.warning("still_not_joined", waited_s=round(now - began), tried=explained(self.attempts))
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 

@@ -66,6 +66,8 @@ class MemberList:
         self.negative = NegativeCache()
         self.counters: Counter[str] = Counter()
         self.dead_contacts: dict[bytes, Contact] = {}
+        #: When the last node was refused because too many share its address (monotonic seconds).
+        self.crowded_at: float | None = None
         self._own_id = own_id
         self._table = table
         self._k = k
@@ -268,7 +270,7 @@ class MemberList:
     def _relocate(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
         """It is at this address from now on, if the limit of ids per address allows it."""
         if self._exceeds_address_limit(heartbeat.node_id, address):
-            return self._refused(group_of(address.host))
+            return self._refused(group_of(address.host), now)
         replaced = self._replace_occupant(heartbeat.node_id, address, now)
         return [*replaced, *self._observe(heartbeat, address, rtt_s, now)]
 
@@ -283,8 +285,9 @@ class MemberList:
         others = self.peers.sharing(group) - (occupant is not None and occupant != node_id)
         return others >= self.ids_per_address
 
-    def _refused(self, group: str) -> Sequence[Action]:
+    def _refused(self, group: str, now: float) -> Sequence[Action]:
         self.counters["peers_refused_crowded"] += 1
+        self.crowded_at = now
         if group in self._full_groups or len(self._full_groups) >= MAX_LOGGED_GROUPS:
             return ()
         self._full_groups[group] = None
@@ -326,14 +329,14 @@ class MemberList:
 
     def apply(self, action: StateChanged) -> Notify:
         """The detector changed the state of a member: follow in the tables."""
-        node_id = action.node_id
+        node_id, peer = action.node_id, None
         if action.kind in ("suspect", "refuted"):
             self._table.list_to_others(node_id, action.kind == "refuted")
         else:
             peer = self._remove(node_id)
             if peer is not None and action.kind == "dead":
                 self.dead_contacts[node_id] = peer.contact
-        return Notify(PeerChange(node_id, action.kind, action.reason))
+        return Notify(PeerChange(node_id, action.kind, action.reason, peer))
 
     def _applied(self, actions: Iterable[DetectorAction]) -> Sequence[Action]:
         return [self.apply(action) if isinstance(action, StateChanged) else action for action in actions]

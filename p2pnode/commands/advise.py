@@ -135,7 +135,7 @@ def asdict_advice(found: Advice) -> dict[str, Any]:
 
 def advice_text(found: Advice, keep: float, steps: int) -> str:
     """A table of the candidates, the recommendation, and the lines for node.toml."""
-    from p2pnode.tables import columns
+    from p2pnode.terminal.lines import columns
 
     rows = [
         (

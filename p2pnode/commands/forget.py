@@ -14,12 +14,12 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from p2pnode import tables
 from p2pnode.commands.options import ConfigOption, RunOption, StateDirOption, loaded, place_flags
 from p2pnode.commands.output import print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.terminal import numbers
 
 #: What a node writes, and what it is to the user.
 WRITTEN = {
@@ -108,7 +108,7 @@ def _shown(contents: Contents, run: str) -> str:
     of_run = f" of run {run}" if run else ""
     lines = [f"{contents.folder}{of_run} has:"]
     for name, size in contents.goes.items():
-        lines.append(f"  {name:<14}{tables.size(size):>10}  {WRITTEN[name.removesuffix('.tmp')]}")
+        lines.append(f"  {name:<14}{numbers.size(size):>10}  {WRITTEN[name.removesuffix('.tmp')]}")
     if contents.stays:
         lines.append(f"  this stays: {', '.join(contents.stays)}")
     return "\n".join(lines)

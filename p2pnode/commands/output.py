@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+
+from p2pnode.screen import style_of
+from p2pnode.terminal.lines import Line, Style
 
 
 def print_line(text: str) -> None:
     """Print a line and flush it, so that the reader of a pipe sees it at once."""
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_lines(make: Callable[[Style], Sequence[Line]]) -> None:
+    """Print the lines that `make` gives for what standard output can show."""
+    style = style_of(sys.stdout)
+    sys.stdout.write("".join(f"{style.render(line)}\n" for line in make(style)))
     sys.stdout.flush()
 
 

@@ -22,7 +22,8 @@ from p2pnode.commands.files import ForceOption
 from p2pnode.commands.options import JsonOption
 from p2pnode.commands.output import print_line, print_notice
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.tables import columns, size
+from p2pnode.terminal.lines import columns
+from p2pnode.terminal.numbers import size
 
 if TYPE_CHECKING:
     from training.dispatch.recordio import FileIndex, RecordSeries, RecordWriter

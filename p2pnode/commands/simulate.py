@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from p2pnode import screen
 from p2pnode.commands.options import JsonOption
 from p2pnode.commands.output import print_line
 from p2pnode.errors import ExitCode, UserError
@@ -115,7 +115,7 @@ def simulate(
 
 def run_table(runs: list[dict[str, Any]]) -> str:
     """One line per run."""
-    from p2pnode.tables import columns
+    from p2pnode.terminal.lines import columns
 
     rows = [
         (
@@ -191,15 +191,8 @@ def _run(plan: Plan, engine: str, moments: list[float], name: str) -> Any:
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
     """A progress bar on standard error, if that is a terminal. The yielded function takes the share done."""
-    if not sys.stderr.isatty():
-        yield lambda _share: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(text, total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+    with screen.progress_bar(text) as shown:
+        yield shown.show
 
 
 def _title(plan: Plan) -> str:
@@ -291,7 +284,7 @@ def reproduce(
 
 def reproduction_table(rows: list[Row]) -> str:
     """One line per value: published, ours, and whether it is within tolerance."""
-    from p2pnode.tables import columns
+    from p2pnode.terminal.lines import columns
 
     verdict = {True: "within", False: "NOT WITHIN", None: ""}
     cells = [(row.figure, row.what, row.published, row.ours, row.tolerance, verdict[row.within]) for row in rows]
@@ -301,12 +294,5 @@ def reproduction_table(rows: list[Row]) -> str:
 @contextmanager
 def _stages() -> Iterator[Callable[[str, float], None]]:
     """Like `progress_bar`, for work with named stages."""
-    if not sys.stderr.isatty():
-        yield lambda _text, _share: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda text, share: progress.update(task, description=text, completed=share)
+    with screen.progress_bar("") as shown:
+        yield lambda text, share: shown.show(share, what=text)

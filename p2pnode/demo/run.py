@@ -20,12 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from p2pnode import tables
 from p2pnode.config import documentation
 from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.demo.plan import EVALUATIONS, DemoPlan, DemoResult, goal_held, node_config, options, summary
-from p2pnode.demo.view import View
+from p2pnode.demo.view import DemoMoment, View
 from p2pnode.errors import ExitCode
+from p2pnode.screen import ProgressBar, progress_bar
+from p2pnode.terminal.demo_view import demo_row
+from p2pnode.terminal.numbers import number, size, whole
 from training.settings import TrainingSettings
 
 POLL_INTERVAL_S = 0.25
@@ -66,11 +68,15 @@ def run(plan: DemoPlan, *, as_json: bool = False) -> int:
     stream = sys.stderr if as_json else sys.stdout
     goal = f"until accuracy {plan.until:g} holds in {EVALUATIONS} evaluations in a row at every node"
     exchange = "" if plan.exchange else ", exchange switched off"
-    view = View(f"{plan.nodes} nodes train {plan.task}{exchange}, {goal}", stream)
+    title = f"{plan.nodes} nodes train {plan.task}{exchange}, {goal}"
+    view = View(title, stream, goal=plan.until, limit_s=plan.time_limit_s)
     with interrupts.caught(), _folder(plan.keep) as folder:
         with view.open():
             reached = _run_swarm(plan, folder, interrupts, view)
-        alone = _train_alone(plan, reached, folder, interrupts, view) if reached.success else []
+        alone: list[float] = []
+        if reached.success:
+            with progress_bar("each part alone", sys.stderr) as shown:
+                alone = _train_alone(plan, reached, folder, interrupts, view, shown)
     answer = summary(plan, reached, alone)
     _print_summary(plan, answer, view)
     if plan.keep is not None:
@@ -85,6 +91,15 @@ def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View)
     """Start the nodes, watch them until the goal, the time limit, a crash or a signal, and end them all."""
     began = time.monotonic()
     nodes: list[DemoNode] = []
+    history: list[float] = []
+
+    def draw(seconds: float) -> None:
+        names = {str(((node.status or {}).get("node") or {}).get("id")): node.name for node in nodes}
+        last = [node.accuracies[-1] for node in nodes if node.accuracies]
+        lowest = min(last) if len(last) == plan.nodes else None
+        if lowest is not None and history[-1:] != [lowest]:
+            history.append(lowest)
+        view.draw(DemoMoment([demo_row(node.name, node.status, names) for node in nodes], lowest, history, seconds))
 
     def outcome() -> str | None:
         """Why to stop now: empty on success, None to continue."""
@@ -93,7 +108,7 @@ def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View)
                 return f"{node.name} ended early with exit code {node.exit_code}; its last lines:\n{node.last_lines()}"
             node.refresh()
         seconds = time.monotonic() - began
-        view.draw([tables.demo_row(node.name, node.status) for node in nodes], seconds)
+        draw(seconds)
         if len(nodes) == plan.nodes and goal_held([node.accuracies for node in nodes], plan.until):
             return ""
         if interrupts.any():
@@ -133,7 +148,9 @@ def _wait_for(outcome: Callable[[], str | None]) -> str:
     return reason
 
 
-def _train_alone(plan: DemoPlan, reached: DemoResult, folder: Path, interrupts: Interrupts, view: View) -> list[float]:
+def _train_alone(
+    plan: DemoPlan, reached: DemoResult, folder: Path, interrupts: Interrupts, view: View, shown: ProgressBar
+) -> list[float]:
     """Accuracy of each part trained alone for the swarm's median number of steps; empty if one of them fails."""
     steps = int(statistics.median(status["step"] for status in reached.statuses))
     view.print(f"training each part alone, for {steps} steps")
@@ -142,6 +159,7 @@ def _train_alone(plan: DemoPlan, reached: DemoResult, folder: Path, interrupts: 
     try:
         while (waiting or any(process.exit_code is None for process in processes)) and not interrupts.any():
             running = sum(process.exit_code is None for process in processes)
+            shown.show(len(processes) - running, plan.nodes, "parts")
             if waiting and running < MAX_CONCURRENT_BASELINES:
                 part = waiting.pop(0)
                 command = [*plan.alone_command, *_alone_arguments(plan, part, steps)]
@@ -189,13 +207,13 @@ def _alone_accuracy(process: DemoProcess) -> float | None:
 
 def _print_summary(plan: DemoPlan, answer: dict[str, Any], view: View) -> None:
     """The summary for people."""
-    together = tables.number(answer["accuracy"], 2)
-    alone = f"alone {tables.number(answer['alone'], 2)}, " if answer["alone"] is not None else ""
+    together = number(answer["accuracy"])
+    alone = f"alone {number(answer['alone'])}, " if answer["alone"] is not None else ""
     view.print(f"{alone}together {together}")
     view.print(
         f"{plan.nodes} nodes, {answer['seconds']:.0f} s, steps {answer['steps_per_node']}, "
-        f"population estimate {tables.number(answer['population_estimate'], 1)}, "
-        f"{tables.size(answer['bytes_sent_per_node_and_step'])} sent per node and step"
+        f"population estimate {number(whole(answer['population_estimate']))}, "
+        f"{size(answer['bytes_sent_per_node_and_step'])} sent per node and step"
     )
     view.print("the demo reached its goal" if answer["success"] else f"the demo failed: {answer['reason']}")
 

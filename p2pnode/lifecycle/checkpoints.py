@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.shard_copies import copied
 from training import checkpoint
 from training.checkpoint import CheckpointState
+from training.encoding.codecs import Vector
 from training.exchange.exchange import Exchange, Reading
 from training.exchange.store import state_files
 from training.manifest import Manifest
@@ -31,6 +33,8 @@ from training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
 LAST_FILE_S = 60.0
+#: Of float32.
+VALUE_BYTES = 4
 #: A shard that is being written is read again after so long.
 READ_AGAIN_S = 0.002
 
@@ -47,6 +51,23 @@ class _Begun(NamedTuple):
     copied_s: list[float]
     #: Which deltas the vector has, as its owners answered when it had been read.
     listed: dict[int, Applied]
+
+
+@dataclass(slots=True)
+class _Work:
+    """Bytes of the last checkpoint: on disk, and all that are known to follow."""
+
+    began_s: float
+    total: int
+    done: int = 0
+
+
+def _counted(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
+    """The same slices; each counts as written when the next one is asked for."""
+    for values in slices:
+        yield values
+        if work is not None:
+            work.done += values.nbytes
 
 
 class CheckpointWriter:
@@ -81,6 +102,14 @@ class CheckpointWriter:
         self._ended_s = environment.clock.monotonic()
         self._writing: asyncio.Task[None] | None = None
         self._last: _Begun | None = None
+        self._work: _Work | None = None
+
+    @property
+    def last_written(self) -> tuple[int, int, float] | None:
+        """The last checkpoint, while it is written: bytes on disk, all of them, and the seconds since it began; None
+        otherwise. The trainer's own state is not counted: only its process knows how much it is."""
+        work = self._work
+        return None if work is None else (work.done, work.total, self._clock.monotonic() - work.began_s)
 
     async def write_if_due(self) -> None:
         """Begin a checkpoint if the last one was written `training.checkpoint_s` ago."""
@@ -99,6 +128,7 @@ class CheckpointWriter:
         await self.stop()
         self._last = begun = await self._begin(trainer_s=trainer_s)
         if begun is not None:
+            self._work = _Work(begun.began_s, VALUE_BYTES * self._manifest.layout.total)
             self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
     async def finish_last(self) -> None:
@@ -113,6 +143,7 @@ class CheckpointWriter:
         except OSError as error:
             self._not_written(begun.state.step, error)
         finally:
+            self._work = None
             await self._abandon(begun)
 
     async def stop(self) -> None:
@@ -171,7 +202,9 @@ class CheckpointWriter:
     async def _write_vector(self, begun: _Begun) -> None:
         slices, layout = begun.reading.slices(), self._manifest.layout
         try:
-            await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
+            await self._executor.run(
+                checkpoint.write_vector, self._disk, begun.folder, layout, _counted(slices, self._work)
+            )
         finally:
             begun.reading.close()
         if self._config.exchange.enabled:
@@ -204,10 +237,14 @@ class CheckpointWriter:
         clean = self._exchange.is_clean()
         held = {shard: (shard, term, state) for shard, term, state in self._exchange.states_to_save()}
         files = state_files.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])
+        if self._work is not None:
+            self._work.total += sum(state.size_bytes for _, _, state in held.values())
         for number, shards in enumerate(files):
             copies = [(shard, held[shard][1], await copied(held[shard][2], self._executor)) for shard in shards]
             parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
+            if self._work is not None:
+                self._work.done += sum(held[shard][2].size_bytes for shard in shards)
 
     async def _save_trainer(self, folder: str, copy_s: float | None, copied_s: list[float]) -> None:
         """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""

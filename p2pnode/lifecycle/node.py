@@ -94,7 +94,7 @@ class Node:
         self._export = ModelExport(config, environment, self.trainer)
         self._ending = RunEnding(config, environment, self._export, self.progress)
         self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
-        self._checkpoints: CheckpointWriter | None = None
+        self.checkpoints: CheckpointWriter | None = None
         self._leave_requested = asyncio.Event()
         self._failure: UserError | None = None
         self.overlay.on_change(self._on_change)
@@ -258,7 +258,7 @@ class Node:
     async def _run_engine(self, hello: TrainerHello) -> End:
         """A script with an engine of named values, which has its own loop."""
         parts = await self._engine.join(hello, self.incarnation)
-        self.manifest, self.exchange, self.barrier, self.gate, self._checkpoints = parts
+        self.manifest, self.exchange, self.barrier, self.gate, self.checkpoints = parts
         self.phase = "training"
         self._failure = await self._engine.serve()
         return "script" if self._failure is None else "trainer_failed"
@@ -284,7 +284,7 @@ class Node:
 
     async def _finish(self, end: End, exchange: Exchange) -> None:
         assert self.manifest is not None
-        assert self._checkpoints is not None
+        assert self.checkpoints is not None
         layout = self.manifest.layout
         # A script has ended when the others have finished, and describes its model no more.
         is_there = self.trainer.is_script and end != "script"
@@ -294,14 +294,14 @@ class Node:
             vector = self.trainer.vector
             self._result = await self._ending.conclude(end, exchange, layout, vector, left, description)
 
-        await self._shutdown.finish(exchange, self._checkpoints, end, conclude)
+        await self._shutdown.finish(exchange, self.checkpoints, end, conclude)
 
     async def _after_step(self) -> None:
-        assert self._checkpoints is not None
+        assert self.checkpoints is not None
         if self.duplicates is not None:
             self.duplicates.after_step(self.trainer.delta)
         await self._export.describe_if_due()
-        await self._checkpoints.write_if_due()
+        await self.checkpoints.write_if_due()
 
     async def _start(self) -> TrainerHello:
         """Connect and start the trainer side by side."""
@@ -381,7 +381,7 @@ class Node:
         if self.dispatch.records is not None:
             loop.follow(self.dispatch.records)
         self.dispatch.enter(self.overlay.genesis)
-        self._checkpoints = CheckpointWriter(
+        self.checkpoints = CheckpointWriter(
             config,
             exchange,
             manifest,
@@ -430,12 +430,12 @@ class Node:
         await asyncio.gather(
             self.data.leave(TELL_DATA_S),
             self.dispatch.leave(TELL_DATA_S),
-            self._shutdown.leave(self.exchange, self._checkpoints),
+            self._shutdown.leave(self.exchange, self.checkpoints),
         )
 
     async def _close(self) -> None:
-        if self._checkpoints is not None:
-            await self._checkpoints.stop()
+        if self.checkpoints is not None:
+            await self.checkpoints.stop()
         await self._engine.stop()
         await self.data.stop()
         await self.dispatch.stop()

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from overlay.ids import short
 from overlay.peers import Activity
-from overlay.report import OverlayReport
 from p2pnode import __version__
-from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
-from p2pnode.lifecycle.startup import WAITING_HINT
-from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
+from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
+from p2pnode.status.health import findings, last_loss
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.line import line_findings, line_status
+from p2pnode.status.line import line_status
 from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.lost_peers import LostPeers
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
+from p2pnode.status.ongoing import ongoing
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -44,11 +43,7 @@ from p2pnode.status.schema import (
     WaitingStatus,
 )
 from training import kernels
-from training.duplicate_data import ADVICE
 from training.progress import StepRow
-
-#: A barrier that waits longer than this is a finding of `/status`.
-LONG_WAIT_S = 10.0
 
 
 class StatusReport:
@@ -70,6 +65,8 @@ class StatusReport:
         self._events = events
         self._loop_delay = loop_delay
         self._started = node.environment.clock.monotonic()
+        self._lost = LostPeers(node.environment.clock.monotonic)
+        node.overlay.on_change(self._lost.note)
 
     @property
     def events(self) -> EventRing:
@@ -96,7 +93,15 @@ class StatusReport:
             ),
             *line_metrics(self._line()),
             *dispatch_metrics(self._dispatch()),
-            *health_metrics(self.ready()[0], self._health(self._node.overlay.report())),
+            *health_metrics(self.ready()[0], self._health()),
+        ]
+
+    def _health(self) -> list[Finding]:
+        """What needs attention, here and in other services."""
+        node = self._node
+        return [
+            *findings(node, node.overlay.report(), self._line(), self._dispatch(), self._lost.rows()),
+            *self._findings(),
         ]
 
     def _uptime_s(self) -> float:
@@ -109,7 +114,7 @@ class StatusReport:
         report = overlay.report()
         population = overlay.population()
         progress = node.progress
-        keys = self._keys()
+        keys, lost = self._keys(), self._lost.rows()
         return Status(
             schema=SCHEMA,
             summary=self._summary(),
@@ -163,10 +168,12 @@ class StatusReport:
             memory=self._memory(),
             overlay=report.flat(),
             loop=self._loop_delay.report(),
-            health=self._health(report),
+            health=self._health(),
             data=self._data(),
             line=self._line(),
             dispatch=self._dispatch(),
+            lost=lost,
+            progress=ongoing(node, self._uptime_s()),
             members_distrusted=distrusted_members(node.exchange, node.environment.clock.monotonic()),
         )
 
@@ -340,6 +347,8 @@ class StatusReport:
         others = max(0, round(population.estimate) - 1)
         about = "" if population.exact else "about "
         company = f"{about}{others} peer{'' if others == 1 else 's'}"
+        if not node.overlay.peers and (lost := self._lost.rows()):
+            company = f"0 peers ({last_loss(lost)})"
         step = node.progress.step
         match node.state:
             case "joining":
@@ -375,75 +384,3 @@ class StatusReport:
         if status.tasks is None:
             return "no data set is registered yet"
         return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
-
-    def _health(self, overlay: OverlayReport) -> list[Finding]:
-        node = self._node
-        findings = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
-        findings += self._findings()
-        for address, reason in node.overlay.attempts.items():
-            findings.append(_warning(f"bootstrap {address}: {reason}", "check that it runs and the address is right"))
-        if node.waits_for_swarm:
-            findings.append(
-                _warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT)
-            )
-        if overlay.counters.get("peers_refused_crowded"):
-            limit = node.config.swarm.ids_per_address
-            findings.append(
-                _warning(
-                    f"more than {limit} nodes of one address try to join; the others are refused",
-                    "raise swarm.ids_per_address on all nodes if these share an address behind a NAT",
-                )
-            )
-        findings += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
-        if node.progress.stalled:
-            hang_s = node.config.training.hang_s
-            what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
-            do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
-            findings.append(Finding(level="error", what=what, do=do))
-        findings += [_warning(what, do) for what, do in node.data.warnings()]
-        findings += dispatch_findings(self._dispatch(), *node.dispatch.facts())
-        exchange = node.exchange
-        if exchange is not None:
-            control = exchange.codec_control
-            findings += line_findings(self._line(), exchange.context.codec, overlaps=control.facts().overlaps)
-        if exchange is not None and exchange.push_client.outstanding_steps:
-            steps = exchange.push_client.outstanding_steps
-            findings.append(_warning(f"deltas of {len(steps)} steps wait for their owners", "see /steps"))
-        if node.loop is not None and (missing := node.loop.missing_evaluations()):
-            findings.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
-        if node.duplicates is not None and node.duplicates.nodes:
-            same = node.duplicates.nodes
-            others = f" and {len(same) - 1} more" if len(same) > 1 else ""
-            what = f"this node and {short(same[0])}{others} train on exactly the same data"
-            findings.append(_warning(what, ADVICE))
-        waiting = node.gate.waiting
-        if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
-            findings.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
-        return findings
-
-
-def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:
-    """The port that no peer reaches, unless that is `meant`; and the router that does not open it."""
-    reachable, mapping = overlay.reachable, overlay.mapping
-    if meant or reachable.reached:
-        return []
-    if not reachable.reason:  # not known yet
-        if mapping is None or not mapping.reason:
-            return []
-        return [_warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
-    what = f"your port {port} cannot be reached from outside: {reachable.reason}."
-    if mapping is None:
-        second = 'set node.nat = "auto", if your router supports UPnP'
-    else:
-        second = f"allow UPnP in your router ({mapping.reason or 'it has opened ' + mapping.address})"
-    return [
-        _warning(
-            f"{what} This node trains and receives updates, but owns no shards",
-            f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
-            f"(2) {second}; (3) leave it so, and set node.client_only = true",
-        )
-    ]
-
-
-def _warning(what: str, do: str) -> Finding:
-    return Finding(level="warning", what=what, do=do)

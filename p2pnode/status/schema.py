@@ -246,6 +246,29 @@ class LoopStatus(Struct, frozen=True, kw_only=True):
     tasks: Count
 
 
+class LostPeer(Struct, frozen=True, kw_only=True):
+    """A peer that was found dead or has left in the last hour and has not come back. `step`: its last known one."""
+
+    id: NodeId
+    address: str
+    how: Literal["dead", "left"]
+    reason: str
+    step: Count
+    seconds_ago: Seconds
+
+
+class Ongoing(Struct, frozen=True, kw_only=True):
+    """Work that takes long: `done` of `total` in `unit` (`bytes`, `steps`, `nodes`), since when, and the time to go.
+    `total` is 0 and `unit` empty where nobody knows how much it is; `left_seconds` is null where nobody knows."""
+
+    what: str
+    done: Count
+    total: Count
+    unit: str
+    since_seconds: Seconds
+    left_seconds: Seconds | None = None
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that needs attention: what it is, and what to do."""
 
@@ -279,6 +302,8 @@ class Status(Struct, frozen=True, kw_only=True):
     line: LineStatus | None = None
     dispatch: DispatchStatus | None = None
     members_distrusted: list[DistrustedMember] = []
+    lost: list[LostPeer] = []
+    progress: list[Ongoing] = []
 
 
 class DistrustedMember(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
-from p2pnode.tables import status_text
+from p2pnode.terminal.status_view import status_text
 from tests.harness.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
 from training.dispatch.store import MemoryStore
 

@@ -15,7 +15,7 @@ from overlay.transport import TransportError
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from p2pnode.tables import status_text
+from p2pnode.terminal.status_view import status_text
 from tests.harness.nat import Nat
 from tests.harness.overlay_swarm import OverlayWorld, address_of
 from tests.harness.stub_trainer import StubTrainer

@@ -77,6 +77,8 @@ class Delivery:
     #: Cancelled in order to continue from a copy of the trainer's memory.
     interrupted: bool = False
     task: asyncio.Task[None] | None = None
+    #: Monotonic seconds; set when it is put into the outbox.
+    since: float = 0.0
 
     @property
     def identity(self) -> DeltaId:
@@ -110,8 +112,15 @@ class Outbox:
         """Steps with shards that no owner has acknowledged yet."""
         return list(self._deliveries)
 
+    @property
+    def oldest_s(self) -> float:
+        """How long the delivery has waited that has waited longest; 0 without any."""
+        now = self._context.environment.clock.monotonic()
+        return max((now - delivery.since for delivery in self._deliveries.values()), default=0.0)
+
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
+        delivery.since = self._context.environment.clock.monotonic()
         self._deliveries[delivery.push.step] = delivery
         self._context.kept.keep(delivery.identity, delivery.unacknowledged)
         self._drop_ownerless()

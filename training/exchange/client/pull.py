@@ -41,6 +41,8 @@ _NONE = (ZERO_TERM, 0)
 
 #: Once half of a joiner's owners are done, the others have as long again, and at least so long.
 MIN_RELIEF_DELAY_S = 2.0
+#: Of float32.
+VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Job:
     wait: StepWait
     is_final: bool = False
     changed: int = 0
+    #: Monotonic seconds.
+    began: float = 0.0
 
 
 class PullClient:
@@ -88,6 +92,18 @@ class PullClient:
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
         self._update_count = 0
+        self._download: Job | None = None
+
+    @property
+    def download(self) -> tuple[int, int, float] | None:
+        """A joiner's pull that is under way: bytes of the vector that are there, all of them, and the seconds since it
+        began; None without one."""
+        if self._download is None:
+            return None
+        bounds = self._store.bounds
+        missing = sum(bounds[shard][1] - bounds[shard][0] for shard in self._download.waiting)
+        values = bounds[-1][1] if bounds else 0
+        return VALUE_BYTES * (values - missing), VALUE_BYTES * values, self._clock.monotonic() - self._download.began
 
     async def pull(self, step: int, *, deadline_s: float | None, is_final: bool = False) -> PullReport:
         """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
@@ -104,12 +120,15 @@ class PullClient:
                 await self._follower.enter(shard, published)
         waiting = dict.fromkeys(range(len(self._store)))
         wait = StepWait(deadline_s)
-        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait)
+        began = self._clock.monotonic()
+        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
+        self._download = job if job.is_joiners else None
         work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
         try:
             if not await wait.until(work, lambda: waiting):
                 self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         finally:
+            self._download = None
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)

@@ -66,6 +66,11 @@ class PushClient:
         """Steps with shards that no owner has acknowledged yet."""
         return self._outbox.steps
 
+    @property
+    def outstanding_s(self) -> float:
+        """How long the oldest of those steps has waited; 0 without any."""
+        return self._outbox.oldest_s
+
     async def push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm, On
 from overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
 from overlay.local_node import LocalNode
 from overlay.peers import Contact
-from tests.harness.environment import make_environment
+from tests.harness.environment import ListLog, make_environment
 from tests.harness.virtual_loop import run
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
@@ -23,7 +24,7 @@ Answers = dict[Address, HelloRejected | None]
 
 
 def dialer(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch, *, bound: str = "10.0.0.9"
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, *, bound: str = "10.0.0.9", log: ListLog | None = None
 ) -> tuple[Dialer, list[Address]]:
     """A dialer, and the addresses it dials; None in `answers` is a node of its swarm."""
     dialled: list[Address] = []
@@ -45,7 +46,7 @@ def dialer(
         local,
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
-        make_environment(),
+        make_environment(log=log),
         on_duplicate_identity=lambda *_: None,
         resolver=resolver,
     )
@@ -165,5 +166,25 @@ def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(monkeypa
         assert dialled == []
         assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
         assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
+
+    play(story)
+
+
+def test_while_nothing_answers_the_log_says_so_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how long, each address, why, and what to do; a changed reason is logged at once, its repeat not."""
+
+    async def story() -> None:
+        log = ListLog([])
+        made, _ = dialer({FOUNDER: HelloRejected("did not answer", final=False)}, monkeypatch, log=log)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3 * module.REMIND_S + 15.0):
+                await made.dial(["10.0.0.1:8468"], list, None)
+
+        reminders = [record.fields for record in log.of("still_not_joined")]
+        assert len(log.of("bootstrap_failed")) == 1
+        assert len(reminders) == 3
+        assert [abs(fields["waited_s"] - 60 * (at + 1)) < 40 for at, fields in enumerate(reminders)] == [True] * 3
+        (sentence,) = reminders[0]["tried"]
+        assert sentence.startswith("10.0.0.1:8468 did not answer: see that the machine is up")
 
     play(story)

@@ -43,7 +43,7 @@ def test_forced_it_removes_what_the_node_wrote_and_nothing_else(folder: Path, ca
     assert forget("--force") == 0
     shown = capsys.readouterr().out
     assert "of run digits" in shown
-    assert "2.0 MB  the model, the optimiser" in shown
+    assert "2.00 MB  the model, the optimiser" in shown
     assert "this stays: model.safetensors" in shown
     assert [path.name for path in folder.rglob("*")] == ["model.safetensors"]
 

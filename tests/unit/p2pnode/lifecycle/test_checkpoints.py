@@ -440,3 +440,29 @@ def test_a_checkpoint_lists_the_deltas_of_its_vector(tmp_path: Path) -> None:
         assert world.events("stored_states_unreadable")
 
     in_world(tmp_path, scenario)
+
+
+def test_the_last_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
+    """Bytes of the vector and of the held shards, on a slow disk; nothing before, after, and of a periodic one."""
+    seen: list[tuple[int, int, float]] = []
+
+    async def scenario() -> None:
+        world = World(tmp_path, disk_s=1.0)
+        await world.periodic(1)
+        assert world.writer.last_written is None
+        leaving = asyncio.create_task(world.leave(2))
+        while not leaving.done():
+            await asyncio.sleep(0.25)
+            if (now := world.writer.last_written) is not None:
+                seen.append(now)
+        await leaving
+        assert world.writer.last_written is None
+
+    run(scenario())
+    done = [row[0] for row in seen]
+    states = sum(ShardState(np.zeros(SIZE // SHARDS, np.float32), SIZE // SHARDS).size_bytes for _ in range(SHARDS))
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert 4 * SIZE in done
+    assert seen[-1][:2] == (4 * SIZE + states, 4 * SIZE + states)
+    assert seen[-1][2] > seen[0][2]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from p2pnode.status.events import EventRing
+from p2pnode.status.health import LONG_WAIT_S, RECENT_S
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from p2pnode.status.schema import BestStatus
+from p2pnode.status.schema import BestStatus, Ongoing
 from tests.harness.stub_trainer import StubTrainer
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import run
@@ -160,6 +163,9 @@ def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
         assert [len(findings) for findings in found] == [1, 1]
         assert hosts[1].living.overlay.node_id.hex()[:8] in found[0][0].what
         assert "swarm.seed" in found[0][0].do
+        await swarm.kill("n1")
+        await swarm.until(lambda: not hosts[0].living.overlay.peers, within_s=60, what="it is found dead")
+        assert not [each for each in report(swarm, hosts[0]).status().health if "same data" in each.what]
 
     simulate(scenario, training__min_nodes=2, barrier__method="bsp")
 
@@ -184,3 +190,131 @@ def test_a_member_that_waits_for_its_swarm_says_so() -> None:
         assert "p2pnode start --reopen" in finding.do
 
     simulate(scenario)
+
+
+def found(swarm: Swarm, host: Host, words: str) -> list[str]:
+    """The findings of a node with these words."""
+    return [finding.what for finding in report(swarm, host).status().health if words in finding.what]
+
+
+def test_a_node_without_peers_says_whom_it_lost_and_when() -> None:
+    """In the summary, as a finding and under `lost`, until the peer is back; before there was a loss, nothing."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, other = swarm.start_many(2)
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        asked = report(swarm, host)  # kept: it remembers what happens from now on
+        id_of_other = other.living.overlay.node_id.hex()
+        assert asked.status().lost == []
+        await swarm.kill("n1")
+        await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
+        await asyncio.sleep(12.0)
+
+        status = asked.status()
+        (lost,) = status.lost
+        assert (lost.id, lost.how) == (id_of_other, "dead")
+        assert 12.0 <= lost.seconds_ago < 14.0
+        assert f"0 peers ({id_of_other[:8]} was lost 12 s ago)" in status.summary
+        assert [each.what for each in status.health if "no peer is left" in each.what] == [
+            f"no peer is left: {id_of_other[:8]} was lost 12 s ago ({lost.reason})"
+        ]
+
+        swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: bool(host.living.overlay.peers), within_s=60, what="it is back")
+        status = asked.status()
+        assert (status.lost, [each for each in status.health if "no peer" in each.what]) == ([], [])
+
+    simulate(scenario, barrier__method="asp")
+
+
+def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
+    """Not the moment that every push takes; and it goes when the owner has them."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        assert host.living.exchange is not None
+        waiting: dict[int, Any] = host.living.exchange.push_client._outbox._deliveries
+        now = swarm.clock.monotonic()
+        for age_s, findings in ((0.9, 0), (LONG_WAIT_S - 0.5, 0), (LONG_WAIT_S + 2.0, 1)):
+            waiting[5] = SimpleNamespace(since=now - age_s)
+            assert len(found(swarm, host, "wait for their owners")) == findings
+        assert found(swarm, host, "wait for") == ["deltas of 1 steps wait for their owners, one for 12 s"]
+        waiting.clear()
+        assert found(swarm, host, "wait for their owners") == []
+
+    simulate(scenario)
+
+
+def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
+    """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, _ = swarm.start_many(2)
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        host.living.overlay.attempts["old:1"] = "refused the connection: no process listens there"
+        assert found(swarm, host, "bootstrap") == []
+        await swarm.kill("n1")
+        await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
+        (finding,) = [each for each in report(swarm, host).status().health if "old:1" in each.what]
+        assert "node.port" in finding.do
+
+    simulate(scenario, barrier__method="asp")
+
+
+def test_a_crowded_address_is_a_finding_for_a_minute() -> None:
+    """A refused node tries again sooner; when none does any more, the finding goes."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        members = host.living.overlay._members
+        assert found(swarm, host, "of one address") == []
+        members._refused("10.0.0.9", swarm.clock.monotonic())
+        await asyncio.sleep(RECENT_S - 1)
+        assert len(found(swarm, host, "of one address")) == 1
+        await asyncio.sleep(2)
+        assert found(swarm, host, "of one address") == []
+
+    simulate(scenario)
+
+
+def test_what_takes_long_says_how_far_it_is_and_the_time_to_go() -> None:
+    """The join, the nodes that are missing, the download of the state, the steps and the last checkpoint."""
+    seen: dict[str, list[Ongoing]] = {}
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__max_steps=200)
+
+        def watch(of: Host) -> bool:
+            for each in report(swarm, of).status().progress:
+                seen.setdefault(each.what, []).append(each)
+            return False
+
+        async def observed(of: Host, until: Callable[[], bool], what: str) -> None:
+            await swarm.until(lambda: watch(of) or until(), within_s=90, what=what, every_s=0.01)
+
+        await observed(host, lambda: host.living.phase == "waiting_for_nodes", "it waits")
+        await asyncio.sleep(0.1)
+        watch(host)
+        other = swarm.start("n1", bootstrap="n0", training__max_steps=200)
+        await observed(other, lambda: other.living.progress.step >= 5, "it trains")
+        other.living.leave()
+        node = other.living
+        await observed(other, lambda: node.phase == "leaving", "it leaves")
+        await swarm.until(lambda: watch(other) or node.checkpoints is None or node.checkpoints._work is None,
+                          within_s=30, what="it has saved", every_s=0.001)  # fmt: skip
+
+    simulate(scenario, training__min_nodes=2, training__checkpoint_s=60.0)
+
+    assert (seen["nodes"][0].done, seen["nodes"][0].total, seen["nodes"][0].unit) == (1, 2, "nodes")
+    steps = seen["max_steps"][-1]
+    assert (steps.total, steps.unit) == (200, "steps")
+    assert steps.left_seconds is not None
+    assert steps.left_seconds > 0
+    download = seen["download of the state"][-1]
+    assert (download.unit, download.total % 4) == ("bytes", 0)
+    assert 0 <= download.done <= download.total
+    assert {"join the swarm", "start the trainer", "join"} & set(seen)
+    assert all(each.done <= each.total or not each.total for rows in seen.values() for each in rows)
+    print(sorted(seen))

@@ -1,0 +1,161 @@
+"""What needs attention on a node, each with what to do: `/status.health`.
+
+A finding is made from what is so now, so it goes when its cause has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlay.bootstrap.advice import what_to_do
+from overlay.ids import short
+from overlay.report import OverlayReport
+from p2pnode.config.rules import warnings_for
+from p2pnode.lifecycle.node import Node
+from p2pnode.lifecycle.startup import WAITING_HINT
+from p2pnode.status.dispatch import dispatch_findings
+from p2pnode.status.line import line_findings
+from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
+from training.duplicate_data import ADVICE
+
+#: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
+LONG_WAIT_S = 10.0
+#: A refusal of a node is a finding for this long; a node that is refused tries again sooner.
+RECENT_S = 60.0
+#: Lost peers that a sentence names.
+NAMED_LOSSES = 3
+
+
+def findings(
+    node: Node,
+    overlay: OverlayReport,
+    line: LineStatus | None,
+    dispatch: DispatchStatus | None,
+    lost: Sequence[LostPeer],
+) -> list[Finding]:
+    """What needs attention now."""
+    found = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
+    found += _joining(node)
+    found += _alone(node, lost)
+    found += _crowded(node, overlay)
+    found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
+    if node.progress.stalled:
+        hang_s = node.config.training.hang_s
+        what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
+        do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
+        found.append(Finding(level="error", what=what, do=do))
+    found += [_warning(what, do) for what, do in node.data.warnings()]
+    found += dispatch_findings(dispatch, *node.dispatch.facts())
+    found += _exchange(node, line)
+    if node.loop is not None and (missing := node.loop.missing_evaluations()):
+        found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
+    found += _same_data(node)
+    waiting = node.gate.waiting
+    if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
+        found.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
+    return found
+
+
+def last_loss(lost: Sequence[LostPeer]) -> str:
+    """ "lost 7f3a7f3a 12 s ago and 19ab19ab 40 s ago"."""
+    named = [
+        f"{one.id[:8]} {'left' if one.how == 'left' else 'was lost'} {_ago(one.seconds_ago)} ago"
+        for one in lost[:NAMED_LOSSES]
+    ]
+    more = f" and {len(lost) - NAMED_LOSSES} more" if len(lost) > NAMED_LOSSES else ""
+    return ", ".join(named) + more
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _joining(node: Node) -> list[Finding]:
+    """Addresses that did not lead into the swarm, as long as this node is not in it or knows nobody there."""
+    found = []
+    if node.phase == "joining" or not node.overlay.peers:
+        found = [
+            _warning(f"bootstrap {address}: {reason}", what_to_do(reason))
+            for address, reason in node.overlay.attempts.items()
+        ]
+    if node.waits_for_swarm:
+        found.append(_warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))
+    return found
+
+
+def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
+    """All peers are gone, and at least one did not say good-bye."""
+    dead = [one for one in lost if one.how == "dead"]
+    if node.overlay.peers or not dead or node.phase in ("finished", "leaving"):
+        return []
+    return [
+        _warning(
+            f"no peer is left: {last_loss(dead)} ({dead[0].reason or 'no answer'})",
+            "this node trains on and dials them every few seconds; see that they run, and this machine's network",
+        )
+    ]
+
+
+def _crowded(node: Node, overlay: OverlayReport) -> list[Finding]:
+    if overlay.crowded_seconds is None or overlay.crowded_seconds > RECENT_S:
+        return []
+    limit = node.config.swarm.ids_per_address
+    return [
+        _warning(
+            f"more than {limit} nodes of one address try to join; the others are refused",
+            "raise swarm.ids_per_address on all nodes if these share an address behind a NAT",
+        )
+    ]
+
+
+def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
+    exchange = node.exchange
+    if exchange is None:
+        return []
+    found, control = [], exchange.codec_control
+    if line is not None:
+        found += line_findings(line, exchange.context.codec, overlaps=control.facts().overlaps)
+    client = exchange.push_client
+    if client.outstanding_s > LONG_WAIT_S:
+        count, longest_s = len(client.outstanding_steps), client.outstanding_s
+        what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s"
+        found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
+    return found
+
+
+def _same_data(node: Node) -> list[Finding]:
+    """Live nodes that train on the very same samples."""
+    if node.duplicates is None:
+        return []
+    same = [other for other in node.duplicates.nodes if node.overlay.is_alive(other)]
+    if not same:
+        return []
+    others = f" and {len(same) - 1} more" if len(same) > 1 else ""
+    return [_warning(f"this node and {short(same[0])}{others} train on exactly the same data", ADVICE)]
+
+
+def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:
+    """The port that no peer reaches, unless that is `meant`; and the router that does not open it."""
+    reachable, mapping = overlay.reachable, overlay.mapping
+    if meant or reachable.reached:
+        return []
+    if not reachable.reason:  # not known yet
+        if mapping is None or not mapping.reason:
+            return []
+        return [_warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
+    what = f"your port {port} cannot be reached from outside: {reachable.reason}."
+    if mapping is None:
+        second = 'set node.nat = "auto", if your router supports UPnP'
+    else:
+        second = f"allow UPnP in your router ({mapping.reason or 'it has opened ' + mapping.address})"
+    return [
+        _warning(
+            f"{what} This node trains and receives updates, but owns no shards",
+            f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
+            f"(2) {second}; (3) leave it so, and set node.client_only = true",
+        )
+    ]
+
+
+def _warning(what: str, do: str) -> Finding:
+    return Finding(level="warning", what=what, do=do)

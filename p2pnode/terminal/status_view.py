@@ -1,0 +1,263 @@
+"""`p2pnode status`: a status of the HTTP API as lines, and the parts of it that other views share.
+
+A node of another version may lack any key, so every one is looked up with a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pnode.terminal.curve import progress_text
+from p2pnode.terminal.lines import Line, Style, Tone, labelled, wrapped
+from p2pnode.terminal.numbers import duration, number, rate, share, short, size
+
+#: The tone of each state of a node or a peer.
+STATE_TONES: Mapping[str, Tone] = {
+    "training": "ok",
+    "serving": "ok",
+    "finished": "ok",
+    "waiting": "warn",
+    "waiting_for_nodes": "warn",
+    "joining": "warn",
+    "paused": "warn",
+    "leaving": "warn",
+    "suspect": "bad",
+    "stalled": "bad",
+    "failed": "bad",
+}
+_MARKS: Mapping[Tone, str] = {"ok": "●", "warn": "▲", "bad": "✖"}
+_LEVELS: Mapping[str, Tone] = {"info": "", "warning": "warn", "error": "bad"}
+
+
+def part(status: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object of the status; empty where it is null or missing."""
+    value = status.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def listed(status: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of the status; empty where it is null or missing."""
+    value = status.get(key)
+    return value if isinstance(value, list) else []
+
+
+def state_name(state: object) -> str:
+    """A state in words."""
+    return str(state or "?").replace("_", " ")
+
+
+def tone_of(status: Mapping[str, Any]) -> Tone:
+    """Green, amber or red: the state, or what is worst in `health`."""
+    levels = {_LEVELS.get(str(entry.get("level")), "") for entry in findings(status)}
+    tone = STATE_TONES.get(str(status.get("state")), "")
+    if "bad" in levels or tone == "bad":
+        return "bad"
+    return "warn" if "warn" in levels or tone == "warn" else tone
+
+
+def findings(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in listed(status, "health") if isinstance(entry, dict)]
+
+
+def population(entry: Mapping[str, Any] | None) -> str:
+    """ "4 nodes" if they are counted, "about 24 nodes (20 to 28)" if they are estimated."""
+    if not entry or entry.get("estimate") is None:
+        return "population unknown"
+    if entry.get("exact"):
+        count = round(entry["estimate"])
+        return f"{count} node" if count == 1 else f"{count} nodes"
+    low, high = entry.get("low"), entry.get("high")
+    bounds = f" ({low:.0f} to {high:.0f})" if low is not None and high is not None else ""
+    return f"about {entry['estimate']:.0f} nodes{bounds}"
+
+
+def waiting(entry: Mapping[str, Any] | None) -> str:
+    """Which peers a node waits for, and since when."""
+    if not entry:
+        return "no peer"
+    slowest = entry.get("slowest")
+    whom = f"; slowest {short(slowest)} at step {entry.get('its_step', '?')}" if slowest else ""
+    since = duration(float(entry.get("since_seconds") or 0.0))
+    return f"{entry.get('behind', '?')} of {entry.get('sampled', '?')} sampled peers, for {since}{whom}"
+
+
+def metrics(training: Mapping[str, Any]) -> str:
+    """ "loss 0.310, accuracy 0.930 at step 410 on 360 samples"."""
+    values = part(training, "metrics")
+    parts = [f"loss {number(training.get('loss'))}"]
+    parts += [f"{name} {number(value)}" for name, value in values.items()]
+    text = ", ".join(parts)
+    if training.get("evaluated_step") is not None and values:
+        text += f" at step {training['evaluated_step']}"
+        if training.get("evaluated_samples"):
+            text += f" on {training['evaluated_samples']} samples"
+    return text
+
+
+def lost_peer(entry: Mapping[str, Any]) -> str:
+    """ "7f3a7f3a at 10.0.0.5:8468 was found dead 12 s ago, at step 410"."""
+    how = "left" if entry.get("how") == "left" else "was found dead"
+    step = entry.get("step")
+    at = "" if step is None else f", at step {step}"
+    ago = duration(entry.get("seconds_ago"))
+    return f"{short(entry.get('id'))} at {entry.get('address') or '?'} {how} {ago} ago{at}"
+
+
+def headline(status: Mapping[str, Any], style: Style) -> list[Line]:
+    """The summary with its colour."""
+    tone = tone_of(status)
+    mark = _MARKS.get(tone, "●")
+    width = None if style.width is None else max(10, style.width - 2)
+    text = str(status.get("summary") or f"{state_name(status.get('state'))} at step {status.get('step', '?')}")
+    pieces = [text] if width is None else wrapped(text, width)
+    return [[(f"{mark} " if at == 0 else "  ", tone), (piece, "bold")] for at, piece in enumerate(pieces)]
+
+
+def status_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
+    """The answer to `p2pnode status`: the summary, then connected, learning, waiting, exchange, health."""
+    lines: list[Line] = [*headline(status, style), []]
+    for label, text in [
+        *_connected(status),
+        *_learning(status),
+        *_waiting(status),
+        *_exchange(status),
+        *_dispatch(part(status, "dispatch")),
+        *_result(part(status, "result")),
+    ]:
+        lines += labelled(label, text, style)
+    return [*lines, *progress_lines(status, style), *health_lines(status, style)]
+
+
+def _connected(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    node = part(status, "node")
+    closed = part(status, "swarm").get("closed")
+    kind = "" if closed is None else " (closed by a key)" if closed else " (open: no key)"
+    up = f", up {duration(node['uptime_seconds'])}" if "uptime_seconds" in node else ""
+    rows = [
+        ("connected", f"{population(status.get('population'))}; run {status.get('run', '?')}{kind}"),
+        (
+            "",
+            f"this node: {short(node.get('id'))} at {node.get('address', '?')}, "
+            f"start {node.get('incarnation', '?')}{up}",
+        ),
+    ]
+    recent = [entry for entry in listed(status, "lost") if isinstance(entry, dict)][:3]
+    return rows + [("lost" if at == 0 else "", lost_peer(entry)) for at, entry in enumerate(recent)]
+
+
+def _learning(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    training = part(status, "training")
+    pace = f"{duration(training.get('step_seconds'))} a step"
+    busy = f", {share(training['training_share'])} of it training" if training.get("training_share") else ""
+    return [
+        ("learning", f"{state_name(status.get('state'))} at step {status.get('step', '?')}; {metrics(training)}"),
+        ("", f"{pace}{busy}; trainer {training.get('trainer', '?')}"),
+    ]
+
+
+def _waiting(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    barrier = part(status, "barrier").get("method", "?")
+    return [("waiting", f"for {waiting(status.get('waiting'))} (barrier {barrier})")]
+
+
+def _exchange(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    exchange, line = part(status, "exchange"), part(status, "line")
+    refused = exchange.get("refused", 0)
+    owned = exchange.get("shards_owned", "?")
+    rows = [
+        (
+            "exchange",
+            f"{owned} {'shard' if owned == 1 else 'shards'} owned; {size(exchange.get('bytes_sent'))} sent, "
+            f"{size(exchange.get('bytes_received'))} received; {refused or 'none'} refused",
+        )
+    ]
+    upload = line.get("upload_bytes_per_s") or line.get("upload_at_least_bytes_per_s")
+    if upload:
+        least = "" if line.get("upload_bytes_per_s") else "at least "
+        rows.append(("", f"line: {least}{rate(upload)} up; codec {line.get('codec') or '?'}"))
+    return rows
+
+
+def _dispatch(dispatch: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The queue of the records, and who serves it; nothing where none are dispatched."""
+    if not dispatch:
+        return []
+    who = "this node" if dispatch.get("serves") else short(dispatch.get("master"))
+    passes = dispatch.get("passes") or "no end"
+    if dispatch.get("tasks") is None:
+        return [("records", f"master {who}; {dispatch.get('last_error') or 'nothing is registered yet'}")]
+    counts = ", ".join(f"{dispatch.get(state, '?')} {state}" for state in ("todo", "leased", "done", "failed"))
+    store, trained = dispatch.get("store") or "?", dispatch.get("records_trained", 0)
+    return [
+        ("records", f"pass {dispatch.get('pass_number', '?')} of {passes}: {counts}"),
+        ("", f"master {who} ({store}), {trained} records trained here"),
+    ]
+
+
+def _result(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How the run ended, and where its model is; nothing while it goes on."""
+    if not result:
+        return []
+    best = part(result, "best")
+    ended = f"after {result.get('steps', '?')} steps ({result.get('reason', '?')})"
+    if best:
+        ended += f"; best {best.get('metric', '?')} {number(best.get('value'))} at step {best.get('step', '?')}"
+    rows = [("ended", ended), ("", f"model: {result.get('model') or 'no file was written'}")]
+    rows += [("", f"    {line}") for line in listed(result, "load")]
+    if result.get("may_differ"):
+        rows.append(("", f"it may differ from the model of other nodes: {result['may_differ']}"))
+    return rows
+
+
+def progress_lines(status: Mapping[str, Any], style: Style, label: str = "progress") -> list[Line]:
+    """What takes long, with the time to go."""
+    lines: list[Line] = []
+    indent = 11 if label else 0
+    width = (80 if style.width is None else style.width) - indent
+    for entry in listed(status, "progress"):
+        if isinstance(entry, dict):
+            text = progress_text(
+                str(entry.get("what", "?")),
+                float(entry.get("done") or 0),
+                float(entry.get("total") or 0),
+                str(entry.get("unit") or ""),
+                entry.get("left_seconds"),
+                width=width,
+                passed_s=float(entry.get("since_seconds") or 0),
+            )
+            lines.append([(f"{label if not lines else '':<{indent}}", "dim"), (text, "")])
+    return lines
+
+
+def health_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
+    """What needs attention, each with what to do below it."""
+    lines: list[Line] = []
+    for entry in findings(status):
+        level = str(entry.get("level", "?"))
+        label = "" if lines else "health"
+        lines += labelled(label, f"{level}: {entry.get('what', '')}", style, tone=_LEVELS.get(level, "warn"))
+        if entry.get("do"):
+            lines += labelled("", f"do: {entry['do']}", style)
+    return lines or labelled("health", "nothing to report", style, tone="ok")
+
+
+def status_line(status: Mapping[str, Any]) -> str:
+    """One line, for `watch` without a terminal."""
+    training, exchange = part(status, "training"), part(status, "exchange")
+    return (
+        f"{status.get('state', '?')} step {status.get('step', '?')}; {metrics(training)}; "
+        f"waits for {waiting(status.get('waiting'))}; {population(status.get('population'))}; "
+        f"{size(exchange.get('bytes_sent'))} sent"
+    )
+
+
+def text_of(lines: Sequence[Line], style: Style) -> str:
+    """The lines as text."""
+    return "\n".join(style.render(line) for line in lines)
+
+
+def status_text(status: Mapping[str, Any], style: Style | None = None) -> str:
+    """The answer to `p2pnode status` as text; without a style neither cut nor coloured."""
+    shown = style or Style()
+    return text_of(status_lines(status, shown), shown)

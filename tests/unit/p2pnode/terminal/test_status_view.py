@@ -1,0 +1,111 @@
+"""What the terminal shows of a node: sentences, columns and"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2pnode.terminal.lines import Style, cells
+from p2pnode.terminal.status_view import status_line, status_lines, status_text, tone_of
+
+
+def test_status_is_said_in_sentences() -> None:
+    """The summary comes first, then whether the node is connected, learns, waits, and what to do."""
+    status: dict[str, Any] = {
+        "summary": "waiting for one",
+        "node": {"id": "7f3a" * 10, "incarnation": 3, "address": "10.0.0.5:8468"},
+        "run": "digits",
+        "state": "waiting",
+        "step": 412,
+        "population": {"estimate": 23.8, "low": 20.1, "high": 28.2, "exact": False},
+        "barrier": {"method": "pssp"},
+        "waiting": {"since_seconds": 3.2, "behind": 1, "sampled": 10, "slowest": "19ab" * 10, "its_step": 407},
+        "training": {"loss": 0.31, "metrics": {"accuracy": 0.93}, "evaluated_step": 410, "evaluated_samples": 360},
+        "exchange": {"shards_owned": 17, "bytes_sent": 1_234_567, "bytes_received": 999, "refused": 0},
+        "health": [{"level": "warning", "what": "port closed", "do": "open it"}],
+        "lost": [{"id": "ab" * 20, "address": "10.0.0.9:8468", "how": "dead", "step": 400, "seconds_ago": 12.3}],
+        "progress": [{"what": "steps", "done": 412, "total": 1000, "unit": "steps", "left_seconds": 90.0}],
+    }
+
+    text = status_text(status)
+
+    assert text.splitlines()[0] == "▲ waiting for one"
+    for words in (
+        "about 24 nodes (20 to 28)",
+        "waiting at step 412; loss 0.310, accuracy 0.930 at step 410 on 360 samples",
+        "412 of 1000 steps  1 min 30 s to go",
+        "1 of 10 sampled peers, for 3.2 s; slowest 19ab19ab at step 407",
+        "17 shards owned; 1.23 MB sent, 999 B received; none refused",
+        "lost       abababab at 10.0.0.9:8468 was found dead 12 s ago, at step 400",
+        "warning: port closed\n           do: open it",
+    ):
+        assert words in text
+
+
+def test_the_end_of_a_run_is_shown() -> None:
+    """After the end the text has the reason, the best metric, the file and how to load it; before it, nothing."""
+    result = {
+        "reason": "max_steps",
+        "steps": 400,
+        "best": {"metric": "accuracy", "value": 0.975, "step": 390},
+        "model": "/tmp/model.safetensors",
+        "load": ["from safetensors.torch import load_file"],
+        "may_differ": "2 nodes train on",
+    }
+
+    text = status_text({"result": result})
+
+    for words in (
+        "after 400 steps (max_steps); best accuracy 0.975 at step 390",
+        "model: /tmp/model.safetensors",
+        "    from safetensors.torch import load_file",
+        "other nodes: 2 nodes train on",
+    ):
+        assert words in text
+    assert "model: no file was written" in status_text({"result": {"steps": 3, "reason": "script"}})
+    assert "ended" not in status_text({"result": None})
+
+
+BROKEN: list[dict[str, Any]] = [
+    {},
+    {"population": None, "training": {"loss": None}, "waiting": None, "health": []},
+    {"training": "x", "exchange": None, "health": None, "lost": None, "progress": [None, {}], "node": []},
+    {"health": [{}], "lost": [{}], "result": {}, "dispatch": {"tasks": None}, "population": {}},
+]
+
+
+@pytest.mark.parametrize("status", BROKEN)
+def test_half_a_status_is_shown_all_the_same(status: dict[str, Any]) -> None:
+    """A node that has just started has null where there is nothing yet, and one of another version lacks keys."""
+    for width in (None, 40, 80):
+        assert status_text(status, Style(width=width))
+    assert status_line(status)
+
+
+def test_a_status_fits_every_width() -> None:
+    """No line is wider than the terminal, however long a name or an advice is, and nothing of an advice is lost."""
+    advice = "one of three things: (1) forward UDP and TCP 8468 to this machine; (2) allow UPnP in your router"
+    status: dict[str, Any] = {
+        "summary": "training at step 7 with 3 peers; waiting for no peer",
+        "run": "r" * 64,
+        "node": {"id": "ab" * 20, "address": "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535", "incarnation": 3},
+        "health": [{"level": "error", "what": "your port cannot be reached", "do": advice}],
+    }
+    for width in (40, 60, 80, 200):
+        style = Style(width=width)
+        lines = [style.render(line) for line in status_lines(status, style)]
+        assert all(cells(line) <= width for line in lines)
+        assert "…" not in "".join(lines)
+        joined = " ".join(line.strip() for line in lines)
+        assert all(word in joined for word in advice.split())
+
+
+def test_the_colour_is_that_of_the_worst() -> None:
+    """Green where it trains, amber for a warning or a wait, red for an error or a trainer that hangs."""
+    warning, error = {"level": "warning"}, {"level": "error"}
+    assert tone_of({"state": "training", "health": []}) == "ok"
+    assert tone_of({"state": "training", "health": [{"level": "info"}]}) == "ok"
+    assert tone_of({"state": "waiting"}) == tone_of({"state": "training", "health": [warning]}) == "warn"
+    assert tone_of({"state": "stalled"}) == tone_of({"state": "training", "health": [warning, error]}) == "bad"
+    assert status_text({"state": "stalled"}, Style(colour=True)).startswith("\x1b[31m")
