@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import NotMeasured
 from overlay.settings import NodeSettings, SwarmSettings
-from p2pnode.client import find
+from p2pnode.client import STATUS_FILE, find
 from p2pnode.config import documentation
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
@@ -34,6 +34,11 @@ LOOK_S = 0.01
 
 class Daemon(DemoNode):
     """One daemon, with the number of its own process."""
+
+    def __init__(self, name: str, command: list[str], log: Path, state_folder: Path) -> None:
+        super().__init__(name, command, log, state_folder)
+        self.command = command
+        self.state_folder = state_folder
 
     @property
     def pid(self) -> int:
@@ -66,14 +71,15 @@ class Daemons:
         command: tuple[str, ...] = ("p2pnode", "start"),
         barrier: BarrierSettings | None = None,
         exchange: ExchangeSettings | None = None,
+        port: int = 0,
     ) -> Daemon:
         """Start a daemon; returns at once. `command` is a module and its arguments before `--config`. With a
-        `key_file` its swarm is closed."""
+        `key_file` its swarm is closed. `port`: 0 for a free one, another at each start."""
         name = f"node-{len(self._nodes)}"
         place = self.folder / name
         place.mkdir()
         config = Config(
-            node=NodeSettings(state_dir=str(place / "state"), port=0),
+            node=NodeSettings(state_dir=str(place / "state"), port=port),
             swarm=SwarmSettings(run=RUN, bootstrap=[bootstrap] if bootstrap else [], key_file=key_file),
             training=training,
             barrier=barrier or BarrierSettings(),
@@ -83,14 +89,18 @@ class Daemons:
         )
         file = place / "node.toml"
         file.write_text(documentation.node_toml(config, explain=False), encoding="utf-8")
-        node = Daemon(
-            name,
-            [sys.executable, "-m", *command, "--config", str(file)],
-            place / "log.txt",
-            config.state_folder,
-        )
+        return self._launched(name, [sys.executable, "-m", *command, "--config", str(file)], config.state_folder)
+
+    def _launched(self, name: str, command: list[str], state_folder: Path) -> Daemon:
+        node = Daemon(name, command, self.folder / name / "log.txt", state_folder)
         self._nodes.append(node)
         return node
+
+    def start_again(self, node: Daemon) -> Daemon:
+        """Start a daemon that has ended, on its old state directory."""
+        self.end(node)
+        (node.state_folder / STATUS_FILE).unlink(missing_ok=True)  # what its former process has written
+        return self._launched(node.name, node.command, node.state_folder)
 
     def end(self, *nodes: Daemon) -> None:
         """End these, or all."""

@@ -307,6 +307,8 @@ class StatusReport:
             chain_mismatches=counters.chain_mismatches,
             lost_in_splits=counters.lost_in_splits,
             lost_in_restarts=max(0, counters.lost_in_restarts),
+            shards_repaired=counters.repaired_shards,
+            lost_in_repairs=counters.lost_in_repairs,
             shards_to_mend=len(store.superseded),
             merged=counters.merged,
         )

@@ -204,6 +204,8 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     chain_mismatches: Count = 0
     lost_in_splits: Count = 0
     lost_in_restarts: Count = 0
+    shards_repaired: Count = 0
+    lost_in_repairs: Count = 0
     shards_to_mend: Count = 0
     #: Shards of deltas added here as owner, since the start.
     merged: Count = 0

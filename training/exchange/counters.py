@@ -24,4 +24,6 @@ class Counters:
         0  # shards that had another digest after a pull than at their owner; pulled again as a whole
     )
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
+    repaired_shards: int = 0  # of this node whose values were not finite, or out of range
+    lost_in_repairs: int = 0  # acknowledged, and in nothing that such a shard could go on with
     lost_in_restarts: int = 0  # recorded before the whole swarm was started again, and in no copy that it went on with

@@ -27,6 +27,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
@@ -124,16 +125,17 @@ class Exchange:
         self.deltas = DeltaHandler(context)
         self._final_values = FinalValues(context)
         self.publisher = Publisher(context)
-        self.reads = ReadHandler(context, self._final_values, self.publisher)
+        inspector = ShardInspector(context)
+        self.reads = ReadHandler(context, self._final_values, self.publisher, inspector)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
         self.codec_control = CodecControl(context)
         self.lister = DeltaLister(context, self.directory)
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.values = SwarmValues(context, self.directory, self.deltas.values)
-        self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher)
+        self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
-        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, inspector)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -425,7 +427,7 @@ class Exchange:
 
     def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that other nodes may need after a restart, with the term by which it ranks; not copied."""
-        found = {shard: (shard, owned.rank_term, owned.state) for shard, owned in self.store.owned.items()}
+        found = {at: (at, one.rank_term, one.state) for at, one in self.store.owned.items() if not one.is_broken}
         for shard in range(len(self.store)):
             if shard not in found and (copy := self.store.unowned_copy(shard)) is not None:
                 found[shard] = (shard, *copy)

@@ -29,12 +29,13 @@ from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
 from training.exchange.trust import Untrue
-from training.shards.delta_range import MAX_STATE_LENGTH
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Wanted instead of what this node has: whatever the owner has is new.
 _NONE = (ZERO_TERM, 0)
@@ -72,9 +73,15 @@ class PullClient:
     """Keeps this node's replica of the vector."""
 
     def __init__(
-        self, context: ExchangeContext, directory: OwnerDirectory, final_values: FinalValues, publisher: Publisher
+        self,
+        context: ExchangeContext,
+        directory: OwnerDirectory,
+        final_values: FinalValues,
+        publisher: Publisher,
+        inspector: ShardInspector,
     ) -> None:
         self._context = context
+        self._inspector = inspector
         self._publisher = publisher
         self._final_values = final_values
         self._swarm = context.swarm
@@ -342,25 +349,33 @@ class PullClient:
             await self._final_values.prepare(shards, job.step)
         yielder, store, replica = LoopYielder(), self._store, self._replica
         versions, synchronous = replica.shard_versions, self._context.synchronous
+        await self._inspector.inspect(shards)
         for shard in shards:
             owned = store.owned.get(shard)
-            if owned is None or (job.is_final and not self._final_values.is_final(shard)):
+            if owned is None or owned.is_broken or (job.is_final and not self._final_values.is_final(shard)):
                 continue
             if synchronous:
                 store.fold(shard, job.step)
             elif owned.state.pending:
                 store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.rank_term, owned.state.version)
-            is_new = job.is_final or versions[shard] != mark
+            is_new, is_good = job.is_final or versions[shard] != mark, True
             if is_new:
                 with replica.writing(shard) as values:
                     if values.size > VALUES_PER_TURN:
                         replica.doubt(shard)  # a pull that is cut off leaves a part of it
                     for first in range(0, values.size, VALUES_PER_TURN):
                         part = slice(first, min(first + VALUES_PER_TURN, values.size))
+                        if not has_length(value[part], MAX_STATE_LENGTH):
+                            is_good = False  # the trainer never sees such values
+                            break
                         values[part] = value[part]
                         await yielder.after(part.stop - first)
-                    replica.set_version(shard, *mark)
+                    else:
+                        replica.set_version(shard, *mark)
+            if not is_good:
+                self._inspector.found(shard)
+                continue
             self._settle(shard, job, changed=is_new)
 
 

@@ -10,8 +10,9 @@ from training.exchange.terms import generation_of
 from training.shards.applied import DeltaId
 
 RECORD_FILE = "pushed.msgpack"
-#: A killed process loses at most what it pushed in this time without a record of it.
-WRITE_INTERVAL_S = 0.1
+#: The next write begins so many times as long after a write as that took, and no later than the interval: steps of a
+#: few milliseconds are recorded one by one, for a killed process forgets what it pushed between two writes.
+PAUSE_FACTOR, WRITE_INTERVAL_S = 10.0, 0.1
 
 
 class PushLog:
@@ -23,6 +24,7 @@ class PushLog:
         self._record = context.record
         self._disk = context.environment.disk
         self._log = context.environment.log
+        self._clock = context.environment.clock
         self._changed = asyncio.Event()
         self._load()
 
@@ -44,9 +46,10 @@ class PushLog:
         return identity
 
     def end(self, identity: DeltaId, *, is_added: bool) -> None:
-        """The push has ended; see `PushRecord.end`."""
+        """The push has ended; see `PushRecord.end`. What is added was written when its push began."""
         self._record.end(identity, is_added=is_added)
-        self._changed.set()
+        if not is_added:
+            self._changed.set()
 
     async def run(self) -> None:
         """Write the file whenever the record has changed, until cancelled."""
@@ -54,6 +57,7 @@ class PushLog:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            began_s = self._clock.monotonic()
             try:
                 data = self._record.encode(self._context.genesis)
                 await executor.run(self._disk.write, RECORD_FILE, data, is_synced=False)
@@ -62,4 +66,5 @@ class PushLog:
                 if not is_failing:
                     self._log.error("push_record_not_written", reason=str(error))
                 is_failing = True
-            await asyncio.sleep(WRITE_INTERVAL_S)
+            took_s = self._clock.monotonic() - began_s
+            await asyncio.sleep(min(WRITE_INTERVAL_S, PAUSE_FACTOR * took_s))

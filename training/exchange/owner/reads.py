@@ -27,6 +27,7 @@ from training.exchange.messages import (
 )
 from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
@@ -104,8 +105,11 @@ def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> t
 class ReadHandler:
     """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
-    def __init__(self, context: ExchangeContext, final_values: FinalValues, publisher: Publisher) -> None:
+    def __init__(
+        self, context: ExchangeContext, final_values: FinalValues, publisher: Publisher, inspector: ShardInspector
+    ) -> None:
         self._context = context
+        self._inspector = inspector
         self._final_values = final_values
         self._publisher = publisher
         self._store = context.store
@@ -134,6 +138,7 @@ class ReadHandler:
         self._rebalance.challenge(pull.fences)
         if pull.step > (furthest := self._view.furthest_step()):
             pull = msgspec.structs.replace(pull, step=furthest)
+        await self._inspector.inspect(wanted.shard for wanted in pull.shards)
         if pull.is_final:
             await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
         elif pull.follows:
@@ -168,7 +173,7 @@ class ReadHandler:
         if owned is None:
             info = self._store.redirect(shard)
             return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), []
-        if pull.is_final and not self._final_values.is_final(shard):
+        if owned.is_broken or (pull.is_final and not self._final_values.is_final(shard)):
             return PullResult(shard, "later"), []
         self._make_visible(shard, pull.step)
         state, rank_term = owned.state, owned.rank_term

@@ -361,7 +361,7 @@ class Failover:
                     self._store.note_owner(shard, copy.term, contact)
             owned = self._store.owned.get(shard)
             # While a hand-over is unanswered it is unknown which node owns the shard: that is resolved first.
-            if owned is None or owned.moving or fence <= owned.term:
+            if owned is None or owned.is_held or fence <= owned.term:
                 continue
             mine = rank_copy(copy_status(self._store, shard, None, self._run.step))
             ranked = [(rank_copy(one), contact) for contact, one in found]

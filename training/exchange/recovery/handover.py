@@ -31,7 +31,9 @@ class ShardHandover:
         new_owners = []
         for shard in shards:
             owned = self._store.owned.get(shard)
-            if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
+            if owned is None or owned.is_broken:
+                continue
+            if owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.begin_move()
                 # A term above all that this node has had or promised.
                 new_owners.append(OwnerInfo.of(shard, self._store.promise(shard), to))

@@ -24,6 +24,8 @@ class JobKind(StrEnum):
     RECONCILE = "mend"
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
+    INSPECT = "inspect"
+    REPAIR = "repair"
 
 
 class Jobs:

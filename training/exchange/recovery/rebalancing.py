@@ -8,6 +8,7 @@ transfer never delays a take-over:
 * `failover`: shards without an owner are taken over, and fences are answered.
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
+* `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import Span
@@ -46,6 +49,7 @@ class Rebalancer:
         deltas: DeltaHandler,
         reconciler: SplitReconciler,
         publisher: Publisher,
+        inspector: ShardInspector,
     ) -> None:
         self._context = context
         self._swarm = context.swarm
@@ -58,6 +62,8 @@ class Rebalancer:
         self._deltas = deltas
         self._reconciler = reconciler
         self._publisher = publisher
+        self._inspector = inspector
+        self._repair = ShardRepair(context)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
         #: Until this moment, in monotonic seconds, no shard is taken over.
@@ -95,6 +101,10 @@ class Rebalancer:
             orphans = []
         if silent := self._confirmation.due():
             self._jobs.start(JobKind.CONFIRM_BACKUP, b"", partial(self._confirmation.ask, silent))
+        if due := self._inspector.due():
+            self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
+        if broken := self._repair.due():
+            self._jobs.start(JobKind.REPAIR, b"", partial(self._repair.repair, broken))
         lost_owner = [
             shard
             for shard, backed in self._store.backed.items()
@@ -144,7 +154,7 @@ class Rebalancer:
         for shard in list(self._store.owned):
             ranked = await self._directory.candidates(shard)
             owned = self._store.owned.get(shard)
-            if owned is None or owned.learner is not None:
+            if owned is None or owned.learner is not None or owned.is_broken:
                 continue
             others = [
                 contact for contact in ranked if contact.node_id != me and not self._swarm.is_suspect(contact.node_id)

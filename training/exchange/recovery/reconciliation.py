@@ -175,6 +175,8 @@ class SplitReconciler:
         self._late.remember()
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
+        if copy.is_broken:
+            return False
         is_of_before = copy.is_late or generation_of(history.term) > generation_of(copy.term)
         if is_of_before and history.counts:
             # The owner began without this node: what only its state has, and what only the copy has, is counted.
@@ -320,7 +322,7 @@ class SplitReconciler:
         owned = self._store.owned.get(shard)
         if owned is None:
             return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
-        if owned.moving or lacks_backup(self._context, owned):
+        if owned.is_held or lacks_backup(self._context, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
         known = identities_of(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.exchange.ownership_messages import CopyStatus
+from training.exchange.store.replica_copies import stored_above
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM, Role, Term
 
@@ -17,9 +18,9 @@ def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None,
         role: Role = "backup" if backed.is_active else "learner"
         return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
     superseded = store.superseded.get(shard)
-    if superseded is not None:
+    if superseded is not None and not superseded.is_broken:
         return CopyStatus(shard, "backup", *superseded.term, superseded.state.version, *fence, step)
-    stored = store.stored_above(shard, replica)
+    stored = stored_above(store, shard, replica)
     if stored is not None:
         replica = stored.term, stored.state.version
     if replica is not None:

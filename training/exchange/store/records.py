@@ -27,6 +27,8 @@ class Owned:
     backup: Contact | None = None
     learner: Contact | None = None
     moving: bool = False
+    #: Its values are not finite, or out of range: nothing is added or served until they are replaced.
+    is_broken: bool = False
     #: The highest term number promised to a learner: no two snapshots share one.
     promised: int = 0
     #: The shard came by a hand-over, so that the minimum time as owner (`exchange.tenure_s`) applies. It does not apply
@@ -60,6 +62,11 @@ class Owned:
     def listed_at(self, term: Term, version: int) -> Applied | None:
         """The deltas of the value that was published under this term and version; None if they are not known."""
         return self.state.applied_at(version) if self.first_term <= term <= self.term else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no delta may be added for a while, and nothing copied."""
+        return self.moving or self.is_broken
 
     def begin_move(self) -> None:
         """Add no new delta until the hand-over has an answer."""
@@ -138,7 +145,7 @@ class Owned:
 
     def close_complete(self, workers: float, rule: Rule) -> bool:
         """Close the present window if it is complete; True if it was."""
-        if not self.state.pending or self.moving:
+        if not self.state.pending or self.is_held:
             return False
         window = [pending.identity for pending in self.state.pending_deltas()]
         members = len({identity.node: None for identity in window})

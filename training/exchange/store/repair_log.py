@@ -50,11 +50,13 @@ class SupersededCopy:
     #: Read from disk, by a node that came after the others had gone on. What the swarm lost of it is reported by the
     #: owners (`training.exchange.store.losses`).
     is_late: bool = False
+    #: Its values are of no use: it only says which deltas there were.
+    is_broken: bool = False
 
     @property
-    def rank(self) -> tuple[int, Term]:
+    def rank(self) -> tuple[bool, int, Term]:
         """A copy with the whole history ranks above one of a new era, then the higher term counts."""
-        return -self.state.era_step, self.term
+        return not self.is_broken, -self.state.era_step, self.term
 
     def merged_with(self, former: SupersededCopy) -> SupersededCopy:
         """The better of two copies; it remembers the identities of the other, whose deltas are in the log."""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
+from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
 
+def stored_above(store: ShardStore, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
+    """The state from disk, unless the replica is newer; at the same version it is preferred: it has identities."""
+    stored = store.stored.get(shard)
+    if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):
+        return None
+    return stored
+
+
 def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> tuple[Term, ShardState] | None:
     """The state from disk, or the replica, and its term: a start for this node if the shard has no owner and no backup.
     Either begins a new era, so that a later copy with the whole history replaces it."""
     pulled = replica.pulled_version(shard)
-    stored = store.stored_above(shard, pulled)
+    stored = stored_above(store, shard, pulled)
     if stored is not None:
         # A state from disk has its identities, so that no delta is refused for its age: any new era number will do.
         era = stored.state.era_step + 1

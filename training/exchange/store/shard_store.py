@@ -178,11 +178,18 @@ class ShardStore:
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
         owned = self.owned.pop(shard)
-        self._keep_superseded(shard, owned.term, owned.state)
+        self._keep_superseded(shard, owned.term, owned.state, is_broken=owned.is_broken)
 
-    def _keep_superseded(self, shard: int, term: Term, state: ShardState | None, *, is_late: bool = False) -> None:
+    def drop_broken_backup(self, shard: int) -> None:
+        """The values of a copy are of no use. Which deltas it had is still of use."""
+        backed = self.backed.pop(shard)
+        self._keep_superseded(shard, backed.term, backed.state, is_broken=True)
+
+    def _keep_superseded(
+        self, shard: int, term: Term, state: ShardState | None, *, is_late: bool = False, is_broken: bool = False
+    ) -> None:
         if state is not None:
-            copy, former = SupersededCopy(term, state, is_late=is_late), self.superseded.get(shard)
+            copy, former = SupersededCopy(term, state, is_late=is_late, is_broken=is_broken), self.superseded.get(shard)
             self.superseded[shard] = copy if former is None else copy.merged_with(former)
 
     def next_term(self, shard: int, *above: Term, begins_generation: bool = False) -> Term:
@@ -191,9 +198,8 @@ class ShardStore:
         owned = self.owned.get(shard)
         own = (owned.term, Term(owned.promised, self.node_id)) if owned is not None else ()
         highest = max((self.ownership.fence(shard), self.promised_here(shard), *own, *above))
-        return Term(
-            (generation_of(highest) + 1) * GENERATION if begins_generation else highest.number + 1, self.node_id
-        )
+        following = (generation_of(highest) + 1) * GENERATION if begins_generation else highest.number + 1
+        return Term(following, self.node_id)
 
     def promised_here(self, shard: int) -> Term:
         """The term promised to this learner. Its owner may use it already, so a take-over must be above it."""
@@ -402,13 +408,6 @@ class ShardStore:
 
     # -- copies -------------------------------------------------------------------------------------------------
 
-    def stored_above(self, shard: int, replica: tuple[Term, int] | None) -> StoredState | None:
-        """The state from disk, unless the replica is newer; at the same version it is preferred: it has identities."""
-        stored = self.stored.get(shard)
-        if stored is None or (replica is not None and replica > (stored.term, stored.state.version)):
-            return None
-        return stored
-
     def offer_stored(self, states: dict[int, StoredState]) -> None:
         """Keep the states read from disk until the owners are known."""
         self.stored = states
@@ -439,7 +438,7 @@ class ShardStore:
         backed, superseded = self.backed.get(shard), self.superseded.get(shard)
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
-        return None if superseded is None else (superseded.term, superseded.state)
+        return None if superseded is None or superseded.is_broken else (superseded.term, superseded.state)
 
     @property
     def size_bytes(self) -> int:

@@ -11,6 +11,7 @@ from tests.harness.virtual_loop import run
 from training.exchange.client.listing import DeltaLister
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.terms import ZERO_TERM
@@ -25,7 +26,7 @@ def lister_and_owner() -> tuple[DeltaLister, ScriptedSwarm]:
         store.add(0, delta(step, 1.0))
     swarm, asking = ScriptedSwarm(contact("a")), ScriptedSwarm(contact("b"), [contact("a")])
     context = context_of(swarm, store)
-    ReadHandler(context, FinalValues(context), Publisher(context)).register()
+    ReadHandler(context, FinalValues(context), Publisher(context), ShardInspector(context)).register()
     asking.linked[contact("a").node_id] = swarm
     asks = context_of(asking, store_of("b"))
     asks.store.note_owner(0, store.owned[0].term, contact("a"))

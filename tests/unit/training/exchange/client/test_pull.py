@@ -16,7 +16,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.transport import Buffer
-from tests.harness.environment import VirtualClock
+from tests.harness.environment import InlineExecutor, VirtualClock
 from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
@@ -25,6 +25,7 @@ from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
@@ -78,6 +79,7 @@ class Store:
 
     def __init__(self) -> None:
         self.ownership = Ownership(SHARDS)
+        self.backed: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return SHARDS
@@ -98,7 +100,10 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
     context = ExchangeContext(
         swarm=swarm,
         environment=cast(
-            Any, SimpleNamespace(clock=clock, log=log, entropy=SimpleNamespace(random=random.Random(1)), executor=None)
+            Any,
+            SimpleNamespace(
+                clock=clock, log=log, entropy=SimpleNamespace(random=random.Random(1)), executor=InlineExecutor()
+            ),
         ),
         genesis=b"g" * 16,
         settings=(settings := ExchangeSettings(pull_codec="float32")),
@@ -122,7 +127,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    return PullClient(context, finding, FinalValues(context), Publisher(context)), context, log
+    return PullClient(context, finding, FinalValues(context), Publisher(context), ShardInspector(context)), context, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:
@@ -185,10 +190,11 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [
-        SimpleNamespace(value=np.full(SIZE, shard + 1, np.float32), version=1, pending={}) for shard in range(SHARDS)
+        SimpleNamespace(value=np.full(SIZE, shard + 1, np.float32), version=1, pending={}, momentum=None)
+        for shard in range(SHARDS)
     ]
     cast(Any, context.store).owned = {
-        shard: SimpleNamespace(state=state, rank_term=TERM) for shard, state in enumerate(states)
+        shard: SimpleNamespace(state=state, rank_term=TERM, is_broken=False) for shard, state in enumerate(states)
     }
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0
@@ -226,8 +232,8 @@ def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={})
-    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM)}
+    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={}, momentum=None)
+    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM, is_broken=False)}
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     context.replica.set_version(0, TERM, 1)
 
@@ -357,3 +363,24 @@ def test_a_pull_between_steps_asks_for_no_copies() -> None:
 
     assert report.missing == [4, 5]
     assert not any(copies for _, copies, _ in swarm.asked)
+
+
+def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
+    """Not even where it was looked at a moment before; the replica keeps the value and the version that it has."""
+    pulling, context, _ = pulling_over(Line(through=0))
+    me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
+    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={}, momentum=None)
+    owned = SimpleNamespace(state=state, rank_term=TERM, is_broken=False)
+    cast(Any, context.store).owned = {0: owned}
+    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+
+    async def story() -> None:
+        await pulling.pull(1, deadline_s=0.05)
+        state.value[1], state.version = np.nan, 3
+        report = await pulling.pull(2, deadline_s=0.05)
+        assert 0 in report.missing
+
+    asyncio.run(story())
+    assert owned.is_broken
+    assert context.replica.vector[:SIZE].tolist() == [1.0] * SIZE
+    assert context.replica.version_of(0) == (TERM, 2)

@@ -22,6 +22,7 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import digest_of
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
@@ -46,7 +47,7 @@ def handler_of(
 ) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(contact(name))
     context = context_of(swarm, store, settings=settings)
-    ReadHandler(context, FinalValues(context), Publisher(context)).register()
+    ReadHandler(context, FinalValues(context), Publisher(context), ShardInspector(context)).register()
     return swarm, context
 
 

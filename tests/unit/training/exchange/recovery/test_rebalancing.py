@@ -17,6 +17,7 @@ from training.exchange.directory import OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import Rebalancer
@@ -45,7 +46,14 @@ def rebalancer_of(
     context = context_of(swarm, store, settings=settings)
     deltas, directory = DeltaHandler(context), OwnerDirectory(context)
     return (
-        Rebalancer(context, directory, deltas, SplitReconciler(context, directory, deltas), Publisher(context)),
+        Rebalancer(
+            context,
+            directory,
+            deltas,
+            SplitReconciler(context, directory, deltas),
+            Publisher(context),
+            ShardInspector(context),
+        ),
         swarm,
         context,
     )

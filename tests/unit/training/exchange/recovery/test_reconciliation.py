@@ -18,6 +18,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import LoggedDelta
@@ -40,7 +41,8 @@ class Side:
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
         deltas, directory = DeltaHandler(self.context), OwnerDirectory(self.context)
         deltas.register()
-        ReadHandler(self.context, FinalValues(self.context), Publisher(self.context)).register()
+        inspector = ShardInspector(self.context)
+        ReadHandler(self.context, FinalValues(self.context), Publisher(self.context), inspector).register()
         self.reconciler = SplitReconciler(self.context, directory, deltas)
 
     @property
