@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
+DEPLOY := $(VENV)/.deploy
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -35,7 +36,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks mutations check format docs bench pins clean
+.PHONY: help venv demo test test-frameworks test-deploy mutations check format docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -68,6 +69,16 @@ test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning;
 	  tests/unit/training/engines/mapreduce/test_sources.py $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_framework_ranks.py $(ARGS)
+
+# Schemas of Kubernetes and of compose files, shellcheck: 120 MB, for the tests below. Those skip in `make test`, unless this
+# has been run before.
+$(DEPLOY): $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[deploy]"
+	@touch $@
+
+test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; ARGS go to pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -rs tests/unit/project/test_deploy.py \
+	  tests/unit/project/test_metrics_files.py $(ARGS)
 
 mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them
 	@$(BIN)/python -m tests.mutations $(ARGS)

@@ -47,6 +47,19 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DATA: "a file of records, or one to be made into records, is missing, damaged or of another format",
 }
 
+#: What the same command meets again however often it is started: a supervisor must not restart after these. 3 asks for
+#: a restart; after the others one may help, because a port is freed, a peer comes back or a disk is emptied.
+LASTING: frozenset[ExitCode] = frozenset(
+    {
+        ExitCode.USAGE,
+        ExitCode.CONFIGURATION,
+        ExitCode.MISMATCH,
+        ExitCode.STATE_DIRECTORY,
+        ExitCode.IDENTITY_IN_USE,
+        ExitCode.CUT_SHORT,
+    }
+)
+
 #: Beside the codes above, for the documentation.
 SCRIPTS_OWN = (
     "A training script that ends with another code than 0 after `swarm.done` gives `p2pnode run` that code,\n"

@@ -16,7 +16,7 @@ import msgspec
 from p2pnode.config.load import ENVIRONMENT_PREFIX
 from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
 from p2pnode.config.values import allowed, description_of
-from p2pnode.errors import MEANINGS, SCRIPTS_OWN
+from p2pnode.errors import LASTING, MEANINGS, SCRIPTS_OWN, ExitCode
 
 _FILE_HEAD = """\
 # Every setting of p2pnode with its default. You may delete every line you do not change: a missing key has its default.
@@ -93,11 +93,16 @@ def config_page() -> str:
     parts.append(
         "## Exit codes\n\n"
         f"Every `p2pnode` command ends with one of these. A wrong {variable}, flag or file gives 4; a command line\n"
-        "that cannot be parsed gives 2.\n\n| code | meaning |\n|---|---|\n"
-        + "".join(f"| {int(code)} | {meaning} |\n" for code, meaning in MEANINGS.items())
+        "that cannot be parsed gives 2. The service of `deploy/` restarts no node whose cause lasts.\n\n"
+        "| code | meaning | restarted |\n|---|---|---|\n"
+        + "".join(f"| {int(code)} | {meaning} | {_restarted(code)} |\n" for code, meaning in MEANINGS.items())
         + f"\n{SCRIPTS_OWN}\n"
     )
     return "\n".join(parts)
+
+
+def _restarted(code: ExitCode) -> str:
+    return "no" if code is ExitCode.OK else "no: the cause lasts" if code in LASTING else "yes"
 
 
 def summary_of(section: str) -> str:

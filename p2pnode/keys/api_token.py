@@ -19,6 +19,9 @@ TOKEN_BYTES = 32
 #: Bounds for a token that was written by hand, in characters.
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 4096
+#: The group may read it, as key files (service accounts, Kubernetes' fsGroup). Others may not, and only the owner may
+#: write it.
+_FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 
 class TokenNotReadable(P2PNodeError):
@@ -55,14 +58,14 @@ def load_or_create(path: Path, new: bytes) -> str:
 
 
 def read(path: Path) -> str:
-    """The token, from a file that no other user can read or write. Raises `TokenNotReadable`."""
+    """The token, from a file that no other user can read, and only its owner write. Raises `TokenNotReadable`."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             raw = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise TokenNotReadable(error.strerror or str(error)) from None
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(found.st_mode) & _FORBIDDEN_MODE:
         raise TokenNotReadable(f"others may read or write it (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 it")
     if found.st_uid not in (os.geteuid(), 0):
         raise TokenNotReadable("it belongs to another user")

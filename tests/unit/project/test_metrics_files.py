@@ -115,7 +115,7 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     """`promtool check config` reads the file with its rules; the token's file is where compose.yaml mounts it."""
     text = (PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8")
     (tmp_path / "status.token").write_text("token-of-a-test\n")
-    (tmp_path / "prometheus.yml").write_text(text.replace("/run/p2pnode/", f"{tmp_path}/"))
+    (tmp_path / "prometheus.yml").write_text(text.replace("/etc/p2pnode/", f"{tmp_path}/"))
     shutil.copy(RULES, tmp_path)
 
     result = promtool("check", "config", str(tmp_path / "prometheus.yml"))

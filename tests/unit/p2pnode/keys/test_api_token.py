@@ -35,7 +35,7 @@ def test_its_path(tmp_path: Path) -> None:
     assert api_token.token_path(tmp_path, "~/t") == Path.home() / "t"
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o666])
+@pytest.mark.parametrize("mode", [0o660, 0o650, 0o604, 0o620, 0o602, 0o666])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     """A token that others could read or write stops the start; the error shows the remedy."""
     path = tmp_path / "status.token"
@@ -47,6 +47,15 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
 
     assert caught.value.exit_code == ExitCode.STATE_DIRECTORY
     assert "chmod 600" in caught.value.message
+
+
+def test_the_group_may_read_it(tmp_path: Path) -> None:
+    """A service account shares a group with its monitor; Kubernetes mounts secrets so."""
+    path = tmp_path / "status.token"
+    token = api_token.load_or_create(path, NEW)
+    path.chmod(0o440)
+
+    assert api_token.read(path) == token
 
 
 @pytest.mark.parametrize("content", ["", "short", "two words that are long", "ünicode-of-some-length", "x" * 5000])
