@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Annotated, Protocol
 
 import msgspec
@@ -38,6 +39,8 @@ from overlay.transport import (
 )
 
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+#: A request of the transport.
+Sent = AbstractAsyncContextManager[ReceivedResponse]
 #: A handler of a request that carries no envelope (`hello`).
 BareHandler = Callable[[Request], Awaitable[Response]]
 
@@ -200,11 +203,14 @@ class RequestService:
         self.counters[f"requests_refused_{reason}"] += 1
         return RequestRejected(text)
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
-    ) -> AsyncIterator[ReceivedResponse]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
+        return _Outgoing(self, to, name, payload, body, timeout_s)
+
+    def start(self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float) -> Sent:
+        """The request of the transport. Raises `TransportError`."""
         local = self._local
         if local.tag is None:
             raise TransportError("closed", to.address, "this node has not joined a swarm yet")
@@ -213,28 +219,73 @@ class RequestService:
             raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
         head = _envelope(local, to.node_id, payload)
         self.counters["requests_out"] += 1
+        target = NodeAddress.of(to.address, to.node_id)
+        return self._transport.request(target, name, head, body, timeout_s=timeout_s)
+
+    def on_sent(self, to: Contact, outgoing: Sent) -> None:
+        """The request uses a stream, if the transport shows that."""
+        if shows_movement(outgoing):
+            self._events.on_stream(to.node_id, outgoing)
+
+    def opened(self, to: Contact, answer: ReceivedResponse) -> ReceivedResponse:
+        """A response without its envelope. Raises `TransportError`."""
+        envelope = _open(answer.head)
+        if envelope is None or envelope.tag != self._local.tag:
+            raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
+        if envelope.heartbeat.node_id != to.node_id:
+            detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
+            raise TransportError("rejected", to.address, detail)
+        self._events.on_response(envelope.heartbeat, to.address)
+        if envelope.capacity:
+            self._events.on_capacity(to.node_id, envelope.capacity)
+        return ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
+
+    def on_error(self, to: Contact, error: TransportError) -> None:
+        """Count what became of a request, and have its receiver probed."""
+        if error.address == to.address:
+            self.counters[f"requests_{error.kind}"] += 1
+            if error.kind in ("refused", "timeout", "reset"):
+                self._events.on_failure(to, str(error))
+
+
+class _Outgoing:
+    """One request of `RequestService.request`. A class, because a generator costs each small request as much again."""
+
+    __slots__ = ("_arguments", "_sent", "_service", "_to")
+
+    def __init__(
+        self, service: RequestService, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+    ) -> None:
+        self._service = service
+        self._to = to
+        self._arguments = name, payload, body, timeout_s
+        self._sent: Sent | None = None
+
+    async def __aenter__(self) -> ReceivedResponse:
+        service, to = self._service, self._to
+        outgoing = service.start(to, *self._arguments)
         try:
-            target = NodeAddress.of(to.address, to.node_id)
-            outgoing = self._transport.request(target, name, head, body, timeout_s=timeout_s)
-            if shows_movement(outgoing):
-                self._events.on_stream(to.node_id, outgoing)
-            async with outgoing as answer:
-                envelope = _open(answer.head)
-                if envelope is None or envelope.tag != local.tag:
-                    raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
-                if envelope.heartbeat.node_id != to.node_id:
-                    detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
-                    raise TransportError("rejected", to.address, detail)
-                self._events.on_response(envelope.heartbeat, to.address)
-                if envelope.capacity:
-                    self._events.on_capacity(to.node_id, envelope.capacity)
-                yield ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
+            service.on_sent(to, outgoing)
+            answer = await outgoing.__aenter__()
         except TransportError as error:
-            if error.address == to.address:
-                self.counters[f"requests_{error.kind}"] += 1
-                if error.kind in ("refused", "timeout", "reset"):
-                    self._events.on_failure(to, str(error))
+            service.on_error(to, error)
             raise
+        self._sent = outgoing
+        try:
+            return service.opened(to, answer)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._sent is not None
+        try:
+            await self._sent.__aexit__(kind, error, trace)
+        finally:
+            if isinstance(error, TransportError):
+                self._service.on_error(self._to, error)
 
 
 def _envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:

@@ -19,6 +19,7 @@ from overlay.sockets.framing import (
     framed,
     known_size,
     small_message,
+    take_whole,
     write_body,
 )
 from overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
@@ -108,6 +109,8 @@ class StreamRequest:
         self._upload: _Upload | None = None
         self._response_body: HttpBody | None = None
         self._is_last = False
+        #: The whole response came at once.
+        self._is_read = False
         self._waited_s = 0.0
 
     async def __aenter__(self) -> ReceivedResponse:
@@ -148,6 +151,9 @@ class StreamRequest:
         if not head.is_p2pnode:
             raise _not_a_node(self._to)
         body = HttpBody(self._pooled.connection, head.size_bytes, self._timeout_s)
+        if head.status == http.OK and (whole := take_whole(self._pooled.connection, head.size_bytes)) is not None:
+            self._is_read = True
+            return ReceivedResponse(*whole, self._pooled.node_id, self._waited_s)
         if head.status == http.REJECTED:
             raise TransportError("rejected", self._to, await _reason(body))
         if head.status != http.OK:
@@ -164,7 +170,7 @@ class StreamRequest:
             async with asyncio.timeout(self._timeout_s):
                 self._pooled = await pool.connect(self._to)
         connection = self._pooled.connection
-        self._before_bytes = connection.moved_bytes()
+        self._before_bytes = connection.moved_bytes() if self._pooled.is_new else connection.settled_bytes()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         if message is not None:
@@ -196,7 +202,7 @@ class StreamRequest:
         pooled, upload = self._pooled, self._upload
         if pooled is not None:
             is_sent = upload is None or not upload.is_sending
-            is_read = self._response_body is not None and self._response_body.is_at_end
+            is_read = self._is_read or (self._response_body is not None and self._response_body.is_at_end)
             if failed or self._is_last or not is_sent or not is_read:
                 # A message is incomplete, so the connection cannot be used again. The peer notices that it was aborted.
                 pooled.connection.abort()

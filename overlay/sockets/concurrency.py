@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from overlay.errors import OverlayError
 from overlay.rate_limits import ConcurrencyLimit
@@ -39,13 +39,12 @@ class HandlerLimiter:
         self._large = asyncio.Semaphore(MAX_CONCURRENT_LARGE_HEADS)
         self._large_heads: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_LARGE_HEADS_PER_PEER)
 
-    @asynccontextmanager
-    async def handler(self, peer: bytes | str) -> AsyncIterator[None]:
+    def handler(self, peer: bytes | str) -> AbstractAsyncContextManager[object]:
         """Wait until a handler may run, and occupy its place. Raises `TooManyRequests` if too many of the peer wait."""
-        if not peer:
-            async with self._all:
-                yield
-            return
+        return self._handler_of(peer) if peer else self._all
+
+    @asynccontextmanager
+    async def _handler_of(self, peer: bytes | str) -> AsyncIterator[None]:
         if not self._open.enter(peer):
             raise TooManyRequests(
                 f"more than {MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER} requests of yours are open here"

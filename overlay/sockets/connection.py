@@ -30,6 +30,10 @@ DIRECT_READ_BYTES = 1 << 12
 _SHARED_BUFFER = memoryview(bytearray(BUFFER_BYTES))
 
 
+#: Linux counts the first packet of a connection as an acknowledged byte.
+SYN_BYTES = 1
+
+
 class ConnectionClosed(OverlayError, ConnectionError):
     """The connection ended before all bytes were read or written."""
 
@@ -55,6 +59,8 @@ class Connection(asyncio.BufferedProtocol):
         self._at_end = False
         self._error: Exception | None = None
         self._sent: SendQueue | None = None
+        #: Whether it is a TLS connection.
+        self.is_sealed = False
         #: Bytes received so far.
         self.received = 0
         #: When a wait last noticed that something had moved, in seconds of the loop; 0 if none did.
@@ -67,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._sent = SendQueue(self._transport)
+        self.is_sealed = self._transport.get_extra_info("sslcontext") is not None
         _keep_queues_short(self._transport)
         # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
         # With TLS a limit of 0 would pause a writer permanently (both loops compare with >=). There 1 is enough,
@@ -121,10 +128,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport
 
     @property
-    def is_sealed(self) -> bool:
-        return self.transport.get_extra_info("sslcontext") is not None
-
-    @property
     def has_ended(self) -> bool:
         """Whether no more bytes will be received or sent."""
         return self._at_end or self._transport is None or self._transport.is_closing()
@@ -149,7 +152,18 @@ class Connection(asyncio.BufferedProtocol):
         """See `RequestStream`."""
         return 0 if self.has_ended or self._sent is None else self.received + self._sent.acknowledged()
 
+    def settled_bytes(self) -> int:
+        """What `moved_bytes` gives where everything written was acknowledged, as after a complete response: without a
+        system call. Over TLS more bytes were acknowledged than written, and the kernel is asked."""
+        if self.is_sealed or self._sent is None:
+            return self.moved_bytes()
+        return self.received + self._sent.written + SYN_BYTES
+
     # --- reading --------------------------------------------------------------------------------------------------
+
+    def peek(self, limit: int) -> bytes:
+        """Up to `limit` buffered bytes, which stay."""
+        return bytes(self._unread[:limit])
 
     def take(self, limit: int) -> bytes:
         """Up to `limit` buffered bytes; may be empty."""
@@ -175,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         `is_prompt`: bytes of a line that is not complete do not extend the timeout; acknowledged bytes do.
         """
         searched = 0
-        silence = self._silence(idle_timeout_s)
+        silence: Silence | None = None
         while (found := self._unread.find(end, max(0, searched - len(end) + 1), limit)) < 0:
             searched = len(self._unread)
             if searched >= limit:
@@ -185,6 +199,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._raise_error()
                     return b""
                 raise self._closed_error()
+            silence = silence or self._silence(idle_timeout_s)
             await self._wait(silence, counts_received=not is_prompt)
         return self.take(found + len(end))
 

@@ -7,6 +7,7 @@ origins.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -24,6 +25,8 @@ _HEX_DIGITS = b"0123456789abcdefABCDEF"
 REASON_CHARACTERS = 2000
 #: Longest head of a request or response; those of p2pnode have about 150 bytes.
 MAX_HTTP_HEAD_BYTES = 8192
+#: Heads up to this size are remembered as they are read.
+MAX_KNOWN_BYTES = 512
 #: Longest line with the size of a chunk; those of p2pnode have at most 10 bytes.
 MAX_CHUNK_LINE_BYTES = 64
 #: Most digits of a size.
@@ -55,30 +58,49 @@ class ResponseHead(NamedTuple):
 
 def request_head(to: Address, name: str, size_bytes: int | None) -> bytes:
     """The head of a request; the body is chunked if there is no size."""
-    path = PATH + quote(name, safe="/")
-    host = f"[{to.host}]:{to.port}" if ":" in to.host else f"{to.host}:{to.port}"
-    return f"POST {path} HTTP/1.1\r\nHost: {host}\r\nX-P2PNode: 1\r\n{_length(size_bytes)}\r\n".encode("ascii")
+    return _request_start(to.host, to.port, name) + _length(size_bytes) + b"\r\n"
+
+
+@lru_cache(maxsize=1024)
+def _request_start(host: str, port: int, name: str) -> bytes:
+    """All of a head but the length of its body."""
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"POST {PATH}{quote(name, safe='/')} HTTP/1.1\r\nHost: {where}\r\nX-P2PNode: 1\r\n".encode("ascii")
 
 
 def response_head(
     status: int, size_bytes: int | None, *, kind: str = "application/octet-stream", is_last: bool
 ) -> bytes:
     """The head of a response."""
-    last = "Connection: close\r\n" if is_last else ""
-    fields = f"X-P2PNode: 1\r\nContent-Type: {kind}\r\n{_length(size_bytes)}{last}"
-    return f"HTTP/1.1 {status} {_REASONS[status]}\r\n{fields}\r\n".encode("ascii")
+    start = _response_start(status, kind) + _length(size_bytes)
+    return start + (b"Connection: close\r\n\r\n" if is_last else b"\r\n")
 
 
-def _length(size_bytes: int | None) -> str:
-    return "Transfer-Encoding: chunked\r\n" if size_bytes is None else f"Content-Length: {size_bytes}\r\n"
+@lru_cache(maxsize=64)
+def _response_start(status: int, kind: str) -> bytes:
+    """All of a head but the length of its body, and whether it is the last."""
+    fields = f"X-P2PNode: 1\r\nContent-Type: {kind}\r\n"
+    return f"HTTP/1.1 {status} {_REASONS[status]}\r\n{fields}".encode("ascii")
+
+
+def _length(size_bytes: int | None) -> bytes:
+    return b"Transfer-Encoding: chunked\r\n" if size_bytes is None else b"Content-Length: %d\r\n" % size_bytes
 
 
 async def read_request_head(connection: Connection) -> RequestHead | None:
     """The next request on a connection; None if the peer has closed it. Raises `NotOurHttp`, `ConnectionClosed`."""
-    found = await _read_head(connection)
-    if found is None:
+    raw = await _read_raw(connection)
+    if raw is None:
         return None
-    start, fields = found
+    start, size_bytes = _cut_length(raw)
+    is_short = size_bytes is not None and len(start) <= MAX_KNOWN_BYTES
+    if is_short and (known := _request_without_length(start)) is not None:
+        return RequestHead(known.name, size_bytes, known.is_last)
+    return _request(raw)
+
+
+def _request(raw: bytes) -> RequestHead:
+    start, fields = _parsed(raw)
     parts = start.split(b" ")
     if len(parts) != 3 or not parts[2].startswith(_VERSION):
         raise NotOurHttp("not a request of HTTP/1.1")
@@ -88,19 +110,42 @@ async def read_request_head(connection: Connection) -> RequestHead | None:
     return RequestHead(path[len(PATH) :] if is_ours else "", _size(fields), _is_last(version, fields))
 
 
+def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
+    """What is before the length of the body, where that is the last field as both ends send it; None: it is not."""
+    start, field, rest = raw.rpartition(b"Content-Length: ")
+    digits = rest[:-4]
+    return (start, int(digits)) if field and digits.isdigit() and len(digits) <= MAX_SIZE_DIGITS else (start, None)
+
+
+@lru_cache(maxsize=256)
+def _request_without_length(start: bytes) -> RequestHead | None:
+    """The head of which this is all but the length, which is a line of its own; None for one that is to be read as a
+    whole. Peers send the same few again and again."""
+    if not start.endswith(b"\r\n"):
+        return None
+    try:
+        head = _request(start + b"\r\n")
+    except NotOurHttp:
+        return None
+    return head if head.size_bytes == 0 and b"content-length" not in start.lower() else None
+
+
 async def read_response_head(connection: Connection, idle_timeout_s: float | None = None) -> ResponseHead:
     """The head of the response; `idle_timeout_s` bounds the time in which nothing of the request moves. Raises
     `TimeoutError`, `NotOurHttp`, `ConnectionClosed`."""
     try:
-        found = await _read_head(connection, idle_timeout_s)
+        raw = await _read_raw(connection, idle_timeout_s)
     except ConnectionClosed as error:
         beginning = connection.take(len(_VERSION))
         if beginning != _VERSION[: len(beginning)]:
             raise NotOurHttp("not a response of HTTP/1.1") from error
         raise
-    if found is None:
+    if raw is None:
         raise ConnectionClosed("the other side closed it")
-    start, fields = found
+    begin, size_bytes = _cut_length(raw)
+    if size_bytes is not None and begin == _OK_START:
+        return ResponseHead(OK, True, size_bytes, False)
+    start, fields = _parsed(raw)
     parts = start.split(b" ", 2)
     if len(parts) < 2 or not parts[0].startswith(_VERSION) or not parts[1].isdigit() or len(parts[1]) != 3:
         raise NotOurHttp("not a response of HTTP/1.1")
@@ -110,15 +155,21 @@ async def read_response_head(connection: Connection, idle_timeout_s: float | Non
     return ResponseHead(int(parts[1]), is_ours, size_bytes, _is_last(parts[0], fields))
 
 
-async def _read_head(
-    connection: Connection, idle_timeout_s: float | None = None
-) -> tuple[bytes, dict[bytes, bytes]] | None:
+#: How nearly every response begins.
+_OK_START = _response_start(OK, "application/octet-stream")
+
+
+async def _read_raw(connection: Connection, idle_timeout_s: float | None = None) -> bytes | None:
+    """A head with its empty line; None if the peer has closed the connection."""
     try:
         head = await connection.read_line(MAX_HTTP_HEAD_BYTES, b"\r\n\r\n", idle_timeout_s, is_prompt=True)
     except ValueError as error:
         raise NotOurHttp(f"a head with {error}") from error
-    if not head:
-        return None
+    return head or None
+
+
+def _parsed(head: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """The first line of a head, and its fields."""
     start, *lines = head[:-4].split(b"\r\n")
     fields: dict[bytes, bytes] = {}
     for line in lines:

@@ -24,6 +24,7 @@ from overlay.sockets.framing import (
     framed,
     known_size,
     small_message,
+    take_whole,
     write_body,
 )
 from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
@@ -101,7 +102,8 @@ class StreamServer:
         if not head.name:
             _send(connection, http.NOT_FOUND, _NOT_A_REQUEST, kind="text/plain", is_last=True)
             return False
-        source = _source(connection)
+        serving = self._connections.get(connection)
+        source = _source(connection) if serving is None else serving.source
         peer = id_behind(source) or group_of(source.host)
         self._places.begin(connection)
         try:
@@ -124,14 +126,20 @@ class StreamServer:
         *,
         is_last: bool,
     ) -> bool:
-        reader = BodyReader(
-            body,
-            functools.partial(_transport_error, source),
-            small_head_bytes=LARGE_HEAD_BYTES,
-            large_head=functools.partial(self._limiter.large_head, peer),
-        )
+        reader: BodyReader | None = None
         try:
-            response = await self._on_request(Request(head.name, source, await reader.head(), reader, connection))
+            if (whole := take_whole(connection, head.size_bytes)) is not None:
+                body.is_at_end = True
+                request = Request(head.name, source, *whole, connection)
+            else:
+                reader = BodyReader(
+                    body,
+                    functools.partial(_transport_error, source),
+                    small_head_bytes=LARGE_HEAD_BYTES,
+                    large_head=functools.partial(self._limiter.large_head, peer),
+                )
+                request = Request(head.name, source, await reader.head(), reader, connection)
+            response = await self._on_request(request)
         except (RequestRejected, BadFraming) as refusal:
             reason = str(refusal)[: http.REASON_CHARACTERS].encode()
             _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)
@@ -139,15 +147,19 @@ class StreamServer:
         except TooManyRequests:
             raise
         except Exception as error:
-            if not reader.broken:  # otherwise the handler only reports that the stream broke
+            if reader is None or not reader.broken:  # otherwise the handler only reports that the stream broke
                 self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))
             _send(connection, http.FAILED, b"the handler failed", kind="text/plain", is_last=True)
             return False
+        message = small_message(response.head, response.body)
+        if message is not None:
+            _send(connection, http.OK, message, is_last=is_last)
+            return not is_last
         writer = BodyWriter(response.body)
         try:
             await _respond(connection, response, writer, is_last=is_last)
         except BodyFailed as error:
-            if not reader.broken:
+            if reader is None or not reader.broken:
                 self._log.error(
                     "request_handler_failed", request=head.name, source=str(source), error=repr(error.error)
                 )
@@ -168,7 +180,15 @@ class _ServerConnection:
         self.is_busy = False
         self._has_served = False
         self.is_last = False
+        self._source: Address | None = None
         self.task = asyncio.get_running_loop().create_task(self._run(), name="connection")
+
+    @property
+    def source(self) -> Address:
+        """Where the peer sends from, with its proven id. Raises `ConnectionClosed`."""
+        if self._source is None:
+            self._source = _source(self._connection)
+        return self._source
 
     def on_close(self) -> None:
         """Cancel a handler that waits for something else; one that waits on the connection gets an error from it."""
@@ -220,10 +240,6 @@ async def _discard(body: HttpBody) -> None:
 
 
 async def _respond(connection: Connection, response: Response, body: BodyWriter, *, is_last: bool) -> None:
-    message = small_message(response.head, response.body)
-    if message is not None:
-        _send(connection, http.OK, message, is_last=is_last)
-        return
     size = known_size(response.body)
     beginning = framed(response.head)
     if size is None:

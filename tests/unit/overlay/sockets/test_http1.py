@@ -180,3 +180,46 @@ def test_a_body_that_is_cut_short() -> None:
             await wire.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "head"),
+    [
+        (
+            b"POST /p2p/x HTTP/1.1\r\nX-P2PNode: 1\r\nY:  Content-Length: 5\r\n\r\n",
+            RequestHead("x", 0, is_last=False),
+        ),
+        (
+            b"POST /p2p/x HTTP/1.1\r\nX-P2PNode: 1\r\nConnection: close\r\nContent-Length: 5\r\n\r\n",
+            RequestHead("x", 5, is_last=True),
+        ),
+        (b"GET /x HTTP/1.1\r\nContent-Length: 5\r\n\r\n", RequestHead("", 5, is_last=False)),
+    ],
+    ids=["a length inside a field", "the last", "not ours"],
+)
+def test_a_head_that_was_seen_before_is_read_as_the_first_time(data: bytes, head: RequestHead) -> None:
+    """Heads are remembered without their length; what looks like a length elsewhere is none."""
+
+    async def main() -> None:
+        wire = Wire(data + data)
+        assert await http.read_request_head(wire.connection) == head
+        assert await http.read_request_head(wire.connection) == head
+        await wire.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "field", [b"Content-Length: 0\r\n", b"Transfer-Encoding: chunked\r\n", b"no field\r\n"], ids=["two", "both", "bad"]
+)
+def test_a_length_at_the_end_hides_no_wrong_field_before_it(field: bytes) -> None:
+    """Two lengths, a length beside chunks, and a line that is no field are refused, also the second time."""
+
+    async def main() -> None:
+        for _ in range(2):
+            wire = Wire(b"POST /p2p/x HTTP/1.1\r\nX-P2PNode: 1\r\n" + field + b"Content-Length: 5\r\n\r\n")
+            with pytest.raises(NotOurHttp):
+                await http.read_request_head(wire.connection)
+            await wire.stop()
+
+    run(main())
