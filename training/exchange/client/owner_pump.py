@@ -13,6 +13,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
+from training.exchange.shard_tasks import ShardTasks
 
 #: Requests under way to one owner.
 REQUESTS_AT_ONCE = 3
@@ -33,51 +34,34 @@ class OwnerPump:
         self._directory = directory
         self._waiting = waiting
         self._send = send
-        self._busy: dict[int, None] = {}
         self._requests: dict[bytes, int] = {}
         #: How long each shard that was not answered rests next time.
         self._pauses: dict[int, float] = {}
-        self._is_woken = False
-        self._is_halted = False
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = ShardTasks(self._begin, "owner-request")
 
     def wake(self) -> None:
         """Something waits: send it, after all that comes in this turn of the event loop."""
-        if not (self._is_woken or self._is_halted):
-            self._is_woken = True
-            asyncio.get_running_loop().call_soon(self._begin)
+        self._tasks.wake()
 
     def halt(self) -> None:
         """Cancel every request."""
-        self._is_halted = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.halt()
 
     async def stop(self) -> None:
         """`halt`, and wait until all have ended."""
-        self.halt()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     def _begin(self) -> None:
-        self._is_woken = False
-        if self._is_halted:
-            return
-        shards = [shard for shard in self._waiting() if shard not in self._busy]
+        busy = self._tasks.busy
+        shards = [shard for shard in self._waiting() if shard not in busy]
         if not shards:
             return
         groups, unknown = self._directory.by_owner(shards)
         for owner, theirs in groups:
             if self._requests.get(owner.node_id, 0) < REQUESTS_AT_ONCE:
-                self._start(theirs, self._request(owner, theirs))
+                self._tasks.start(theirs, self._request(owner, theirs))
         if unknown:
-            self._start(unknown, self._rest(unknown))
-
-    def _start(self, shards: list[int], work: Awaitable[None]) -> None:
-        for shard in shards:
-            self._busy[shard] = None
-        task = asyncio.ensure_future(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            self._tasks.start(unknown, self._rest(unknown))
 
     async def _request(self, owner: Contact, shards: list[int]) -> None:
         count = self._requests
@@ -92,11 +76,10 @@ class OwnerPump:
             count[owner.node_id] -= 1
             if not count[owner.node_id]:
                 del count[owner.node_id]
-            for shard in shards:
-                if shard not in again:
-                    self._busy.pop(shard, None)
-                    self._pauses.pop(shard, None)
-            self.wake()
+            answered = [shard for shard in shards if shard not in again]
+            for shard in answered:
+                self._pauses.pop(shard, None)
+            self._tasks.free(answered)
         if again:
             await self._rest(again)
 
@@ -109,5 +92,4 @@ class OwnerPump:
         finally:
             for shard in shards:
                 self._pauses[shard] = min(2 * pause_s, MAX_RETRY_S)
-                self._busy.pop(shard, None)
-        self.wake()
+            self._tasks.free(shards)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from training.exchange.context import ExchangeContext
@@ -19,6 +19,7 @@ from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned
 from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from training.exchange.shard_tasks import ShardTasks
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
@@ -64,14 +65,11 @@ class ValueRounds:
         self._in_flight = in_flight
         self._queues: dict[int, deque[Waiting]] = {}
         self._known: dict[tuple[int, DeltaId], Waiting] = {}
-        self._busy: dict[int, None] = {}
         self._rounds: dict[tuple[bytes, ...], int] = {}
         self._numbers: dict[int, int] = {}
         self._pulls = ScriptPulls(context.environment.clock)
         self._is_pulling = False
-        self._is_woken = False
-        self._is_halted = False
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = ShardTasks(self._begin_rounds, "value-round")
         #: Updates of each member that wait here, and their bytes.
         self.waiting_of: dict[bytes, int] = {}
         self.waiting_bytes = 0
@@ -80,6 +78,11 @@ class ValueRounds:
         """The `pull` of the attached script; None: there is none."""
         self._pulls.attach(pull)
         self.wake()
+
+    @property
+    def waiting(self) -> int:
+        """How many updates wait here or are being applied."""
+        return len(self._known)
 
     # -- queues -------------------------------------------------------------------------------------------------
 
@@ -114,31 +117,24 @@ class ValueRounds:
 
     def wake(self) -> None:
         """Begin the rounds that are due, after all that came in this turn of the event loop."""
-        if not (self._is_woken or self._is_halted) and (self._queues or self._busy):
-            self._is_woken = True
-            asyncio.get_running_loop().call_soon(self._begin_rounds)
+        self._tasks.wake()
 
     def halt(self) -> None:
         """Cancel every round: what was not acknowledged is sent again by its origin."""
-        self._is_halted = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.halt()
 
     async def stop(self) -> None:
         """`halt`, and wait until all have ended."""
-        self.halt()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
     def _begin_rounds(self) -> None:
-        self._is_woken = False
-        if self._is_halted:
-            return
-        for shard in [shard for shard in self._queues if shard not in self._store.owned and shard not in self._busy]:
+        busy = self._tasks.busy
+        for shard in [shard for shard in self._queues if shard not in self._store.owned and shard not in busy]:
             for one in self._queues.pop(shard):
                 self._settle(shard, one, not_owned(self._store, shard))
-        ready = [shard for shard in self._queues if shard not in self._busy and not self._store.owned[shard].moving]
+        ready = [shard for shard in self._queues if shard not in busy and not self._store.owned[shard].moving]
         built_in = [shard for shard in ready if is_built_in(self._queues[shard][0].update)]
         groups: dict[tuple[bytes, ...], list[int]] = {}
         for shard in built_in:
@@ -146,23 +142,11 @@ class ValueRounds:
             groups.setdefault(targets, []).append(shard)
         for targets, shards in groups.items():
             if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
-                self._start(shards, self._round(targets, shards))
+                self._tasks.start(shards, self._round(targets, shards))
         to_pull = [shard for shard in ready if shard not in built_in]
         if to_pull and not self._is_pulling and not self._pulls.rests:
             self._is_pulling = True
-            self._start(to_pull, self._pull_round(to_pull))
-
-    def _start(self, shards: list[int], work: object) -> None:
-        for shard in shards:
-            self._busy[shard] = None
-        task: asyncio.Task[None] = asyncio.create_task(work, name="value-round")  # type: ignore[arg-type]
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-
-    def _free(self, shards: Iterable[int]) -> None:
-        for shard in shards:
-            self._busy.pop(shard, None)
-        self.wake()
+            self._tasks.start(to_pull, self._pull_round(to_pull))
 
     def _take(self, shard: int, fits: Callable[[KeyUpdate], bool]) -> list[Waiting]:
         """What a batch of a shard consists of: the first that waits, and those like it. What turned out to be known
@@ -212,7 +196,7 @@ class ValueRounds:
             self._rounds[targets] -= 1
             if not self._rounds[targets]:
                 del self._rounds[targets]
-            self._free(shards)
+            self._tasks.free(shards)
 
     async def _pull_round(self, shards: list[int]) -> None:
         """One call of the user's `pull` for all shards with updates for it; their batches are added while the next
@@ -228,7 +212,7 @@ class ValueRounds:
                 self._put_back(shard, [one for one in waiting if shard not in outcome or one not in outcome[shard][0]])
             if self._pulls.rests:
                 asyncio.get_running_loop().call_later(SCRIPT_RETRY_S, self.wake)
-            self._free([shard for shard in shards if shard not in outcome])
+            self._tasks.free([shard for shard in shards if shard not in outcome])
         try:
             prepared = []
             for shard, (waiting, results, failed) in outcome.items():
@@ -242,7 +226,7 @@ class ValueRounds:
                     prepared.append(self._prepare(shard, waiting, batch, basis))
             await self._commit(prepared)
         finally:
-            self._free(outcome)
+            self._tasks.free(outcome)
 
     def _room_bytes(self) -> int:
         """How much larger the tables owned here may become."""
@@ -273,12 +257,12 @@ class ValueRounds:
             quiet = []
             for shard, owned in list(self._store.owned.items()):
                 seen = owned, owned.state.version
-                is_free = owned.backup is not None and not owned.moving and shard not in self._busy
-                if is_free and former.get(shard) == seen and not self._is_halted:
+                is_free = owned.backup is not None and not owned.moving and shard not in self._tasks.busy
+                if is_free and former.get(shard) == seen and not self._tasks.is_halted:
                     quiet.append(shard)
                 former[shard] = seen
             if quiet:
-                self._start(quiet, self._check_round(quiet))
+                self._tasks.start(quiet, self._check_round(quiet))
 
     async def _check_round(self, shards: list[int]) -> None:
         try:
@@ -290,7 +274,7 @@ class ValueRounds:
                     prepared.append(self._prepare(shard, [], batch, owned))
             await self._commit(prepared)
         finally:
-            self._free(shards)
+            self._tasks.free(shards)
 
     async def close(self, shard: int, identity: DeltaId, void: list[KeyUpdate], reasons: list[str]) -> PushResult:
         """Record that every update of a batch of the other side of a split is known here: by a batch of its identity,
@@ -343,6 +327,11 @@ class ValueRounds:
     def _finish(self, one: _Prepared, result: PushResult) -> None:
         batch, shard = one.item.batch, one.item.shard
         reasons = dict(batch.refused) if batch is not None else {}
+        if result.status == "ok" and one.waiting:
+            counters = self._context.counters
+            counters.value_batches += 1
+            counters.values_refused += len(reasons)
+            counters.values_updated += len(one.waiting) - len(reasons)
         for place, waiting in enumerate(one.waiting):
             settled = result
             if result.status == "ok":

@@ -35,6 +35,10 @@ from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import Span
 
 TICK_S = 0.5
+#: A table of named values is kept for so long, and so many times as long as it takes to be moved.
+VALUES_TENURE_S, TENURE_MOVES = 1.0, 4.0
+#: Of a line that was not measured yet.
+UNMEASURED_BYTES_PER_S = 16.0 * (1 << 20)
 #: How often a leaving node checks whether all its shards have been taken.
 LEAVE_POLL_INTERVAL_S = 0.02
 
@@ -161,7 +165,7 @@ class Rebalancer:
             ]
             if not others:
                 continue
-            minimum_time_over = not owned.by_handover or now - owned.since >= self._context.settings.tenure_s
+            minimum_time_over = not owned.by_handover or now - owned.since >= self._tenure_s(owned)
             tenure_over = self._run.is_leaving or minimum_time_over
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0], ranked)):
@@ -174,6 +178,15 @@ class Rebalancer:
         if not self._waits_for_joiners():
             self._start_copies(learners)
         self._swarm.watch(self._partners())
+
+    def _tenure_s(self, owned: Owned) -> float:
+        """How long this node keeps a shard at least. A table of named values is small: it is kept for some times as
+        long as its move takes, so that moves take a bounded share of the line, and a joiner has its share soon."""
+        longest_s, table = self._context.settings.tenure_s, owned.state.table
+        if table is None:
+            return longest_s
+        rate = self._swarm.line.upload.bytes_per_s or UNMEASURED_BYTES_PER_S
+        return min(longest_s, VALUES_TENURE_S + TENURE_MOVES * table.size_bytes / rate)
 
     def _waits_for_joiners(self) -> bool:
         """Whether nodes are still being sent the vector, and no delta has come yet.

@@ -20,10 +20,16 @@ from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
-from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.recovery.rebalancing import (
+    TENURE_MOVES,
+    UNMEASURED_BYTES_PER_S,
+    VALUES_TENURE_S,
+    Rebalancer,
+)
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
+from training.shards.value_table import ValueTable
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=5.0)
@@ -270,3 +276,22 @@ def test_a_slow_owner_gives_a_shard_to_its_faster_backup_and_copies_nothing() ->
     assert run(scenario({slow: 5, fast: 9, fastest: 9})) == [f"hand_over {fast[:1]!r}"]
     for equal in ({}, dict.fromkeys(IDS.values(), 9), {slow: 9, fast: 9, fastest: 11}):
         assert run(scenario(equal)) == [f"state {fastest[:1]!r}"]
+
+
+def test_a_table_of_values_is_kept_no_longer_than_its_move_takes_a_few_times() -> None:
+    """A joiner has its share of small tables soon; on a slow line a large one is kept longer, up to `tenure_s`."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        rebalancer, _, _ = rebalancer_of(store)
+        owned = store.owned[0]
+        assert rebalancer._tenure_s(owned) == 5.0
+
+        owned.state.table = ValueTable()
+        assert rebalancer._tenure_s(owned) == VALUES_TENURE_S
+        owned.state.table.size_bytes = int(UNMEASURED_BYTES_PER_S) // 4
+        assert rebalancer._tenure_s(owned) == VALUES_TENURE_S + TENURE_MOVES / 4
+        owned.state.table.size_bytes *= 100
+        assert rebalancer._tenure_s(owned) == 5.0
+
+    run(scenario())

@@ -1,0 +1,64 @@
+"""Tasks that work for shards: one at a time for each shard, begun once per turn of the event loop, ended together.
+
+What comes in one turn of the loop is begun together, so that many small pieces of work become few. A shard is *busy*
+from `start` until `free`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+
+class ShardTasks:
+    """`begin` starts what is due now, with `start`, and leaves busy shards out."""
+
+    def __init__(self, begin: Callable[[], None], name: str) -> None:
+        self.busy: dict[int, None] = {}
+        self._begin = begin
+        self._name = name
+        self._is_woken = False
+        self._is_halted = False
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether nothing begins any more."""
+        return self._is_halted
+
+    def wake(self) -> None:
+        """Begin what is due, after all that comes in this turn of the event loop."""
+        if not (self._is_woken or self._is_halted):
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._is_woken = False
+        if not self._is_halted:
+            self._begin()
+
+    def start(self, shards: Iterable[int], work: Coroutine[Any, Any, None]) -> None:
+        """Work for these shards, which are busy until `free`."""
+        for shard in shards:
+            self.busy[shard] = None
+        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def free(self, shards: Iterable[int]) -> None:
+        """Nothing works for these shards any more; begin what is due."""
+        for shard in shards:
+            self.busy.pop(shard, None)
+        self.wake()
+
+    def halt(self) -> None:
+        """Cancel every task; nothing begins any more."""
+        self._is_halted = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """`halt`, and wait until all have ended."""
+        self.halt()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
