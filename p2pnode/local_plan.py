@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: Settings that each node has of its own, so that another one does not take them over.
@@ -14,6 +14,7 @@ OWN = frozenset(
         "node.state_dir",
         "node.port",
         "node.advertise",
+        "node.role",
         "status.port",
         "status.token_file",
         "swarm.bootstrap",
@@ -25,12 +26,14 @@ OWN = frozenset(
 
 
 class PlannedNode(NamedTuple):
-    """One node to start. A port of 0 takes a free one; `threads` are those of its trainer."""
+    """One node to start. A port of 0 takes a free one; `threads` are those of its trainer. An empty `role` is that of
+    the settings."""
 
     number: int
     port: int
     status_port: int
     threads: int
+    role: str = ""
 
 
 def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, status_port: int = 0) -> list[PlannedNode]:
@@ -52,6 +55,16 @@ def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, sta
     if both := sorted(listening & {node.status_port for node in nodes if node.status_port}):
         raise ValueError(f"port {both[0]} would be used twice, for a node and for the API of another")
     return nodes
+
+
+def with_servers(nodes: Sequence[PlannedNode], servers: int) -> list[PlannedNode]:
+    """The nodes in the order of their start: the first `servers` are servers of a parameter server, the others its
+    workers. A server comes first because a worker founds no swarm. Raises `ValueError` for more servers than nodes."""
+    if servers > len(nodes):
+        raise ValueError(f"{servers} servers are more than the {len(nodes)} nodes of --local")
+    if not servers:
+        return list(nodes)
+    return [node._replace(role="server" if place < servers else "peer") for place, node in enumerate(nodes)]
 
 
 def inherited(settings: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:

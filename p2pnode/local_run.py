@@ -27,7 +27,7 @@ from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.local_plan import PlannedNode, inherited, plan
+from p2pnode.local_plan import PlannedNode, inherited, plan, with_servers
 
 POLL_INTERVAL_S = 0.1
 #: When a node has ended, the others are looked at this often.
@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class LocalStart(NamedTuple):
     """What `p2pnode start --local` or `p2pnode run --local` was told. `arguments` are those for every node, and
-    `invitation` the line of one, which goes to their standard input."""
+    `invitation` the line of one, which goes to their standard input. The first `servers` of the nodes are servers."""
 
     loaded: Loaded
     nodes: int
@@ -49,6 +49,7 @@ class LocalStart(NamedTuple):
     command: Sequence[str] | None
     invitation: str = ""
     reopens: bool = False
+    servers: int = 0
 
 
 class _Node:
@@ -139,7 +140,7 @@ def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -
     elsewhere = bool(config.swarm.bootstrap or start.invitation)
     # The founder of an earlier start first: the others wait for it.
     planned.sort(key=lambda node: not read_record(home / LOCAL / str(node.number)).founder)
-    for node in planned:
+    for node in with_servers(planned, start.servers):
         folder = home / LOCAL / str(node.number)
         arguments = _arguments(start, node, folder, known)
         nodes.append(_Node(node.number, folder, [sys.executable, "-m", "p2pnode", *arguments], start.invitation))
@@ -171,6 +172,8 @@ def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequen
     # A program may end within a second: nobody would be left to join, and what it computed would be of one node alone.
     if start.command and start.nodes > 1 and "training.min_nodes" not in loaded.chosen:
         settings["training.min_nodes"] = start.nodes
+    if node.role:
+        settings["node.role"] = node.role
     if "log.format" not in loaded.chosen and sys.stderr.isatty():
         settings["log.format"] = "console"
     settings |= {

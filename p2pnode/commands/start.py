@@ -58,6 +58,17 @@ LocalOption = Annotated[
         help="Start N nodes on this machine, or one more beside those that run; each has its own directory and ports.",
     ),
 ]
+ServersOption = Annotated[
+    int,
+    typer.Option(
+        "--servers",
+        metavar="N",
+        min=0,
+        max=64,
+        show_default=False,
+        help="How many nodes of --local are servers of a parameter server; the others are its workers.",
+    ),
+]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
 InviteOption = Annotated[
     str | None,
@@ -107,17 +118,24 @@ def run(
     settings: SetOption = None,
     reopen: ReopenOption = False,
     local: LocalOption = 0,
+    servers: ServersOption = 0,
     debug: DebugOption = False,
 ) -> int:
     """Start a node around your own program, which calls p2pnode.attach to train, or p2pnode.engine.
 
     Example: p2pnode run --bootstrap 10.0.0.5:8468 -- python train.py --lr 0.1
     """
+    if servers > local:
+        raise UserError(
+            f"--servers {servers}: that many of the nodes of --local, of which there are {local}",
+            f"give --local {servers + 1} or more; a node that starts alone is a server with --set node.role=server",
+            ExitCode.USAGE,
+        )
     if shutil.which(command[0]) is None:
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    return _start(_Request(command, config, settings, flags, invite, reopen, local))
+    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers))
 
 
 Flags = dict[str, tuple[str, str | None]]
@@ -133,6 +151,7 @@ class _Request(NamedTuple):
     invite: str | None
     reopens: bool
     local: int
+    servers: int = 0
 
 
 def _start(request: _Request) -> int:
@@ -171,7 +190,9 @@ def _several(request: _Request, found: Loaded, invitation: Invitation | None) ->
     for setting in request.settings or []:
         arguments += ["--set", setting]
     line = "" if invitation is None else invitation.line
-    return run_local(LocalStart(found, request.local, arguments, request.command, line, request.reopens))
+    return run_local(
+        LocalStart(found, request.local, arguments, request.command, line, request.reopens, request.servers)
+    )
 
 
 def _invited(invitation: Invitation, flags: Flags) -> Flags:

@@ -27,7 +27,7 @@ from training.exchange.exchange import Exchange
 from training.manifest import Manifest, propose
 from training.progress import Progress
 from training.settings import BarrierSettings
-from training.trainer_link.engine_messages import EngineOpened, EngineReady
+from training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts
 from training.trainer_link.interface import Trainer, TrainerHello, TrainerLeft
 from training.trainer_link.messages import derive_start_seed
 
@@ -77,6 +77,11 @@ class EngineRun:
     def waits_for_nodes(self) -> bool:
         """Whether the script has begun and fewer than `min_nodes` have."""
         return self._part is not None and self._part.waits_for_nodes
+
+    @property
+    def tasks(self) -> TaskCounts | None:
+        """What the parameter server has done, if this node serves."""
+        return None if self._service is None else self._service.tasks
 
     async def join(self, hello: TrainerHello, incarnation: int) -> EngineParts:
         """Agree on the manifest, make the exchange, and enter it. Raises `UserError`."""

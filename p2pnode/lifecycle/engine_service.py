@@ -45,6 +45,7 @@ from training.trainer_link.engine_messages import (
     QuestionRefused,
     Reply,
     SetValue,
+    TaskCounts,
     UpdateParts,
     ValuesFound,
     WaitAtBarrier,
@@ -101,6 +102,8 @@ class EngineService:
         self._batches: dict[int, asyncio.Future[PullDone]] = {}
         self._is_leaving = False
         self._is_gone = False
+        #: What the parameter server has done, as its script says; None at a node that does not serve.
+        self.tasks: TaskCounts | None = None
         trainer.on_engine(self._on_script)
         values.on_pull(self.pull)
 
@@ -144,7 +147,9 @@ class EngineService:
             return
         question = message.question
         waits = isinstance(question, BeginRun | WaitAtBarrier | FinishRun | CallNode)
-        if isinstance(question, CountStep | AbandonRun | ListPeers | ListMembers) or (waits and self._is_leaving):
+        if isinstance(question, CountStep | AbandonRun | ListPeers | ListMembers | TaskCounts) or (
+            waits and self._is_leaving
+        ):
             self._reply(message, self._at_once(question))
         else:
             task = asyncio.create_task(self._answer(message), name=f"engine-{type(question).__name__}")
@@ -164,6 +169,8 @@ class EngineService:
                 self._participation.count(count, seconds)
             case AbandonRun():
                 self._participation.abandon()
+            case TaskCounts():
+                self.tasks = question
             case ListPeers(sample):
                 return PeerSteps(self._participation.peers(sample), self._participation.workers())
             case ListMembers(nodes) if self._calls is not None:

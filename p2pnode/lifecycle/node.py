@@ -87,7 +87,7 @@ class Node:
         self.trainer_bytes: int | None = None
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
-        self._engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
+        self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
         self.duplicates: DuplicateData | None = None
         self._goal_news: GoalAnnouncement | None = None
@@ -120,7 +120,7 @@ class Node:
         """The state shown in `/status`."""
         if self.phase != "training":
             return self.phase
-        if self._engine.waits_for_nodes:
+        if self.engine.waits_for_nodes:
             return "waiting_for_nodes"
         if self.progress.stalled:
             return "stalled"
@@ -257,10 +257,10 @@ class Node:
 
     async def _run_engine(self, hello: TrainerHello) -> End:
         """A script with an engine of named values, which has its own loop."""
-        parts = await self._engine.join(hello, self.incarnation)
+        parts = await self.engine.join(hello, self.incarnation)
         self.manifest, self.exchange, self.barrier, self.gate, self.checkpoints = parts
         self.phase = "training"
-        self._failure = await self._engine.serve()
+        self._failure = await self.engine.serve()
         return "script" if self._failure is None else "trainer_failed"
 
     async def _serve(self) -> End:
@@ -426,7 +426,7 @@ class Node:
 
     async def _leave(self) -> None:
         self.phase = "leaving"
-        self._engine.release()
+        self.engine.release()
         await asyncio.gather(
             self.data.leave(TELL_DATA_S),
             self.dispatch.leave(TELL_DATA_S),
@@ -436,7 +436,7 @@ class Node:
     async def _close(self) -> None:
         if self.checkpoints is not None:
             await self.checkpoints.stop()
-        await self._engine.stop()
+        await self.engine.stop()
         await self.data.stop()
         await self.dispatch.stop()
         if self.duplicates is not None:

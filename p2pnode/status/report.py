@@ -42,6 +42,7 @@ from p2pnode.status.schema import (
     TrainingStatus,
     WaitingStatus,
 )
+from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
 from training.progress import StepRow
 
@@ -93,6 +94,8 @@ class StatusReport:
             ),
             *line_metrics(self._line()),
             *dispatch_metrics(self._dispatch()),
+            *values_metrics(values_status(self._node.exchange)),
+            *server_metrics(server_status(self._node.engine.tasks)),
             *health_metrics(self.ready()[0], self._health()),
         ]
 
@@ -175,6 +178,8 @@ class StatusReport:
             lost=lost,
             progress=ongoing(node, self._uptime_s()),
             members_distrusted=distrusted_members(node.exchange, node.environment.clock.monotonic()),
+            values=values_status(node.exchange),
+            server=server_status(node.engine.tasks),
         )
 
     def peers(self) -> list[PeerStatus]:

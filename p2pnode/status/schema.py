@@ -211,6 +211,40 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     merged: Count = 0
 
 
+class ValuesStatus(Struct, frozen=True, kw_only=True):
+    """Named values, in a run of an engine that has them. `keys` and `bytes` are those of the shards owned here, of at
+    most `limit_bytes`; a backup has as many again. The counts are those of this node as an owner, since its start:
+    `updates` were applied, in so many `batches`, and `refused` for ever; `reads` are keys that were read. `waiting`:
+    updates that wait here for their batch, of `waiting_bytes`. `unanswered`: this node's own updates whose owners have
+    not answered yet."""
+
+    keys: Count
+    bytes: Count
+    limit_bytes: Count
+    updates: Count
+    refused: Count
+    reads: Count
+    batches: Count
+    waiting: Count
+    waiting_bytes: Count
+    unanswered: Count
+
+
+class ServerStatus(Struct, frozen=True, kw_only=True):
+    """The tasks of a parameter server, since this node serves. `version`: updates in the values. `given`: tasks given
+    to a worker for the first time; `again`: to another one, after an error, a death, or the end of their lease. `held`:
+    with workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old."""
+
+    version: Count
+    workers: Count
+    given: Count
+    done: Count
+    held: Count
+    waiting: Count
+    again: Count
+    refused: Count
+
+
 class LineStatus(Struct, frozen=True, kw_only=True):
     """This node's line. Rates are null until they are measured: `upload_bytes_per_s` when the line was full for a time,
     `upload_at_least_bytes_per_s` when something was sent for a while. `capacity` is what it announces, 0 before.
@@ -280,8 +314,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`GET /status`. `result` is null until the run has ended. `overlay` is `overlay.report.OverlayReport` with its
-    counters beside the other keys."""
+    """`GET /status`. `result` is null until the run has ended. `values` is null but in a run of an engine with named
+    values, and `server` but at the node that serves as its parameter server. `overlay` is
+    `overlay.report.OverlayReport` with its counters beside the other keys."""
 
     schema: SchemaNumber
     summary: str
@@ -306,6 +341,8 @@ class Status(Struct, frozen=True, kw_only=True):
     members_distrusted: list[DistrustedMember] = []
     lost: list[LostPeer] = []
     progress: list[Ongoing] = []
+    values: ValuesStatus | None = None
+    server: ServerStatus | None = None
 
 
 class DistrustedMember(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from training.engines.server.program import ServerVerbs
 from training.engines.server.pulling import ServerPull
 from training.engines.server.succession import run_server
 from training.engines.server.worker import run_worker
-from training.trainer_link.engine_messages import NotAnswered
+from training.trainer_link.engine_messages import NotAnswered, TaskCounts
 from training.values.encoding import Key
 from training.values.memory import MemoryValues
 from training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
@@ -111,6 +111,7 @@ class WorldNode:
         self.surroundings: Surroundings = WorldSurroundings(self)
         self.task: asyncio.Task[int]
         self.step = 0
+        self.counts: TaskCounts | None = None
         self._inbox: asyncio.Queue[WorldAsked] = asyncio.Queue()
 
     def start(self, run: int) -> None:
@@ -136,6 +137,10 @@ class WorldNode:
 
     async def announce(self, step: int) -> None:
         self.step = step
+
+    async def show(self, step: int, counts: TaskCounts) -> None:
+        await self.announce(step)
+        self.counts = counts
 
     async def members(self, nodes: Sequence[bytes] = ()) -> Members:
         def is_gone(node: WorldNode) -> bool:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,8 +219,11 @@ def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) 
     servers = [start(*example, settings={"node.role": "server", **settings}) for _ in range(2)]
     workers = [start(*example, settings=settings) for _ in range(3)]
     until(lambda: all(node.step >= 3 for node in workers), 60.0, "three steps", [*servers, *workers])
-    workers[0].kill()
     serving = min(servers, key=lambda node: node.status()["node"]["id"])
+    until(lambda: serving.status()["server"]["done"] >= 9, 10.0, "the status counts the tasks", servers)
+    assert serving.status()["server"]["workers"] == 3
+    assert [node.status()["server"] for node in (*servers, *workers) if node is not serving] == [None] * 4
+    workers[0].kill()
     serving.kill()
 
     standing_by = next(node for node in servers if node is not serving)
@@ -229,6 +233,37 @@ def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) 
     assert int(counted[1]) >= 150
     for node in workers[1:]:
         assert re.search(r"this worker completed \d+ tasks", ended(node))
+
+
+@pytest.mark.timeout(180)
+def test_one_script_counts_the_same_with_all_three_engines(tmp_path: Path) -> None:
+    """Peer to peer, with a server and two workers, and by map-reduce: the commands of the example differ in the name of
+    the engine and in the nodes, and print what `collections.Counter` counts."""
+    text = "the quick brown fox jumps over the lazy dog\n" * 50
+    (tmp_path / "text").write_text(text)
+    counted = sorted(Counter(letter for letter in text if letter.isalpha()).items())
+    expected = " ".join(f"{letter}{count}" for letter, count in counted)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    example = [sys.executable, str(ROOT / "examples/three_engines.py")]
+    node = [sys.executable, "-m", "p2pnode", "run", "--set", "exchange.shards=8", "--set", "training.linger_s=20"]
+    ways = {
+        "p2p": ([*node, "--run", "peers", "--local", "3", "--"], ["[1]", "[2]", "[3]"]),
+        "server": ([*node, "--run", "served", "--local", "3", "--servers", "1", "--"], ["[1]"]),
+        "mapreduce": ([], [""]),
+    }
+    for engine, (started, printing) in ways.items():
+        done = subprocess.run(
+            [*started, *example, engine, "text"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100.0,
+            check=False,
+        )
+        assert done.returncode == 0, (engine, done.stderr[-3000:])
+        assert sorted(done.stdout.splitlines()) == [f"{one} {expected}".strip() for one in printing], engine
 
 
 def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:

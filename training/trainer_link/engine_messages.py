@@ -116,6 +116,21 @@ class ListMembers(msgspec.Struct, frozen=True, array_like=True, tag="members"):
     nodes: list[NodeId]
 
 
+class TaskCounts(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):
+    """What the parameter server has done, for `/status`: since this node serves. `given`: tasks given to a worker for
+    the first time; `again`: given to another one after an error, a death, or the end of their lease. `held`: with
+    workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old."""
+
+    version: Number
+    workers: Number
+    given: Number
+    done: Number
+    held: Number
+    waiting: Number
+    again: Number
+    refused: Number
+
+
 class AskKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
     pass
 
@@ -133,6 +148,7 @@ Question = (
     | AskKeys
     | CallNode
     | ListMembers
+    | TaskCounts
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.local_plan import OWN, PlannedNode, inherited, plan, with_count
+from p2pnode.local_plan import OWN, PlannedNode, inherited, plan, with_count, with_servers
 
 
 def test_nodes_share_the_cores_and_take_free_ports() -> None:
@@ -37,6 +37,22 @@ def test_a_new_node_takes_over_the_settings_that_are_not_one_node_s_own() -> Non
     assert "node.state_dir" in OWN
 
 
+def test_the_first_nodes_to_start_are_the_servers() -> None:
+    """The others are workers, whatever role the settings name; without servers the settings decide. More servers than
+    nodes are an error, and a node that is added to others takes no role over."""
+    nodes = plan(3, {1}, 4)
+
+    assert [(node.number, node.role) for node in with_servers(nodes[::-1], 1)] == [
+        (4, "server"),
+        (3, "peer"),
+        (2, "peer"),
+    ]
+    assert with_servers(nodes, 0) == nodes
+    with pytest.raises(ValueError, match="4 servers are more than the 3 nodes"):
+        with_servers(nodes, 4)
+    assert "node.role" in OWN
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -45,6 +61,7 @@ def test_a_new_node_takes_over_the_settings_that_are_not_one_node_s_own() -> Non
         (["--local", "--task", "digits"], ["--local", "1", "--task", "digits"]),
         (["--run", "--local", "--local"], ["--run", "--local", "--local", "1"]),
         (["--local=3", "--debug"], ["--local=3", "--debug"]),
+        (["--local", "--servers", "1", "train"], ["--local", "1", "--servers", "1", "train"]),
         (["--local", "-1"], ["--local", "-1"]),
         (["--local", "--", "train", "--local"], ["--local", "1", "--", "train", "--local"]),
         (["--local", "train", "--local"], ["--local", "1", "train", "--local"]),
@@ -56,4 +73,4 @@ def test_a_new_node_takes_over_the_settings_that_are_not_one_node_s_own() -> Non
 )
 def test_the_number_of_nodes_may_be_left_out(given: list[str], expected: list[str]) -> None:
     """Without a number one node is meant; values of other options and the arguments of a program stay as they are."""
-    assert with_count(given, {"--run", "--task"}, stops_at_program=True) == expected
+    assert with_count(given, {"--run", "--task", "--servers"}, stops_at_program=True) == expected

@@ -76,6 +76,15 @@ def test_programs_begin_when_all_nodes_are_there(tmp_path: Path) -> None:
     assert "training.min_nodes" not in told(start(tmp_path, nodes=3))
 
 
+def test_a_planned_role_is_told_to_its_node(tmp_path: Path) -> None:
+    """Server or worker; without a planned role nothing is said."""
+    request = start(tmp_path, servers=1)
+
+    assert told(request, node=NODE._replace(role="server"))["node.role"] == '"server"'
+    assert told(request, node=NODE._replace(role="peer"))["node.role"] == '"peer"'
+    assert "node.role" not in told(request)
+
+
 def test_a_node_that_nobody_can_let_in_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from training.dispatch.answers import QueueRules, ReportAnswer
 from training.engines.server.acceptance import Commit, Contribution, Policy
 from training.engines.server.gate import OwnBarrier, StepGate
 from training.engines.server.tasks import LeasedTask, TaskLeases
+from training.trainer_link.engine_messages import TaskCounts
 
 #: A server numbers its tasks from its epoch on, so that no two servers give one number twice.
 TASKS_PER_EPOCH = 1 << 32
@@ -308,6 +309,20 @@ class ServerCore:
         more."""
         self._waiting.clear()
         return self._policy.drop()
+
+    def counts(self) -> TaskCounts:
+        """What has become of the tasks, since this server serves."""
+        leases, waiting = self.leases, len(self.leases.orphans())
+        return TaskCounts(
+            version=self.version,
+            workers=len(self.workers),
+            given=leases.issued,
+            done=leases.done,
+            held=len(leases) - waiting,
+            waiting=waiting,
+            again=leases.again,
+            refused=self.refused,
+        )
 
     def doing(self) -> dict[bytes, str]:
         """What each worker does, for people."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from training.engines.program import Surroundings
+from training.trainer_link.engine_messages import TaskCounts
 from training.values.store import ValueStore
 
 Result = TypeVar("Result")
@@ -75,6 +76,10 @@ class ServerHost(NodeHost, Protocol):
 
     async def call(self, node: bytes, payload: bytes) -> bytes:
         """Ask a server. Raises `NotAnswered`."""
+        ...
+
+    async def show(self, step: int, counts: TaskCounts) -> None:
+        """Show the completed steps in the node's heartbeat, and what has become of the tasks in its status."""
         ...
 
 

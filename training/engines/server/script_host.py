@@ -19,9 +19,12 @@ from training.trainer_link.engine_messages import (
     CountStep,
     ListMembers,
     MembersFound,
+    TaskCounts,
 )
 
 Result = TypeVar("Result")
+#: Between two messages about tasks that are under way.
+SHOW_S = 0.25
 
 
 class ScriptHost:
@@ -33,6 +36,8 @@ class ScriptHost:
         self.surroundings = script
         self._link = link
         self._announced = (-1, 0.0)
+        self._shown: TaskCounts | None = None
+        self._shown_s = -SHOW_S
 
     @property
     def is_stopping(self) -> bool:
@@ -60,6 +65,14 @@ class ScriptHost:
         found = self._link.ask(CallNode(node, payload))
         assert isinstance(found, Called)
         return found.payload
+
+    async def show(self, step: int, counts: TaskCounts) -> None:
+        await self.announce(step)
+        now = self.clock()
+        is_due = now - self._shown_s >= SHOW_S or not counts.held + counts.waiting
+        if counts != self._shown and is_due:
+            self._shown, self._shown_s = counts, now
+            self._link.ask(counts)
 
     async def receive(self, timeout_s: float) -> ScriptAsked | None:
         call = self._link.next_call(timeout_s)

@@ -172,7 +172,7 @@ class Serving:
             await self._make(commit)
             self.core.committed(commit)
             self._next_schedule = 0.0
-        await self._host.announce(self.core.gate.lowest())
+        await self._host.show(self.core.gate.lowest(), self.core.counts())
         if not self._recorded >= self.core.workers.keys():
             # The next server takes tasks over from workers of the record alone.
             await self._store_record(self.core.record())

@@ -54,7 +54,7 @@ class TaskLeases(Generic[Work]):
 
     def __init__(self, rules: QueueRules, first_task: int = 1) -> None:
         self.rules = rules
-        self.issued = self.done = 0
+        self.issued = self.done = self.again = 0
         self.given_up: list[GivenUp[Work]] = []
         self._next = first_task
         self._open: dict[int, LeasedTask[Work]] = {}
@@ -121,6 +121,7 @@ class TaskLeases(Generic[Work]):
 
     def take(self, task: int, worker: bytes, now: float) -> LeasedTask[Work]:
         """Lease a task that came back to another worker."""
+        self.again += 1
         del self._orphans[task]
         return self._lease(self._open[task], worker, now)
 

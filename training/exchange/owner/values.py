@@ -176,6 +176,7 @@ class ValueHandler:
             if isinstance(owned, PushResult):
                 results.append(_not_answered(ReadResult, shard, owned))
                 continue
+            self._counters.values_read += 1
             entry = owned.state.table.entries.get(key) if owned.state.table is not None else None
             if entry is None:
                 results.append(ReadResult(shard, "none", *owned.term))

@@ -16,6 +16,7 @@ from p2pnode.commands.start import _without_invite
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, Given, encode
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
+from p2pnode.local_run import LocalStart
 from tests.harness.repository import ROOT
 
 
@@ -60,6 +61,24 @@ def test_start_hands_the_configuration_to_the_daemon(monkeypatch: pytest.MonkeyP
     assert seen[1][0].node.port == 9
     assert seen[1][1] == [sys.executable, "train.py", "--port", "1"]
     assert seen[2][1] == [sys.executable, "train.py", "--debug"]
+
+
+@pytest.mark.parametrize("given", [["--servers", "1"], ["--local", "--servers", "2"]], ids=str)
+def test_more_servers_than_nodes_of_this_machine_are_an_error(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--servers` counts nodes of `--local`; the hint says how a node that starts alone becomes a server."""
+    assert run("run", *given, "--", sys.executable, "script.py") == ExitCode.USAGE
+    assert "--set node.role=server" in capsys.readouterr().err
+
+
+def test_servers_reach_the_start_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the number of nodes and the program."""
+    seen: list[LocalStart] = []
+    monkeypatch.setattr("p2pnode.local_run.run_local", lambda start: seen.append(start) or 0)
+
+    assert run("run", "--local", "3", "--servers", "1", "--", sys.executable, "script.py") == 0
+    assert (seen[0].nodes, seen[0].servers, seen[0].command) == (3, 1, [sys.executable, "script.py"])
 
 
 def test_a_daemon_runs_with_its_garbage_collected(monkeypatch: pytest.MonkeyPatch) -> None:

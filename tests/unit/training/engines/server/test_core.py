@@ -213,3 +213,20 @@ def test_people_see_what_each_worker_does():
     core.give(B, [], 0.0)
     core.report(done(lease), 1.0)
     assert core.doing() == {A: "its update waits for others", B: "task 2 of step 1", C: "at the barrier"}
+
+
+def test_the_counts_follow_every_task():
+    """Given, held, waiting, given again, done, refused: each is counted where it happens, and once."""
+    core = server("asp", Quota(1, 0), [A, B])
+    first = give(core)
+    counts = core.counts()
+    assert (counts.workers, counts.given, counts.held, counts.waiting, counts.done) == (2, 2, 2, 0, 0)
+    core.leave(A)
+    assert (core.counts().held, core.counts().waiting, core.counts().workers) == (1, 1, 1)
+    assert core.report(done(first[B]), 1.0) == "waits"
+    commit_all(core)
+    assert (core.counts().done, core.counts().version) == (1, 1)
+    (again,) = core.reassign(2.0)
+    assert (core.counts().again, core.counts().waiting, core.counts().given) == (1, 0, 2)
+    assert core.report(done(again, version=0), 3.0) == "stale"
+    assert (core.counts().refused, core.counts().held) == (1, 1)
