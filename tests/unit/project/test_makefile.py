@@ -150,6 +150,7 @@ def test_ci_runs_the_readme_commands() -> None:
         "make test",
         'make test ARGS="-m long"',
         "make test-frameworks",
+        "make test-deploy",
         "make check",
     ]
 
