@@ -88,6 +88,11 @@ class NodeClient:
         """A client for the node that `find` returned."""
         return cls(found.address, token_file=found.token_file, timeout_s=timeout_s)
 
+    @property
+    def token_file(self) -> Path | None:
+        """Where the node's token is, if it is known."""
+        return self._token_file
+
     def status(self) -> dict[str, Any]:
         answer = self._ask("GET", "/status")
         if not isinstance(answer, dict) or "schema" not in answer:

@@ -40,6 +40,7 @@ WRITTEN = {
     "swarm.json": "the invitation it accepted",
     "swarm.key": "the swarm key: without another copy nobody can join this swarm any more",
     "status.token": "the token of its API",
+    "dashboard.html": "the file that opens its dashboard",
     "status.json": "the address of its API",
     "trainer.log": "what its trainer printed",
     "trainer.log.1": "what its trainer printed before",

@@ -3,8 +3,8 @@
 Pure. The server passes the facts, the time and the token in; the result is None or a refusal. Four attackers are kept
 out. A web page that the user visits fails by Host, by Origin, and by a header that no form can send. A DNS name rebound
 to the loopback fails by Host. Another user of the machine lacks the token that every change needs. A client that only
-makes load exceeds the rate limits. On an address other than the loopback everything but the two health checks needs the
-token.
+makes load exceeds the rate limits. On an address other than the loopback everything but the two health checks and the
+files of the dashboard needs the token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from p2pnode.status.limits import CHANGE_HEADER
 MAX_BODY_BYTES = 4096
 #: Health checks for supervisors without a token: `/healthz` reveals nothing, `/readyz` leaves its reason out.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+#: The dashboard's pages and scripts contain nothing about the node: a browser loads them, and then asks for the token.
+OPEN_PAGES = frozenset({"/", "/swarm"})
+OPEN_FOLDER = "/static/"
 
 #: Per client address. The loopback is one address for all users of the machine. 100 requests a second cover the command
 #: line, a dashboard and a benchmark that polls every 10 ms together. They cost the loop about a tenth of its time.
@@ -137,7 +140,7 @@ class Guard:
         if request.changes and not request.has_change_header:
             error = f"{request.method} needs the header {CHANGE_HEADER}: 1"
             return Refusal(403, error, "it keeps other sites' pages out")
-        if not request.changes and (self._on_loopback or request.path in OPEN_PATHS):
+        if not request.changes and (self._on_loopback or is_open(request.path)):
             return None
         if self._has_token(request):
             return None
@@ -156,6 +159,11 @@ class Guard:
         scheme, _, given = (request.authorization or "").partition(" ")
         # Digests have equal length and are compared in constant time: neither length nor prefix of the token leaks.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._digest)
+
+
+def is_open(path: str) -> bool:
+    """Whether reading this path needs no token anywhere."""
+    return path in OPEN_PATHS or path in OPEN_PAGES or path.startswith(OPEN_FOLDER)
 
 
 def host_name(header: str) -> str:

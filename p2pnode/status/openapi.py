@@ -15,14 +15,36 @@ from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S
 from p2pnode.status.prometheus import CONTENT_TYPE
-from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
+from p2pnode.status.schema import (
+    Accepted,
+    Alive,
+    ErrorAnswer,
+    Events,
+    HistoryAnswer,
+    PeerStatus,
+    Readiness,
+    Status,
+    Update,
+)
 from training.progress import StepRow
 
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 
-ANSWERS = (Status, PeerStatus, StepRow, Events, Alive, Readiness, Accepted, ErrorAnswer, OverlayReport)
+ANSWERS = (
+    Status,
+    PeerStatus,
+    StepRow,
+    Events,
+    HistoryAnswer,
+    Update,
+    Alive,
+    Readiness,
+    Accepted,
+    ErrorAnswer,
+    OverlayReport,
+)
 
 
 def _schemas() -> dict[str, Schema]:
@@ -64,17 +86,24 @@ _ID_PREFIX = {
 }
 
 
+_FILE_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9-]+(\\.min)?\\.(js|css|svg|txt)$"}
+
+
 def description() -> dict[str, Any]:
     """The whole document."""
     limit = _parameter("limit", "Most entries.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
     since = _parameter("since", "Events above this number.", {"type": "integer", "minimum": 0, "maximum": 1 << 62})
     timeout = _parameter("timeout", "Seconds to wait for one.", {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S})
     paths = {
-        "/": _read("The page for people.", {"text/html": TEXT}),
+        "/": _read("The dashboard, a page for people; needs no token, unlike what it shows.", {"text/html": TEXT}),
+        "/swarm": _read("The page of the whole swarm, as this node sees it; needs no token.", {"text/html": TEXT}),
+        "/static/{name}": _file("A script, style or image of the pages; needs no token."),
         "/status": _read("What the node is doing.", _json("Status")),
         "/peers": _read("The live peers, furthest ahead first.", {"application/json": _list_of("PeerStatus")}),
         "/steps": _read("The last steps, oldest first.", {"application/json": _list_of("StepRow")}, limit),
         "/events": _read("Numbered events; waits for new ones.", _json("Events"), since, limit, timeout),
+        "/history": _read("Figures of the last days, for charts.", _json("HistoryAnswer")),
+        "/stream": _stream("The node once a second, as server-sent events.", since),
         "/metrics": _read("Counters in Prometheus' text format.", {CONTENT_TYPE: TEXT}),
         "/healthz": _read("The process runs; needs no token.", _json("Alive")),
         "/readyz": _read(
@@ -150,6 +179,30 @@ def _read(
         "responses": answers | wrong | _errors(401, 403, 405, 411, 413, 429, 500),
     }
     return {"get": operation}
+
+
+def _file(what: str) -> dict[str, Any]:
+    """One file of the dashboard, by its name."""
+    name = {"name": "name", "in": "path", "required": True, "schema": _FILE_NAME}
+    content = dict.fromkeys(("text/javascript", "text/css", "image/svg+xml", "text/plain", "text/html"), TEXT)
+    answers = {"200": _answer(what, content), "304": {"description": "The file that If-None-Match names is current."}}
+    operation = {
+        "summary": what,
+        "parameters": [name],
+        "security": [{}],
+        "responses": answers | _errors(403, 404, 405, 411, 413, 429, 500),
+    }
+    return {"get": operation}
+
+
+def _stream(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+    """Events `update` with `Update` as data, `events` with `Events`, and `end`, after which the node ends."""
+    described = _read(what, {"text/event-stream": TEXT}, *parameters)
+    described["get"]["description"] = (
+        "`update`, once a second: components/schemas/Update. `events`, when there are new ones: "
+        "components/schemas/Events, above `since`, at first the last 300. `end`: the node ends."
+    )
+    return described
 
 
 def _change(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:

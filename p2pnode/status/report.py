@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from overlay.peers import Activity
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
@@ -21,6 +20,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.lost_peers import LostPeers
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.ongoing import ongoing
+from p2pnode.status.peers import peer_list
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -165,6 +165,7 @@ class StatusReport:
                 busy=self._busy(),
                 finishing=self._finishing(),
                 training_share=progress.training_share,
+                best=self._best(),
             ),
             result=self._result(),
             exchange=self._exchange(),
@@ -184,29 +185,7 @@ class StatusReport:
 
     def peers(self) -> list[PeerStatus]:
         """One entry per live peer, furthest ahead first."""
-        now = self._node.environment.clock.monotonic()
-        step = self._node.progress.step
-        ordered = sorted(self._node.overlay.members(), key=lambda peer: (-peer.step, peer.node_id))
-        return [
-            PeerStatus(
-                id=peer.node_id.hex(),
-                address=str(peer.address),
-                step=peer.step,
-                lag=step - peer.step,
-                state=self._peer_state(peer.node_id, peer.activity),
-                round_trip_ms=None if peer.round_trip_s is None else round(1000 * peer.round_trip_s, 3),
-                last_seen_seconds=round(now - peer.last_heard, 3),
-                incarnation=peer.incarnation,
-                step_seconds=peer.step_seconds,
-                eligible=peer.eligible,
-            )
-            for peer in ordered
-        ]
-
-    def _peer_state(self, node_id: bytes, activity: Activity) -> str:
-        if self._node.overlay.is_suspect(node_id):
-            return "suspect"
-        return "waiting_for_nodes" if activity is Activity.READY else activity.name.lower()
+        return peer_list(self._node)
 
     def steps(self, limit: int) -> list[StepRow]:
         """The last `limit` steps, oldest first."""
@@ -226,6 +205,10 @@ class StatusReport:
         if self._node.barrier.complete:
             return len(self._node.overlay.members())
         return self._node.gate.sample_now()
+
+    def _best(self) -> BestStatus | None:
+        best = None if self._node.loop is None else self._node.loop.best.best()
+        return None if best is None else BestStatus(metric=best.metric, value=best.value, step=best.step)
 
     def _busy(self) -> BusyStatus | None:
         busy = self._node.trainer.busy

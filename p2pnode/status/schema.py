@@ -7,7 +7,7 @@ of `/steps` are `training.progress.StepRow`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -88,9 +88,17 @@ class FinishingStatus(Struct, frozen=True, kw_only=True):
     deadline_seconds: Seconds
 
 
+class BestStatus(Struct, frozen=True, kw_only=True):
+    """The best value of a metric of the shared model, and the step of that model."""
+
+    metric: str
+    value: float
+    step: Count
+
+
 class TrainingStatus(Struct, frozen=True, kw_only=True):
     """Progress and metrics. `trainer` is the state of the trainer's process. `training_share`: the share of the time of
-    the last steps in which it trained; null before the first step."""
+    the last steps in which it trained; null before the first step. `best`: of the shared model so far."""
 
     loss: float | None
     metrics: Mapping[str, float | None]
@@ -104,14 +112,7 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     busy: BusyStatus | None = None
     finishing: FinishingStatus | None = None
     training_share: Annotated[float, Meta(ge=0, le=1)] | None = None
-
-
-class BestStatus(Struct, frozen=True, kw_only=True):
-    """The best value of a metric of the shared model, and the step of that model."""
-
-    metric: str
-    value: float
-    step: Count
+    best: BestStatus | None = None
 
 
 class ResultStatus(Struct, frozen=True, kw_only=True):
@@ -356,7 +357,12 @@ class DistrustedMember(Struct, frozen=True, kw_only=True):
 
 
 class PeerStatus(Struct, frozen=True, kw_only=True):
-    """An entry of `GET /peers`. `lag`: steps of this node minus steps of the peer."""
+    """An entry of `GET /peers`. `lag`: steps of this node minus steps of the peer.
+
+    Step, state and samples are as old as the last message: `last_seen_seconds`. `progress_seconds`: how long ago its
+    step rose. `samples`: of its last step. `shards`: those that it owns as far as this node knows; null without an
+    exchange.
+    """
 
     id: NodeId
     address: str
@@ -368,6 +374,32 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
     incarnation: Count
     step_seconds: Seconds
     eligible: bool
+    progress_seconds: Seconds = 0.0
+    samples: Count = 0
+    shards: Count | None = None
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    """The data of each `update` of `GET /stream`, once a second. `peers`: all, or of many a part that is evenly spread;
+    `peers_known`: how many there are. `sample`: the newest row of the history; empty in the first message."""
+
+    schema: SchemaNumber
+    time: float
+    status: Status
+    peers: list[PeerStatus]
+    peers_known: Count
+    sample: dict[str, float | None]
+
+
+class HistoryAnswer(Struct, frozen=True, kw_only=True):
+    """`GET /history`: the figures of the last days in rows, at most 1,140. `times` are wall time in seconds since 1970:
+    one row per second in the last 4 minutes, and four times as far apart for each four times as long ago. `series` have
+    one value per row, null where there was none. Rates are per second; `…_share` divide the time of the steps, from 0
+    to 1; a metric of the script is `metric:NAME`."""
+
+    schema: SchemaNumber
+    times: list[float]
+    series: Mapping[str, Sequence[float | None]]
 
 
 class Events(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import html
 import math
 import re
 import socket
@@ -26,12 +25,21 @@ from p2pnode.errors import ExitCode, P2PNodeError, UserError
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import MAX_BODY_BYTES, Guard, Refusal, RequestFacts
 from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S, SCHEMA, SCHEMA_HEADER
+from p2pnode.status.live import LiveFeed
+from p2pnode.status.pages import HEADERS as FILE_HEADERS
+from p2pnode.status.pages import File, read_files
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
 from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
 from training.progress import StepRow
 
 #: Long-polls held at once, of all clients together.
 MAX_WAITING = 64
+#: Streams held at once, of all clients together: tabs of the dashboard.
+MAX_STREAMS = 32
+#: Events that a stream begins with, unless it is asked for others.
+RECENT_EVENTS = 300
+#: A reader of a stream that takes nothing for this long is closed.
+WRITE_TIMEOUT_S = 20.0
 #: Connections held at once; one more is closed unread. Each costs the daemon about 20 KB.
 MAX_CONNECTIONS = 256
 #: A connection that has sent no complete request for this long is closed.
@@ -89,6 +97,9 @@ class StatusServer:
         self._listener: asyncio.AbstractServer | None = None
         self._closing = False
         self._waiting = 0
+        self._feed = LiveFeed(source, clock)
+        self._streams = 0
+        self._files: dict[str, File] | None = None
         #: Refused requests by status code, for `/metrics`.
         self._refused: dict[int, int] = {}
 
@@ -108,6 +119,7 @@ class StatusServer:
             )
             await self._runner.setup()
             self._listener = await asyncio.get_running_loop().create_server(self._connected, sock=listener)
+            self._feed.start()
         except BaseException:
             listener.close()
             await self.stop()
@@ -119,6 +131,7 @@ class StatusServer:
         """End long-polls and connections, and close the port; idempotent."""
         self._closing = True
         self._source.events.wake()
+        await self._feed.stop()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -143,7 +156,11 @@ class StatusServer:
 
     def _routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/", self._page),
+            web.get("/", self._file),
+            web.get("/swarm", self._file),
+            web.get("/static/{name}", self._file),
+            web.get("/history", self._history),
+            web.get("/stream", self._stream),
             web.get("/status", self._status),
             web.get("/peers", self._peers),
             web.get("/steps", self._steps),
@@ -225,42 +242,67 @@ class StatusServer:
             raise _BadQuery(f"this node leaves out no member whose id begins with {prefix}")
         return _json(Accepted(schema=SCHEMA, accepted="trust"), status=202)
 
-    async def _page(self, _: web.Request) -> web.Response:
-        summary = html.escape(self._source.status().summary)
-        reads = "".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _READS)
-        text = _PAGE.format(summary=summary, reads=reads)
-        response = web.Response(text=text, content_type="text/html", headers=_HEADERS)
-        response.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+    async def _history(self, _: web.Request) -> web.Response:
+        return _json(self._feed.history())
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events until the reader goes or the node ends: `update` once a second, and new `events`."""
+        recent = max(0, self._source.events.last - RECENT_EVENTS)
+        since = _number_parameter(request, "since", recent, 0, 1 << 62)
+        if self._streams >= MAX_STREAMS:
+            error = f"{MAX_STREAMS} streams are open already"
+            return _refused(Refusal(429, error, "close another page of the dashboard", retry_s=5.0))
+        response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
+        self._streams += 1
+        try:
+            await response.prepare(request)
+            message: bytes | None = self._feed.now()
+            while message is not None:
+                page = self._source.events.since(since, MAX_LIMIT)
+                since = page.last
+                text = _sent("update", message)
+                if page.events or page.dropped:
+                    answer = Events(schema=SCHEMA, events=page.events, dropped=page.dropped, last=page.last)
+                    text += _sent("events", msgspec.json.encode(answer, enc_hook=str))
+                # A reader that takes nothing for so long holds memory and a place.
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await response.write(text)
+                message = await self._feed.next()
+            await response.write(_sent("end", b"{}"))
+        except ConnectionError:
+            return response  # the reader has gone
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        finally:
+            self._streams -= 1
         return response
+
+    async def _file(self, request: web.Request) -> web.Response:
+        if self._files is None:
+            self._files = await asyncio.to_thread(read_files)
+        file = self._files.get(request.path)
+        if file is None:
+            raise web.HTTPNotFound
+        headers = FILE_HEADERS | {"ETag": file.tag, "Content-Type": file.content_type, SCHEMA_HEADER: str(SCHEMA)}
+        if request.headers.get("If-None-Match") == file.tag:
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=file.body, headers=headers)
 
 
 _ID_PREFIX = re.compile("[0-9a-f]{8,40}")
-
-_READS = [
-    ("/status", "what this node is doing"),
-    ("/peers", "its live peers"),
-    ("/steps", "the last steps; <code>?limit=</code>"),
-    ("/events", "numbered events; <code>?since=&amp;timeout=&amp;limit=</code>"),
-    ("/metrics", "counters, for Prometheus"),
-    ("/healthz", "the process runs"),
-    ("/readyz", "it has joined and trains"),
-    ("/openapi.json", "all of this, for programs"),
-]
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>p2pnode</title>
-<style>body {{ font: 1rem/1.5 sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem }}</style>
-<h1>p2pnode</h1><p>{summary}</p><ul>{reads}</ul>
-<p>POST <code>/leave</code>, <code>/pause</code>, <code>/resume</code>, <code>/trust</code> with the header
-<code>X-P2PNode: 1</code> and the token; or <code>p2pnode leave</code>, <code>pause</code>, <code>resume</code>,
-<code>trust</code>, which find it themselves.</p></html>
-"""
 
 _HEADERS = {
     SCHEMA_HEADER: str(SCHEMA),
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def _sent(event: str, data: bytes) -> bytes:
+    """One server-sent event; JSON has no line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:

@@ -23,6 +23,8 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
+from p2pnode.status.samples import Sampler
+from p2pnode.status.schema import Update
 from tests.harness import exposition
 from tests.harness.stub_trainer import StubTrainer, exponential
 from tests.harness.swarm import Host, Swarm
@@ -67,8 +69,12 @@ def reported(swarm: Swarm, host: Host) -> StatusReport:
 
 def complaints(report: StatusReport) -> list[str]:
     found = checked("Status", report.status())
-    for peer in report.peers():
+    peers = report.peers()
+    for peer in peers:
         found += checked("PeerStatus", peer)
+    sample = Sampler().row(1.0, report.status(), report.steps(5))
+    update = Update(schema=1, time=1.0, status=report.status(), peers=peers, peers_known=len(peers), sample=sample)
+    found += checked("Update", update)
     # A row is added every second or so and looked at four times a second, so each is among the newest once.
     for step in report.steps(2):
         found += checked("StepRow", step)

@@ -83,11 +83,21 @@ def test_the_scheme_may_be_written_as_http_allows() -> None:
 
 
 def test_beyond_the_loopback_everything_needs_the_token_but_the_health_checks() -> None:
-    """Reads too; a supervisor's probes do not, and are not trusted with reasons."""
+    """Reads too; a supervisor's probes do not, and are not trusted with reasons. The files of the dashboard contain
+    nothing about the node."""
     guard = outside()
 
     assert guard.check(OUTSIDE, 0.0) is None
-    for path in ("/", "/status", "/metrics", "/openapi.json", "/nothing"):
+    for path in ("/", "/swarm", "/static/words.js"):
+        assert guard.check(replace(OUTSIDE, authorization=None, path=path), 0.0) is None
+        assert (
+            status(
+                guard.check(replace(OUTSIDE, authorization=None, path=path, method="POST", has_change_header=True), 0.0)
+            )
+            == 401
+        )
+        assert status(guard.check(replace(OUTSIDE, path=path, host="evil.example"), 0.0)) == 403
+    for path in ("/status", "/stream", "/history", "/static", "/swarm/", "/metrics", "/openapi.json", "/nothing"):
         assert status(guard.check(replace(OUTSIDE, authorization=None, path=path), 0.0)) == 401
     for path in ("/healthz", "/readyz"):
         probe = replace(OUTSIDE, authorization=None, path=path)

@@ -318,3 +318,45 @@ def test_what_takes_long_says_how_far_it_is_and_the_time_to_go() -> None:
     assert {"join the swarm", "start the trainer", "join"} & set(seen)
     assert all(each.done <= each.total or not each.total for rows in seen.values() for each in rows)
     print(sorted(seen))
+
+
+def test_peers_have_their_shards_their_samples_and_the_age_of_their_progress() -> None:
+    """All shards together are the swarm's; a peer whose trainer hangs makes no progress, and its age rises."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hosts = swarm.start_many(3)
+        await swarm.until(lambda: all(host.living.progress.step >= 3 for host in hosts), within_s=90, what="all train")
+        own = report(swarm, hosts[0])
+
+        def owned() -> int:
+            return own.status().exchange.shards_owned + sum(peer.shards or 0 for peer in own.peers())
+
+        await swarm.until(lambda: owned() == own.status().exchange.shards, within_s=60, what="every owner is known")
+        assert all(peer.samples > 0 for peer in own.peers())
+        hung = hosts[1]
+        assert hung.trainer is not None
+        hung.trainer.hang()
+        await asyncio.sleep(20.0)
+        ages = {peer.id: peer.progress_seconds for peer in own.peers()}
+        assert ages.pop(hung.living.identity.node_id.hex()) > 15.0
+        assert all(age < 10.0 for age in ages.values())
+
+    simulate(scenario, barrier__method="asp")
+
+
+def test_the_best_metric_is_there_during_the_run() -> None:
+    """Null until something is evaluated; then the best so far, not the last."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=60, what="it trains")
+        assert host.trainer is not None
+        before = report(swarm, host).status().training.best
+        for step, accuracy in ((1, 0.75), (2, 0.5)):
+            host.trainer.measured.append(Evaluation(step, {"accuracy": accuracy}, 10))
+        await swarm.until(lambda: host.living.progress.step >= 4, within_s=60, what="more steps")
+
+        assert before is None
+        assert report(swarm, host).status().training.best == BestStatus(metric="accuracy", value=0.75, step=1)
+
+    simulate(scenario)

@@ -1,0 +1,143 @@
+// Rows of names and values from `/status`. A part that a node does not have has no rows. No DOM, but `code` for paths.
+
+import { bytes, count, duration, milliseconds, number, percent, plural, rate, shortId } from "./format.js";
+import { samplesPerSecond } from "./steps.js";
+
+/** @typedef {[string, string, string?]} Row name, value, note */
+
+/**
+ * The figures at the top.
+ * @param {any} status @param {import("./series.js").Series} series @param {any[]} peers
+ * @returns {Row[]}
+ */
+export function vitals(status, series, peers) {
+  const { training, population } = status;
+  /** @type {Row[]} */
+  const rows = [["Step", count(status.step), training.step_seconds ? `${duration(training.step_seconds)} each` : ""]];
+  rows.push(["Loss", number(training.loss), "last step"]);
+  for (const [name, value] of metrics(training)) {
+    rows.push([name, number(value), training.evaluated_step === null ? "" : `at step ${count(training.evaluated_step)}`]);
+  }
+  const own = series.newest("samples_per_second");
+  rows.push(["Samples/s", number(own), `all nodes ${number(samplesPerSecond(peers) + (own ?? 0))}`]);
+  rows.push(["Nodes", number(population.estimate), population.exact ? `${number(population.workers)} train` : "estimated"]);
+  const goal = progressOf(status, "max_steps");
+  if (goal) rows.push(["Time to go", duration(goal.left_seconds), `to step ${count(goal.total)}`]);
+  return rows;
+}
+
+/** The metrics that a script reports, the first three. @param {any} training @returns {[string, number | null][]} */
+export function metrics(training) {
+  return Object.entries(training.metrics ?? {})
+    .filter(([name]) => name !== "loss")
+    .slice(0, 3);
+}
+
+/** The node's progress of one kind, or null. @param {any} status @param {string} what */
+export function progressOf(status, what) {
+  return (status.progress ?? []).find((/** @type {any} */ one) => one.what === what) ?? null;
+}
+
+/** @param {any} status @returns {Row[]} */
+export function exchangeFacts(status) {
+  const { exchange } = status;
+  if (!exchange.shards) return [];
+  const share = exchange.shards_owned / exchange.shards;
+  /** @type {Row[]} */
+  const rows = [
+    ["Owned here", `${count(exchange.shards_owned)} of ${count(exchange.shards)}`, percent(share)],
+    ["Backed up here", count(exchange.shards_backed)],
+  ];
+  if (exchange.shards_without_backup) rows.push(["Without a backup", count(exchange.shards_without_backup)]);
+  rows.push(["Memory of shards", bytes(exchange.state_bytes)]);
+  rows.push(["Sent, received", `${bytes(exchange.bytes_sent)}, ${bytes(exchange.bytes_received)}`]);
+  rows.push(["Deltas merged", count(exchange.merged_last_step), "in the last step"]);
+  const waiting = exchange.outstanding_steps.length;
+  rows.push(["Deltas on their way", waiting ? `of ${plural(waiting, "step")}` : "none"]);
+  if (exchange.refused) rows.push(["Deltas refused", count(exchange.refused), "by owners, since the start"]);
+  if (exchange.lost) rows.push(["Deltas lost", count(exchange.lost), "from a full outbox"]);
+  return rows;
+}
+
+/** @param {any} status @returns {Row[]} */
+export function lineFacts(status) {
+  const { line } = status;
+  if (!line) return [];
+  const up = line.upload_bytes_per_s ?? line.upload_at_least_bytes_per_s;
+  const least = line.upload_bytes_per_s === null && up !== null;
+  /** @type {Row[]} */
+  const rows = [
+    ["Carries up", up === null ? "not measured yet" : `${least ? "at least " : ""}${rate(up)}`],
+    ["Carries down", line.download_bytes_per_s === null ? "not measured yet" : rate(line.download_bytes_per_s)],
+  ];
+  if (line.codec) rows.push(["Codec", line.codec, line.codec_reason]);
+  if (line.needed_bytes_per_step !== null) rows.push(["A step sends", bytes(line.needed_bytes_per_step)]);
+  if (line.carried_bytes_per_step !== null) rows.push(["The line carries", bytes(line.carried_bytes_per_step), "in a step's time"]);
+  return rows;
+}
+
+/** The queue of a master, or this node's part in it. @param {any} status @returns {Row[]} */
+export function dispatchFacts(status) {
+  const { dispatch } = status;
+  if (!dispatch) return [];
+  const master = dispatch.serves ? "this node" : dispatch.master ? shortId(dispatch.master) : "not known";
+  /** @type {Row[]} */
+  const rows = [["Master", master, dispatch.store ? `store ${dispatch.store}` : ""]];
+  if (dispatch.tasks !== null) {
+    const passes = dispatch.passes ? ` of ${count(dispatch.passes)}` : "";
+    rows.push(["Pass", `${count(dispatch.pass_number)}${passes}`]);
+    rows.push(["Tasks done", `${count(dispatch.done)} of ${count(dispatch.tasks)}`, percent(dispatch.tasks ? dispatch.done / dispatch.tasks : null)]);
+    rows.push(["To do, leased", `${count(dispatch.todo)}, ${count(dispatch.leased)}`]);
+    if (dispatch.failed) rows.push(["Failed", count(dispatch.failed)]);
+  }
+  rows.push(["Held here", count(dispatch.held), `${count(dispatch.records_trained)} records trained`]);
+  if (dispatch.ended) rows.push(["State", "the job is done"]);
+  if (dispatch.unanswered_seconds !== null) rows.push(["No answer", `for ${duration(dispatch.unanswered_seconds)}`]);
+  if (dispatch.last_error) rows.push(["Last error", dispatch.last_error]);
+  return rows;
+}
+
+/** @param {any} status @returns {Row[]} */
+export function machineFacts(status) {
+  const { node, memory, overlay, training, barrier } = status;
+  const rule = [barrier.sample ? `samples ${count(barrier.sample)}` : "", barrier.staleness === null ? "" : `staleness ${barrier.staleness}`];
+  /** @type {Row[]} */
+  const rows = [
+    ["Address", node.address, overlay.reachable?.reached ? "reached by others" : overlay.reachable?.reason || "not checked yet"],
+    ["Role", node.client_only ? `${node.role}, owns no shards` : node.role],
+    ["Swarm", status.swarm.closed ? "closed" : "open", status.swarm.keys[0] ? `key ${status.swarm.keys[0]}` : ""],
+    ["Barrier", barrier.method, rule.filter(Boolean).join(", ")],
+    ["Trainer", training.trainer, training.trainer_failures ? plural(training.trainer_failures, "failure") : ""],
+    ["Trains", percent(training.training_share), "of the time of the last steps"],
+  ];
+  if (training.busy) rows.push(["Busy", training.busy.what, `since ${duration(training.busy.since_seconds)}`]);
+  if (memory.budget_bytes !== null) rows.push(["Memory", bytes(memory.budget_bytes), `${bytes(memory.available_bytes)} free`]);
+  if (overlay.round_trip_ms !== null) rows.push(["Round trip", milliseconds(overlay.round_trip_ms), "mean of all calls"]);
+  return rows;
+}
+
+/** What came of the run. @param {any} result @returns {Row[]} */
+export function resultFacts(result) {
+  /** @type {Row[]} */
+  const rows = [["Ended by", result.reason.replaceAll("_", " "), `after ${plural(result.steps, "step")}`]];
+  if (result.best) rows.push([`Best ${result.best.metric}`, number(result.best.value), `at step ${count(result.best.step)}`]);
+  if (result.model) rows.push(["Model", result.model, result.sha256 ? `SHA-256 ${result.sha256.slice(0, 16)}…` : ""]);
+  if (result.load.length) rows.push(["Load it", result.load.join("\n")]);
+  if (result.may_differ) rows.push(["May differ", result.may_differ]);
+  return rows;
+}
+
+/** Parts that only some nodes have. @param {any} status @returns {[string, Row[]][]} */
+export function sections(status) {
+  const found = [];
+  if (status.data) {
+    const { data } = status;
+    const trained = data.trained === null ? "" : `${percent(data.trained)} of epoch ${count(data.open_epoch)} trained`;
+    found.push(["Shared data", [["Kind", data.kind, `size ${count(data.size)}`], ["Epoch", count(data.epoch), trained], ["Shared by", plural(data.nodes, "node")]]]);
+  }
+  if (status.members_distrusted?.length) {
+    const rows = status.members_distrusted.map((/** @type {any} */ one) => [shortId(one.id), one.reason, `${plural(one.lies, "lie")}, ${duration(one.seconds)} ago`]);
+    found.push(["Left out", rows]);
+  }
+  return found;
+}
