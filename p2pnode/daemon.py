@@ -52,11 +52,11 @@ from p2pnode.status.report import StatusReport
 from p2pnode.status.tracker import tracker_findings
 from p2pnode.time_slice import shorten_slice
 from p2pnode.tracking.service import Tracking, Writing
+from training.devices.start import make_trainer as make_device_trainer
 from training.dispatch.dataset import read_dataset
 from training.dispatch.store import Store
 from training.supervisor.node_start import NodeStart
 from training.supervisor.process import missing_output
-from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link.interface import Trainer
 from training.trainer_link.record_messages import RecordSource
 from training.trainer_link.shared_memory import available_memory_bytes
@@ -136,13 +136,13 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     workers = ThreadExecutor()
 
     def make_trainer(node_id: bytes, incarnation: int, on_state: Callable[[str], None]) -> Trainer:
-        return ProcessTrainer(
+        return make_device_trainer(
             config.training,
+            config.devices,
             command=start.command,
             node=NodeStart(node_id, incarnation, _record_source(config)),
             state_dir=folder,
-            log=log,
-            clock=clock,
+            environment=machine,
             on_state=on_state,
             # The user's own program prints to the terminal; a task class prints to trainer.log.
             on_output=None if start.command is None else printed.put,

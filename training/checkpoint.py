@@ -116,10 +116,11 @@ def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
     names = disk.names(FOLDER)
     readable = [found for name in _complete(names) if (found := _read(disk, name, None)) is not None]
     kept = tuple(f"{found.folder}/" for found in readable[:keep])
-    lent = [found.state.trainer_state for found in readable[:keep]]
+    # With the files of further trainers of the node (`training.devices.opening.device_file`).
+    lent = tuple(found.state.trainer_state for found in readable[:keep] if found.state.trainer_state)
     # Files of older checkpoints and of failed attempts. The markers go first: a half-removed checkpoint must not look
     # complete.
-    old = [name for name in names if not name.startswith(kept) and name not in lent]
+    old = [name for name in names if not name.startswith(kept) and not name.startswith(lent)]
     for name in sorted(old, key=lambda name: not name.endswith(f"/{MARKER}")):
         disk.remove(name)
 

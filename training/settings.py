@@ -1,4 +1,5 @@
-"""The settings of training: sections `[training]`, `[barrier]`, `[exchange]` and `[dispatch]` of `node.toml`.
+"""The settings of training: sections `[training]`, `[devices]`, `[barrier]`, `[exchange]` and `[dispatch]` of
+`node.toml`.
 
 Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
 them.
@@ -14,6 +15,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 BarrierMethod = Literal["asp", "bsp", "ssp", "pbsp", "pssp", "custom"]
 
@@ -35,6 +37,13 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(description="Optimiser steps between two exchanges; equal on all nodes."),
     ] = 10
     device: Annotated[str, Meta(description='"auto", "cpu", "cuda", "cuda:1", …')] = "auto"
+    devices: Annotated[
+        str | list[str],
+        Meta(
+            description='One trainer for each of these devices, as ["cuda:0", "cuda:1"], "cpu*4", or "auto" for all '
+            "GPUs of this machine; empty: one trainer, on training.device."
+        ),
+    ] = ""
     threads: Annotated[
         Count,
         Meta(description="CPU threads of the trainer; 0: PyTorch's own choice."),
@@ -107,6 +116,34 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         dict[str, Any],
         Meta(description="[training.options] is passed to the task unchanged."),
     ] = {}
+
+
+class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the trainers of one node work together, where `training.devices` names several."""
+
+    period: Annotated[
+        Count,
+        Meta(
+            description="Optimiser steps of each trainer between two distributed steps inside the node, a divisor of "
+            "training.local_steps; 0: local_steps."
+        ),
+    ] = 0
+    step: Annotated[
+        Literal["average", "leader"],
+        Meta(
+            description="The distributed step. average: all trainers go on from their mean; leader: they are pulled to "
+            "the one with the lowest loss."
+        ),
+    ] = "average"
+    avg_size: Annotated[
+        PositiveCount,
+        Meta(description="With leader: batches of the running loss; without so many a trainer does not lead."),
+    ] = 10
+    c1: Annotated[Share, Meta(description="With leader: pull to the leader of the node in the distributed step.")] = 0.1
+    p1: Annotated[
+        Share,
+        Meta(description="With leader: pull to the leader of the node in all local steps of a period together."),
+    ] = 0.1
 
 
 class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -45,6 +45,7 @@ WRITTEN = {
     "trainer.log": "what its trainer printed",
     "trainer.log.1": "what its trainer printed before",
     "trainer": "the socket of its trainer",
+    "devices": "what its further trainers printed, where it has several",
     "lock": "the lock",
 }
 

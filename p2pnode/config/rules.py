@@ -15,6 +15,7 @@ from overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.config.settings import Config
 from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
+from training.devices.names import named_devices
 from training.goal import Goal
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
@@ -42,6 +43,7 @@ def check(config: Config) -> list[ConfigProblem]:
         *_network(config),
         *_bootstrap(config),
         *_training(config),
+        *_devices(config),
         *_barrier(config),
         *_exchange(config),
         *_dispatch(config),
@@ -264,6 +266,35 @@ def _training(config: Config) -> list[ConfigProblem]:
                 f"liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
                 f"probe_interval_s = {liveness.probe_interval_s}",
                 "a probe must end before the next one begins: make the interval longer or the timeout shorter",
+            )
+        )
+    return found
+
+
+def _devices(config: Config) -> list[ConfigProblem]:
+    found, training, period = [], config.training, config.devices.period
+    try:
+        if len(named_devices(training.devices)) > 1 and config.dispatch.source == "master":
+            found.append(
+                ConfigProblem(
+                    'training.devices names several devices and dispatch.source = "master"',
+                    "a master dispatches tasks to nodes with one trainer: start a node per device, or set "
+                    'dispatch.source = "shared"',
+                )
+            )
+    except ValueError as error:
+        found.append(
+            ConfigProblem(
+                f"training.devices: {error}",
+                'write ["cuda:0", "cuda:1"], "cpu*4" for four trainers on the processor, or "auto"; leave it out for '
+                "one trainer",
+            )
+        )
+    if period and training.local_steps % period:
+        found.append(
+            ConfigProblem(
+                f"devices.period = {period} does not divide training.local_steps = {training.local_steps}",
+                "a step of the swarm has whole periods: change one of the two, or set devices.period = 0",
             )
         )
     return found

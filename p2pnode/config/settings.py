@@ -11,7 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
-from training.settings import BarrierSettings, DispatchSettings, ExchangeSettings, TrainingSettings
+from training.settings import (
+    BarrierSettings,
+    DevicesSettings,
+    DispatchSettings,
+    ExchangeSettings,
+    TrainingSettings,
+)
 
 #: Holds one state directory per run, unless `node.state_dir` names another.
 STATE_HOME = "~/.local/state/p2pnode"
@@ -62,6 +68,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     swarm: SwarmSettings = msgspec.field(default_factory=SwarmSettings)
     liveness: LivenessSettings = msgspec.field(default_factory=LivenessSettings)
     training: TrainingSettings = msgspec.field(default_factory=TrainingSettings)
+    devices: DevicesSettings = msgspec.field(default_factory=DevicesSettings)
     barrier: BarrierSettings = msgspec.field(default_factory=BarrierSettings)
     exchange: ExchangeSettings = msgspec.field(default_factory=ExchangeSettings)
     dispatch: DispatchSettings = msgspec.field(default_factory=DispatchSettings)

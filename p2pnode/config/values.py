@@ -105,6 +105,8 @@ def allowed(annotation: Any) -> str:
             return "a list of texts" + (f" (at most {kind.max_length})" if kind.max_length else "")
         case inspect.DictType():
             return "a table"
+        case inspect.UnionType():
+            return "a text or a list of texts"
         case inspect.StrType(min_length=None, max_length=None):
             return "a text"
         case inspect.StrType() as kind:

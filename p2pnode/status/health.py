@@ -13,6 +13,7 @@ from overlay.report import OverlayReport
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
+from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
 from p2pnode.status.line import line_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
@@ -46,6 +47,7 @@ def findings(
         found.append(Finding(level="error", what=what, do=do))
     found += [_warning(what, do) for what, do in node.data.warnings()]
     found += dispatch_findings(dispatch, *node.dispatch.facts())
+    found += device_findings(device_status(node.trainer))
     found += _exchange(node, line)
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
         found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))

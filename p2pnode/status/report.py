@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
+from p2pnode.status.devices import device_metrics, device_status
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
@@ -96,6 +97,7 @@ class StatusReport:
             *dispatch_metrics(self._dispatch()),
             *values_metrics(values_status(self._node.exchange)),
             *server_metrics(server_status(self._node.engine.tasks)),
+            *device_metrics(device_status(self._node.trainer)),
             *health_metrics(self.ready()[0], self._health()),
         ]
 
@@ -181,6 +183,7 @@ class StatusReport:
             members_distrusted=distrusted_members(node.exchange, node.environment.clock.monotonic()),
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
+            devices=device_status(node.trainer),
         )
 
     def peers(self) -> list[PeerStatus]:

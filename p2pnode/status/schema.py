@@ -115,6 +115,23 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     best: BestStatus | None = None
 
 
+class DeviceStatus(Struct, frozen=True, kw_only=True):
+    """One of several trainers of this node (`training.devices`). `state`: `crashed` is being restarted, `failed` is
+    given up; `left`: its script has ended. `loss` and `step_seconds`: of its last part of a step. `leads`: the others
+    of the node follow it (`devices.step = "leader"`)."""
+
+    index: Count
+    device: str
+    state: str
+    pid: Count | None
+    failures: Count
+    optimizer_steps: Count
+    samples: Count
+    loss: float | None
+    step_seconds: Seconds
+    leads: bool
+
+
 class ResultStatus(Struct, frozen=True, kw_only=True):
     """What came of a run. `model`: the path of its file, and `sha256` of the safetensors file; null without one.
 
@@ -315,9 +332,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`GET /status`. `result` is null until the run has ended. `values` is null but in a run of an engine with named
-    values, and `server` but at the node that serves as its parameter server. `overlay` is
-    `overlay.report.OverlayReport` with its counters beside the other keys."""
+    """`GET /status`. `devices` is empty on a node with one trainer, `result` null until the run has ended. `values` is
+    null but in a run of an engine with named values, and `server` but at the node that serves as its parameter server.
+    `overlay` is `overlay.report.OverlayReport` with its counters beside the other keys."""
 
     schema: SchemaNumber
     summary: str
@@ -344,6 +361,7 @@ class Status(Struct, frozen=True, kw_only=True):
     progress: list[Ongoing] = []
     values: ValuesStatus | None = None
     server: ServerStatus | None = None
+    devices: list[DeviceStatus] = []
 
 
 class DistrustedMember(Struct, frozen=True, kw_only=True):

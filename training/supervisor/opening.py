@@ -21,10 +21,15 @@ def hello_of(opened: Hello | EngineOpened) -> TrainerHello:
     )
 
 
-async def allocate(total: int) -> SharedVectors:
-    """The buffers for a model of so many values. Raises `TrainerFailed`."""
+def checked_total(total: int) -> None:
+    """Raises `TrainerFailed` for a model without values."""
     if total < 1:
         raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
+
+
+async def allocate(total: int) -> SharedVectors:
+    """The buffers for a model of so many values. Raises `TrainerFailed`."""
+    checked_total(total)
     executor = ThreadExecutor(1)  # Allocating gigabytes takes seconds, and happens once.
     try:
         return cast(SharedVectors, await executor.run(SharedVectors, total))

@@ -45,7 +45,7 @@ from training.trainer_link.interface import (
     Vector,
 )
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
-from training.trainer_link.shared_memory import SharedVectors
+from training.trainer_link.shared_memory import SharedVectors, TrainerMemory
 
 Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written, messages.Described)
 
@@ -97,7 +97,7 @@ class ProcessTrainer:
         self._output = OutputLog(state_dir / "trainer.log", on_output)
         self._state = "stopped"
         self._hello: TrainerHello | None = None
-        self._memory: SharedVectors | None = None
+        self._memory: SharedVectors | TrainerMemory | None = None
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
@@ -176,7 +176,7 @@ class ProcessTrainer:
             self._hello = hello
             return hello
         if self._memory is None:
-            self._memory = await allocate(hello.layout.total)
+            self._memory = await self._allocate(hello.layout.total)
             self.vector, self.delta = self._memory.vector, self._memory.delta
         restored = Restored(has_vector=not first, file=restore)
         if first and resume is not None:
@@ -188,6 +188,9 @@ class ProcessTrainer:
         await session.ready(START_TIMEOUT_S)
         self._hello = hello
         return hello
+
+    async def _allocate(self, total: int) -> SharedVectors | TrainerMemory:
+        return await allocate(total)
 
     async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
         """Start a process and wait for its `Hello`."""

@@ -17,6 +17,7 @@ from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked,
 from training.trainer_link import messages
 from training.trainer_link.interface import TrainerFailed, TrainerHello
 from training.trainer_link.shared_memory import map_vectors
+from training.trainer_link.step_messages import StepAnswer
 
 if TYPE_CHECKING:
     from training.tasks.task import Task
@@ -128,13 +129,17 @@ class _OrderLink:
     def delta_is_free(self) -> bool:
         return self._connection.wait_for_free_delta()
 
+    def next_step(self) -> StepAnswer:
+        return self._connection.next_step()
+
 
 def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
     from training.trainer.snapshot import CannotWrite
     from training.trainer.state_writer import StateWriter
 
     memory, descriptors = connection.receive_memory()
-    vector, delta = map_vectors(descriptors, memory.total)
+    vector, delta, *leaders = map_vectors(descriptors, memory.total)
+    runner.follow(tuple(leaders))
     if memory.initialise:
         runner.model_vector.read(vector)
     if memory.restore:

@@ -23,13 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from training.errors import TrainingError
 from training.trainer.accelerated import unwrapped
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
-from training.trainer.script_settings import ScriptSettings
+from training.trainer.script_settings import NodeKnowledge, ScriptSettings
 from training.trainer.script_state import ScriptState
 from training.trainer.snapshot import CannotWrite
 from training.trainer.state_writer import StateWriter
@@ -38,6 +39,7 @@ from training.trainer.vector import ModelVector
 from training.trainer_link import messages
 from training.trainer_link.interface import StepReport, TrainerHello, Vector
 from training.trainer_link.shared_memory import map_vectors
+from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
@@ -55,7 +57,7 @@ class SwarmLost(TrainingError, RuntimeError):
     """The daemon has ended; the model holds what this node trained last."""
 
 
-class AttachedSwarm(SwarmData):
+class AttachedSwarm(SwarmData, NodeKnowledge):
     """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
@@ -103,6 +105,7 @@ class AttachedSwarm(SwarmData):
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
         self._carry = 0.0
+        self._devices = DeviceTurns(self._model_vector, connection)
         self._turn_steps = 0
         self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
@@ -143,26 +146,6 @@ class AttachedSwarm(SwarmData):
             self._holds_shared = False
             if turn == (self.step_number, self.done):  # Otherwise the model holds newer weights.
                 vector.put_back(own)
-
-    @property
-    def seed(self) -> int:
-        """A seed for this script's own shuffling and dropout: it differs on every node and at every start."""
-        return self._settings.seed
-
-    @property
-    def device(self) -> str:
-        """`training.device` as torch takes it, such as "cuda:0"."""
-        return self._settings.device
-
-    @property
-    def data_dir(self) -> str:
-        """`training.data_dir`, absolute; empty if it is not set."""
-        return self._settings.data_dir
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """`[training.options]`."""
-        return self._settings.options
 
     def evaluate(self, samples: int = 0, **metrics: float | Tensor) -> None:
         """Report metrics of the shared model, measured over `samples` samples, as `swarm.evaluate(accuracy=0.93)`.
@@ -206,8 +189,12 @@ class AttachedSwarm(SwarmData):
             self._means.add(name, value)
         if not self._skipped():
             self._turn_steps += 1
+            self._devices.stepped(loss)
         try:
-            if self._turn_steps < self.local_steps:
+            if self._devices.asks:
+                if not self._goes_on():
+                    self._next_turn()
+            elif self._turn_steps < self.local_steps:
                 self._report_progress()
             else:
                 self._report_turn()
@@ -263,6 +250,7 @@ class AttachedSwarm(SwarmData):
 
     def _greet(self, connection: DaemonConnection) -> None:
         start = connection.receive_start()
+        refuse_ranks(start, self._ranks.count)
         self._data.begin(start)
         self._settings = ScriptSettings.of(start)
         if start.threads:
@@ -284,7 +272,8 @@ class AttachedSwarm(SwarmData):
             )
         )
         memory, descriptors = connection.receive_memory()
-        self._vector, self._delta = map_vectors(descriptors, memory.total)
+        self._vector, self._delta, *leaders = map_vectors(descriptors, memory.total)
+        self._devices.follow(tuple(leaders))
         if memory.initialise:
             vector.read(self._vector)
         if memory.restore:
@@ -295,7 +284,20 @@ class AttachedSwarm(SwarmData):
 
     # --- turns --------------------------------------------------------------------------------------------------
 
+    def _goes_on(self) -> bool:
+        """As one of several trainers: ask what is next. False: the turn has ended, and is reported where it counts."""
+        answer = self._devices.next_step()
+        if answer is StepAnswer.DISTRIBUTED:
+            self._report_turn()
+        return answer is StepAnswer.LOCAL
+
     def _next_turn(self) -> None:
+        """Take the next order, and as one of several trainers the next in which there is something to train."""
+        self._take_turn()
+        while self._devices.asks and not self._done and not self._goes_on():
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
         turn = self._wait() if self._ranks.is_first else self._ranks.follow()
         self._carry = turn.carry if turn is not None else 0.0
@@ -307,7 +309,8 @@ class AttachedSwarm(SwarmData):
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._schedule.seek((turn.step - 1) * turn.local_steps)
+        self._schedule.seek((turn.step - 1) * turn.local_steps + self._devices.done)
+        self._devices.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
@@ -349,6 +352,7 @@ class AttachedSwarm(SwarmData):
                     self._ranks.still_waiting()
                 case messages.Train(turn, order):
                     self._turn = turn
+                    self._devices.ordered(order)
                     found = Turn(
                         order.step, order.local_steps, order.workers, order.is_first, order.node_index, order.carry
                     )
@@ -378,7 +382,8 @@ class AttachedSwarm(SwarmData):
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.
         self._model_vector.delta(self._delta)
-        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics)
+        recent = self._devices.recent_loss()
+        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent)
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._connection.send(messages.Trained(self._turn, report))
 

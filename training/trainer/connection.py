@@ -21,9 +21,16 @@ from training.trainer_link import messages
 from training.trainer_link.data_messages import DataGranted, DataKnown
 from training.trainer_link.interface import TrainerFailed
 from training.trainer_link.record_messages import RecordsGranted, SaveGranted
+from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 #: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
+
+#: A trainer that waits for the answer what its next step is says so often that it is alive.
+ANSWER_POLL_S = 0.5
+
+#: Buffers of this node that are mapped at most.
+MAX_DESCRIPTORS = 4
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,6 +64,9 @@ class DaemonConnection:
         self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
         self._records: queue.SimpleQueue[RecordsGranted] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[SaveGranted] = queue.SimpleQueue()
+        #: What the next step is; None: look whether the order is to be abandoned.
+        self._answers: queue.SimpleQueue[StepAnswered | None] = queue.SimpleQueue()
+        self._asked = 0
         #: A script may call `swarm.alive()` in a thread of its own.
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="p2pnode-link", daemon=True).start()
@@ -112,6 +122,7 @@ class DaemonConnection:
             raise StopAsked
         if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Describe):
             self._turn = message.turn
+            self._asked = 0
         return message
 
     def receive_granted(self, timeout_s: float) -> DataGranted | None:
@@ -142,13 +153,27 @@ class DaemonConnection:
             raise DaemonGone
         return message
 
-    def receive_memory(self) -> tuple[messages.Memory, tuple[int, int]]:
-        """The answer to `Hello`, with the descriptors of vector and delta."""
+    def next_step(self) -> StepAnswer:
+        """Ask what the next iteration of the present turn is, and wait for the answer; `STOP` if the order is to be
+        abandoned. Raises `DaemonGone`."""
+        self._asked += 1
+        self.send(StepWanted(self._turn, self._asked))
+        while not self.interrupted():
+            try:
+                answer = self._answers.get(timeout=ANSWER_POLL_S)
+            except queue.Empty:
+                self.send(messages.SignOfLife())
+                continue
+            if answer is not None and (answer.turn, answer.number) == (self._turn, self._asked):
+                return answer.answer
+        return StepAnswer.STOP
+
+    def receive_memory(self) -> tuple[messages.Memory, tuple[int, ...]]:
+        """The answer to `Hello`, with the descriptors of vector and delta, and perhaps those of the leaders' values."""
         message = self.receive()
-        if not isinstance(message, messages.Memory) or len(self._descriptors) != 2:
+        if not isinstance(message, messages.Memory) or len(self._descriptors) not in (2, MAX_DESCRIPTORS):
             raise DaemonGone
-        vector, delta = self._descriptors
-        return message, (vector, delta)
+        return message, tuple(self._descriptors)
 
     def interrupted(self) -> bool:
         """Whether to abandon the current order: it was cancelled, or the trainer has to end."""
@@ -163,6 +188,7 @@ class DaemonConnection:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+        self._answers.put(None)
 
     def _listen(self) -> None:
         decoder = messages.Decoder()
@@ -176,6 +202,9 @@ class DaemonConnection:
                     if isinstance(message, messages.DeltaTaken):
                         self._delta_taken = max(self._delta_taken, message.turn)
                         self._notify()
+                        continue
+                    if isinstance(message, StepAnswered):
+                        self._answers.put(message)
                         continue
                     if isinstance(message, DataKnown):
                         self.known = message
@@ -200,7 +229,7 @@ class DaemonConnection:
             self._on_lost()
 
     def _read(self) -> bytes:
-        ancillary_bytes = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+        ancillary_bytes = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         data, extra, _, _ = self._socket.recvmsg(1 << 16, ancillary_bytes)
         for level, kind, content in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
+from training.trainer.leaders import LeaderPulls
 from training.trainer.loading import user_code_errors
 from training.trainer.model_description import ModelDescriber
+from training.trainer.recent_losses import RecentLosses
 from training.trainer.records.batches import RecordBatches
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.step_messages import StepAnswer
 
 #: A scaler that starts at 2^16 and halves needs at most sixteen skipped steps; more mean that it finds no scale.
 MAX_SKIPPED = 50
@@ -43,6 +46,10 @@ class BufferLink(Protocol):
         """Wait until `delta` may be overwritten; False if the turn is to be abandoned first."""
         ...
 
+    def next_step(self) -> StepAnswer:
+        """What the next iteration of a turn that asks is."""
+        ...
+
 
 class _Unshared:
     """The link of a trainer whose buffers nobody else uses."""
@@ -52,6 +59,9 @@ class _Unshared:
 
     def delta_is_free(self) -> bool:
         return True
+
+    def next_step(self) -> StepAnswer:
+        return StepAnswer.LOCAL
 
 
 UNSHARED: BufferLink = _Unshared()
@@ -85,10 +95,16 @@ class TaskRunner:
         self._warn = warn
         self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
         self.records = records
+        self._leaders = LeaderPulls(self.model_vector, ())
+        self._losses = RecentLosses()
         self._batches: Iterator[Any] = iter(())
         if records is None:
             with user_code_errors(name, "batches()"):
                 self._batches = iter(task.batches())
+
+    def follow(self, leaders: tuple[Vector, ...]) -> None:
+        """The values to which turns may pull the model (`training.trainer.leaders`)."""
+        self._leaders = LeaderPulls(self.model_vector, leaders)
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -111,10 +127,11 @@ class TaskRunner:
             link.loaded()
         else:
             self.model_vector.load(vector)
-        self._schedule.seek((order.step - 1) * order.local_steps)
+        self._schedule.seek((order.step - 1) * order.local_steps + order.done)
+        self._leaders.begin(order)
         tally = _Tally()
-        while tally.steps < order.local_steps and tally.skipped <= MAX_SKIPPED:
-            if interrupted():
+        while (answer := _next(order, tally, link)) is not StepAnswer.DISTRIBUTED:
+            if answer is StepAnswer.STOP or interrupted():
                 return None
             if self.records is not None and not self._has_records(self.records, tally, interrupted):
                 if tally.batches:
@@ -129,13 +146,15 @@ class TaskRunner:
         self.model_vector.delta(delta)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()
+        self._losses.add(tally.losses, order.loss_window)
         metrics = {"learning_rate": float(self.spec.optimizer.param_groups[0]["lr"])}
         if bad:
             self._warn("loss_not_finite", f"{bad} of {tally.batches} losses of step {order.step} are not finite")
             metrics["losses_not_finite"] = float(bad)
         if tally.skipped:
             metrics["scaler_skipped"] = float(tally.skipped)
-        return StepReport(order.step, loss, tally.samples, tally.steps, time.perf_counter() - began_s, metrics)
+        seconds = time.perf_counter() - began_s
+        return StepReport(order.step, loss, tally.samples, tally.steps, seconds, metrics, self._losses.mean())
 
     def _has_records(self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool]) -> bool:
         with user_code_errors(self._name, "decode()", fatal=False):
@@ -161,6 +180,7 @@ class TaskRunner:
         if self._apply_gradients():
             tally.steps += 1
             self._schedule.advance()
+            self._leaders.apply()
         else:
             tally.skipped += 1
 
@@ -283,6 +303,7 @@ class _Tally:
         self.skipped = 0
         self.batches = 0
         self.samples = 0
+        self.losses: list[float] = []
         self._losses: list[Tensor] = []
 
     def add(self, loss: Tensor, samples: int) -> None:
@@ -294,8 +315,16 @@ class _Tally:
         """The mean loss, and how many were not finite."""
         if not self._losses:
             return math.nan, 0
-        losses = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
+        self.losses = losses = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
         return sum(losses) / len(losses), sum(not math.isfinite(loss) for loss in losses)
+
+
+def _next(order: StepOrder, tally: _Tally, link: BufferLink) -> StepAnswer:
+    """What the next iteration is; a trainer that does not ask ends its turn after `local_steps`."""
+    if order.asks:
+        return link.next_step()
+    goes_on = tally.steps < order.local_steps and tally.skipped <= MAX_SKIPPED
+    return StepAnswer.LOCAL if goes_on else StepAnswer.DISTRIBUTED
 
 
 def _check_loss(loss: object) -> None:

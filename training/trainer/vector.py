@@ -95,6 +95,10 @@ class ModelVector:
     def _views(self, flat: Tensor) -> list[Tensor]:
         return [flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.layout.entries]
 
+    def parts_of(self, vector: Vector) -> list[Tensor]:
+        """`float32[total]` in parts like the tensors, on the device of the model."""
+        return self._views(torch.from_numpy(vector).to(self._base.device))
+
     @torch.no_grad()
     def read(self, into: Vector) -> None:
         """Write the model's values into `into`, `float32[total]`."""

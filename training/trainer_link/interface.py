@@ -56,6 +56,10 @@ class StepOrder(msgspec.Struct, frozen=True):
     `carry` is 0 for a turn that begins with `vector`. Otherwise the turn begins with `vector + carry · delta`, or with
     `vector` if a value of that delta is not finite. It reports when it has loaded both, and overwrites `delta` only
     after the daemon has taken it. At 1 that delta is being exchanged, and `vector` lacks it.
+
+    One of several trainers of a node `asks` before each optimiser step what the next iteration is, and the answer, not
+    `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. `local_pull` and `global_pull`:
+    so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of `recent_loss`.
     """
 
     step: int
@@ -64,10 +68,16 @@ class StepOrder(msgspec.Struct, frozen=True):
     is_first: bool
     node_index: int = 0
     carry: float = 0.0
+    asks: bool = False
+    done: int = 0
+    local_pull: float = 0.0
+    global_pull: float = 0.0
+    loss_window: int = 0
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """The result of a `StepOrder`: `seconds` is the time spent training, `loss` the mean over its optimiser steps."""
+    """The result of a `StepOrder`: `seconds` is the time spent training, `loss` the mean over its optimiser steps.
+    `recent_loss` is that of the last `loss_window` batches; None without so many, or where it is not finite."""
 
     step: int
     loss: float
@@ -75,6 +85,7 @@ class StepReport(msgspec.Struct, frozen=True):
     optimizer_steps: int
     seconds: float
     metrics: dict[str, float]
+    recent_loss: float | None = None
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineFromScript
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerHello
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
+from training.trainer_link.step_messages import StepAnswered, StepWanted
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
@@ -39,7 +40,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """The daemon's first message. `seed` is the run's, `node_seed` the node's, and `start_seed` that of this start.
-    `records` says where the records of `[dispatch]` come from; None: nowhere."""
+    `records` says where the records of `[dispatch]` come from; None: nowhere. This trainer is number `device_index` of
+    the `device_count` of its node."""
 
     task: str
     data_dir: str
@@ -51,10 +53,13 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     local_steps: int
     start_seed: int = 0
     records: RecordSource | None = None
+    device_index: int = 0
+    device_count: int = 1
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
-    """The shared buffers, `float32[total]` each; their descriptors (vector, delta) travel with the message.
+    """The shared buffers, `float32[total]` each; their descriptors (vector, delta) travel with the message. Two more
+    follow for trainers that are pulled to leaders: the values of the node's leader, and of the swarm's.
 
     `initialise` asks the trainer to write its model's own values into the vector. `restore` names a file written by an
     earlier `Save`, or is empty.
@@ -221,6 +226,7 @@ FromDaemon = (
     | Describe
     | Cancel
     | DeltaTaken
+    | StepAnswered
     | RunEnded
     | Stop
     | DataFromDaemon
@@ -236,6 +242,7 @@ FromTrainer = (
     | Idle
     | LeaveRequested
     | BuffersLoaded
+    | StepWanted
     | Trained
     | Evaluated
     | Copied
@@ -297,6 +304,11 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
         raise LinkBroken(f"a message cannot be decoded: {error}") from error
+
+
+def trainer_id(node_id: bytes, device: int) -> bytes:
+    """What seeds are derived from: the node's id, and another one for each further trainer of the node."""
+    return node_id + b"/%d" % device if device else node_id
 
 
 def derive_node_seed(seed: int, node_id: bytes) -> int:

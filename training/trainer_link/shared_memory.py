@@ -11,13 +11,23 @@ import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from training.trainer_link.interface import TrainerFailed, Vector
 
 _FLOAT32_BYTES = 4
+
+
+class TrainerMemory(NamedTuple):
+    """What one trainer shares with the daemon: `vector` and `delta`, and the descriptors of all its buffers."""
+
+    vector: Vector
+    delta: Vector
+    descriptors: tuple[int, ...]
 
 
 class SharedVectors:
@@ -27,32 +37,53 @@ class SharedVectors:
     """
 
     def __init__(self, total: int) -> None:
-        size_bytes = total * _FLOAT32_BYTES
-        available_bytes = available_memory_bytes()
-        if available_bytes is not None and 2 * size_bytes > available_bytes:
-            raise _too_little(size_bytes, f"{_megabytes(available_bytes)} are free")
-        descriptors: list[int] = []
-        try:
-            for name in ("vector", "delta"):
-                descriptors.append(_anonymous_file(name))
-                _claim(descriptors[-1], size_bytes)
-        except OSError as error:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise _too_little(size_bytes, f"allocating it failed: {error.strerror}") from error
-        self.descriptors = (descriptors[0], descriptors[1])
+        descriptors = _files(("vector", "delta"), total)
+        self.descriptors: tuple[int, ...] = tuple(descriptors)
         self.vector = _map(descriptors[0], total)
         self.delta = _map(descriptors[1], total)
         # The arrays stay valid after the descriptors are closed.
         weakref.finalize(self, _close, self.descriptors)
 
 
-def map_vectors(descriptors: tuple[int, int], total: int) -> tuple[Vector, Vector]:
-    """The trainer's side: maps the same `vector` and `delta`, `float32[total]`, and closes the descriptors."""
+class HostVectors:
+    """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and, where there are
+    `leaders`, the values of the node's leader and of the swarm's. Raises `TrainerFailed`."""
+
+    def __init__(self, total: int, trainers: int, *, leaders: bool) -> None:
+        names = ["vector", *(["leader", "swarm-leader"] if leaders else []), *["delta"] * trainers]
+        descriptors = _files(names, total)
+        shared = 3 if leaders else 1
+        vector, *self.leaders = [_map(descriptor, total) for descriptor in descriptors[:shared]]
+        self.trainers = [
+            TrainerMemory(vector, _map(own, total), (descriptors[0], own, *descriptors[1:shared]))
+            for own in descriptors[shared:]
+        ]
+        weakref.finalize(self, _close, tuple(descriptors))
+
+
+def map_vectors(descriptors: tuple[int, ...], total: int) -> tuple[Vector, ...]:
+    """The trainer's side: maps the same `vector` and `delta`, and the leaders' values where they follow, all
+    `float32[total]`, and closes the descriptors."""
     try:
-        return _map(descriptors[0], total), _map(descriptors[1], total)
+        return tuple(_map(descriptor, total) for descriptor in descriptors)
     finally:
         _close(descriptors)
+
+
+def _files(names: Sequence[str], total: int) -> list[int]:
+    size_bytes, count = total * _FLOAT32_BYTES, len(names)
+    available_bytes = available_memory_bytes()
+    if available_bytes is not None and count * size_bytes > available_bytes:
+        raise _too_little(count, size_bytes, f"{_megabytes(available_bytes)} are free")
+    descriptors: list[int] = []
+    try:
+        for name in names:
+            descriptors.append(_anonymous_file(name))
+            _claim(descriptors[-1], size_bytes)
+    except OSError as error:
+        _close(tuple(descriptors))
+        raise _too_little(count, size_bytes, f"allocating it failed: {error.strerror}") from error
+    return descriptors
 
 
 def available_memory_bytes() -> int | None:
@@ -104,14 +135,14 @@ def _map(descriptor: int, total: int) -> Vector:
     return np.frombuffer(mmap.mmap(descriptor, total * _FLOAT32_BYTES), dtype=np.float32)
 
 
-def _close(descriptors: tuple[int, int]) -> None:
+def _close(descriptors: tuple[int, ...]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
 
 
-def _too_little(size_bytes: int, what: str) -> TrainerFailed:
+def _too_little(count: int, size_bytes: int, what: str) -> TrainerFailed:
     return TrainerFailed(
-        f"sharing the model with the trainer takes 2 × {_megabytes(size_bytes)} of memory, and {what}",
+        f"sharing the model with the trainer takes {count} × {_megabytes(size_bytes)} of memory, and {what}",
         "give the machine or its container more memory, or train a smaller model",
         fatal=True,
     )

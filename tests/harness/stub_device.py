@@ -1,0 +1,114 @@
+"""Trainers of one node without a model: they ask for each step, in virtual time, and stand on a line of real numbers.
+
+Each value of a `StubDevice` moves by its `rate` in every local step, so positions and means are exact. Faults are those
+of `StubTrainer`; `die` fails at once, wherever the trainer is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.harness.environment import make_environment
+from tests.harness.stub_trainer import StubTrainer
+from training.devices.host import HostParts, HostTrainer
+from training.settings import DevicesSettings, TrainingSettings
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.step_messages import StepAnswer
+
+SIZE = 8
+
+
+class StubDevice(StubTrainer):
+    """Takes `pace_s` for a local step, in which each value moves by `rate`. `answers` has what it was told."""
+
+    def __init__(self, index: int, *, rate: float = 1.0, pace_s: float = 1.0) -> None:
+        super().__init__(f"device-{index}", SIZE, evaluates=True)
+        self.rate, self.pace_s = rate, pace_s
+        self.answers: list[StepAnswer] = []
+        self.began: list[float] = []
+        self.recent_loss: float | None = None
+        #: Set to fail with it at the next step.
+        self.fails_with: TrainerFailed | None = None
+        self._handler: Callable[[int], None] = lambda _: None
+        self._answer: asyncio.Future[StepAnswer] | None = None
+        self._death: asyncio.Future[TrainerFailed] | None = None
+
+    def on_step(self, handler: Callable[[int], None]) -> None:
+        self._handler = handler
+
+    def answer_step(self, number: int, answer: StepAnswer) -> None:
+        del number
+        assert self._answer is not None
+        assert not self._answer.done(), "two answers to one request"
+        self._answer.set_result(answer)
+
+    def die(self, failure: TrainerFailed | None = None) -> None:
+        """As if its process were killed now."""
+        if self._death is not None and not self._death.done():
+            self._death.set_result(failure or TrainerFailed("killed (stub)"))
+
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+        self._need_running()
+        self._death = asyncio.get_running_loop().create_future()
+        work = asyncio.create_task(self._work(order, handshake))
+        try:
+            await asyncio.wait([work, self._death], return_when=asyncio.FIRST_COMPLETED)
+            if self._death.done():
+                self._set_state("crashed")
+                raise self._death.result()
+            return work.result()
+        finally:
+            work.cancel()
+
+    async def _work(self, order: StepOrder, handshake: BufferHandshake | None) -> StepReport:
+        self.orders.append(order)
+        start = float(self.vector[0] + (self.delta[0] if order.carry else 0.0))
+        self.began.append(start)
+        if handshake is not None:
+            handshake.loaded.set()
+        steps, loop = 0, asyncio.get_running_loop()
+        while True:
+            self._answer = loop.create_future()
+            self._handler(steps + 1)
+            answer = await self._answer
+            self.answers.append(answer)
+            if answer is StepAnswer.STOP:
+                await loop.create_future()  # abandoned: there is no report
+            if answer is StepAnswer.DISTRIBUTED:
+                break
+            await asyncio.sleep(self.pace_s)
+            while self._hanging is not None:
+                self._set_state("hung")
+                await self._hanging.wait()
+            self._set_state("running")
+            if self.fails_with is not None:
+                failure, self.fails_with = self.fails_with, None
+                self._set_state("crashed")
+                raise failure
+            steps += 1
+        self.delta[:] = self.rate * steps
+        return StepReport(order.step, self.rate, 8 * steps, steps, self.pace_s * steps, {}, self.recent_loss)
+
+
+def host_of(devices: Sequence[StubDevice], log: Any = None, **settings: Any) -> HostTrainer:
+    """One trainer made of these; settings of `[devices]`, and `local_steps` and `max_restarts` of `[training]`."""
+    vector: Vector = np.zeros(SIZE, np.float32)
+    for device in devices:
+        device.vector = vector
+    of_training = {key: settings.pop(key) for key in ("local_steps", "max_restarts") if key in settings}
+    leaders = [np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)]
+    environment = make_environment(log=log) if log is not None else make_environment()
+    host = HostTrainer(
+        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: leaders),
+        DevicesSettings(**settings),
+        TrainingSettings(**of_training),
+        environment,
+    )
+    for device in devices:
+        device.on_state = host.trainer_state_changed
+    return host

@@ -1,0 +1,330 @@
+"""Several trainers of a node as one, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.harness.stub_device import SIZE, StubDevice, host_of
+from tests.harness.virtual_loop import run
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
+from training.trainer_link.step_messages import StepAnswer
+
+
+def order(step: int, local_steps: int = 4, carry: float = 0.0) -> StepOrder:
+    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1, carry=carry)
+
+
+def test_the_delta_is_the_mean_of_the_trainers_weighted_by_samples() -> None:
+    """A trainer at four times the speed trains more steps of the cycle, and counts as much more."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=4.0, pace_s=0.25)]
+        host = host_of(devices, local_steps=10)
+        await host.start()
+        report = await host.train(order(1, 10))
+        steps = [one.optimizer_steps for one in host.devices()]
+
+        assert sum(steps) == report.optimizer_steps == 20
+        assert steps[1] > 3 * steps[0]
+        expected = (steps[0] * steps[0] * 1.0 + steps[1] * steps[1] * 4.0) / 20
+        assert host.delta == pytest.approx(np.full(SIZE, expected))
+        assert report.samples == 160
+
+    run(scenario())
+
+
+def test_trainers_of_one_node_know_their_places_among_all() -> None:
+    """With two trainers per node, node 1 of 2 has the workers 2 and 3 of 4, and one of them is the first."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        await host.train(order(1))
+        got = [device.orders[0] for device in devices]
+
+        assert [(one.node_index, one.workers, one.is_first) for one in got] == [(2, 4.0, True), (3, 4.0, False)]
+        assert all(one.asks and one.local_steps == 4 for one in got)
+
+    run(scenario())
+
+
+def test_between_cycles_all_go_on_from_their_mean() -> None:
+    """With a period of 1 each trainer begins every cycle where the mean of the one before is, and the delta of the node
+    is the whole way."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, period=1, local_steps=3)
+        await host.start()
+        base = host.vector[0]
+        await host.train(order(1, 3))
+
+        for device in devices:
+            assert [began - base for began in device.began] == pytest.approx([0.0, 2.0, 4.0])
+            assert [one.done for one in device.orders] == [0, 1, 2]
+            assert device.answers == [StepAnswer.LOCAL, StepAnswer.DISTRIBUTED] * 3
+        assert host.delta == pytest.approx(np.full(SIZE, 6.0))
+
+    run(scenario())
+
+
+def test_a_step_begins_with_what_it_is_told_to_carry() -> None:
+    """With a carry every trainer begins at vector + carry · delta, the vector may change once all have loaded it, and
+    the new delta is counted from there."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert host.delta[0] == 2.0
+        handshake = BufferHandshake()
+        training = asyncio.create_task(host.train(order(2, 2, carry=0.5), handshake))
+        async with asyncio.timeout(1.0):
+            await handshake.loaded.wait()
+        base = devices[0].began[0]
+        assert [device.began[1] - base for device in devices] == pytest.approx([1.0, 1.0])
+        await asyncio.sleep(10.0)
+        assert not training.done(), "the delta before is not taken yet"
+        assert host.delta[0] == 2.0
+        handshake.delta_taken.set()
+        await training
+        assert host.delta[0] == 2.0
+
+    run(scenario())
+
+
+def test_the_vector_may_change_only_when_the_last_cycle_has_begun() -> None:
+    """Each cycle begins at the vector, so an exchange that overlaps pulls into it no earlier."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, period=1, local_steps=3)
+        await host.start()
+        await host.train(order(1, 3))
+        handshake = BufferHandshake()
+        handshake.delta_taken.set()
+        training = asyncio.create_task(host.train(order(2, 3, carry=1.0), handshake))
+        await handshake.loaded.wait()
+        assert [len(device.orders) for device in devices] == [6, 6]
+        await training
+
+    run(scenario())
+
+
+def test_a_trainer_that_dies_is_dropped_and_restarted_beside_the_others() -> None:
+    """The step ends without it and counts what the others trained; a moment later it takes part again."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1, rate=5.0), StubDevice(2)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        training = asyncio.create_task(host.train(order(1)))
+        await asyncio.sleep(1.5)
+        devices[1].die()
+        report = await training
+
+        # Each had begun two of its four steps. Two trainers make eight, and two of these are lost with the dead one.
+        assert [one.optimizer_steps for one in host.devices()] == [3, 0, 3]
+        assert report.optimizer_steps == 6
+        assert host.delta[0] == 3.0
+        assert host.state == "running"
+        await asyncio.sleep(2.0)
+        assert devices[1].starts == 2
+        assert [one.failures for one in host.devices()] == [0, 1, 0]
+        before = [len(device.orders) for device in devices]
+        await host.train(order(2))
+        assert [len(device.orders) - count for device, count in zip(devices, before, strict=True)] == [1, 1, 1]
+
+    run(scenario())
+
+
+def test_only_when_all_trainers_have_failed_does_the_node_s_fail() -> None:
+    """Killing all of them fails the step as the end of a single trainer does, and `start` brings all back."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        training = asyncio.create_task(host.train(order(1)))
+        await asyncio.sleep(1.5)
+        for device in devices:
+            device.die()
+        with pytest.raises(TrainerFailed) as failed:
+            await training
+        assert not failed.value.fatal
+        await host.start("state-file")
+        assert [device.restored for device in devices] == [["state-file"], ["state-file.1"]]
+        await host.train(order(1))
+        assert host.delta[0] == 4.0
+
+    run(scenario())
+
+
+def test_a_failure_that_would_come_again_gives_up_that_trainer_only() -> None:
+    """A fatal failure of one leaves the others; of the last one it ends the run."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        devices[1].fails_with = TrainerFailed("its memory is broken", fatal=True)
+        await host.train(order(1))
+        assert [one.state for one in host.devices()] == ["running", "failed"]
+        await host.train(order(2))
+        assert len(devices[1].orders) == 1
+        devices[0].fails_with = TrainerFailed("so is this one's", fatal=True)
+        with pytest.raises(TrainerFailed) as failed:
+            await host.train(order(3))
+        assert failed.value.fatal
+
+    run(scenario())
+
+
+def test_a_trainer_that_always_fails_is_given_up_after_max_restarts() -> None:
+    """Without a completed step it is restarted so often, later and later."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=1, max_restarts=2)
+        await host.start()
+        for step in range(1, 40):
+            devices[1].fails_with = TrainerFailed("out of memory")
+            await host.train(order(step, 1))
+        assert [(one.state, one.failures) for one in host.devices()] == [("running", 0), ("failed", 3)]
+
+    run(scenario())
+
+
+def test_a_hung_trainer_holds_nobody_up_and_what_it_trained_counts_later() -> None:
+    """The others go on without one that is hung; when it moves again its report counts in the next cycle."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1, rate=100.0)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        devices[1].hang()
+        async with asyncio.timeout(20.0):
+            await host.train(order(1, 2))
+        assert host.delta[0] == pytest.approx(float(host.devices()[0].optimizer_steps))
+        await host.train(order(2, 2))
+        assert len(devices[1].orders) == 1, "it is still inside its first order"
+        devices[1].resume()
+        await asyncio.sleep(1.0)
+        await host.train(order(3, 2))
+        assert devices[1].answers[:2] == [StepAnswer.LOCAL, StepAnswer.DISTRIBUTED]
+        # One late step of rate 100 beside two steps of each in this cycle, weighted by samples.
+        assert host.delta[0] == pytest.approx((1 * 100.0 + 2 * 2.0 + 2 * 200.0) / 5)
+        assert len(devices[1].orders) == 2
+
+    run(scenario())
+
+
+def test_all_hung_means_that_the_node_is() -> None:
+    """Where no trainer moves the node's is hung, as a single one, until one moves again."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host, states = host_of(devices, local_steps=2), list[str]()
+        host.on_state = states.append
+        await host.start()
+        for device in devices:
+            device.hang()
+        training = asyncio.create_task(host.train(order(1, 2)))
+        await asyncio.sleep(50.0)
+        assert (host.state, training.done()) == ("hung", False)
+        for device in devices:
+            device.resume()
+        await training
+        assert states == ["starting", "running", "hung", "running"]
+
+    run(scenario())
+
+
+def test_a_cancelled_step_leaves_no_order_behind() -> None:
+    """A node that leaves in the middle of a cycle abandons all orders; the next step starts a cycle of its own."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        training = asyncio.create_task(host.train(order(1)))
+        await asyncio.sleep(2.5)
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        report = await host.train(order(1))
+        assert report.optimizer_steps == 8
+        assert host.delta[0] == 4.0
+
+    run(scenario())
+
+
+def test_the_node_leaves_when_the_scripts_of_all_trainers_have() -> None:
+    """One script that returns is one trainer less; the last one ends the run."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        devices[0].fails_with = TrainerLeft("returned")
+        await host.train(order(1, 2))
+        assert [one.state for one in host.devices()] == ["left", "running"]
+        devices[1].fails_with = TrainerLeft("returned")
+        with pytest.raises(TrainerLeft):
+            await host.train(order(2, 2))
+
+    run(scenario())
+
+
+def test_a_device_that_is_not_there_is_named_at_the_start() -> None:
+    """The start fails with the device's name and its reason, and the other trainers end."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices)
+        devices[1].fail_start = TrainerFailed('training.device = "cuda:7" is not available', "use cpu", fatal=True)
+        with pytest.raises(TrainerFailed, match=r"device stub:1: .*cuda:7"):
+            await host.start()
+
+    run(scenario())
+
+
+def test_deltas_that_are_not_finite_do_not_count() -> None:
+    """One trainer that diverges is left out of the mean, and after three cycles starts again from its saved state."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1, rate=float("nan"))]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        for step in range(1, 4):
+            await host.train(order(step, 2))
+            assert host.delta[0] == 2.0
+        await asyncio.sleep(1.0)
+        assert devices[1].starts == 2
+
+    run(scenario())
+
+
+def test_each_trainer_saves_a_file_of_its_own() -> None:
+    """The first has the name it was given, the others that name with their number; a restart restores its own."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await (await host.save("/checkpoints/trainer.state"))
+        assert [device.saved for device in devices] == [
+            ["/checkpoints/trainer.state"],
+            ["/checkpoints/trainer.state.1"],
+        ]
+        devices[1].fails_with = TrainerFailed("killed")
+        await host.train(order(1, 2))
+        await asyncio.sleep(1.0)
+        assert devices[1].restored == ["/checkpoints/trainer.state.1"]
+
+    run(scenario())

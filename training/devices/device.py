@@ -1,0 +1,183 @@
+"""One trainer of several: its state, what it has done, and its restarts, which stop none of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from overlay.environment import Environment
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.step_messages import StepAnswer
+
+FIRST_RESTART_S = 0.5
+MAX_RESTART_S = 30.0
+
+
+class DeviceTrainer(Trainer, Protocol):
+    """A trainer that asks before each optimiser step (`StepOrder.asks`)."""
+
+    def on_step(self, handler: Callable[[int], None]) -> None:
+        """Call `handler` with the number of each request for a step; replaces the previous handler."""
+        ...
+
+    def answer_step(self, number: int, answer: StepAnswer) -> None:
+        """StepAnswer the request of this number of the present order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One trainer of a node, for `/status`. `failures`: how often it has failed; `loss` and `step_seconds` are of its
+    last part of a step."""
+
+    index: int
+    device: str
+    state: str
+    pid: int | None
+    failures: int
+    optimizer_steps: int
+    samples: int
+    loss: float | None
+    step_seconds: float
+    leads: bool
+
+
+class Device:
+    """Trainer number `index` of a node. `start` starts its process anew, from its own saved state."""
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        trainer: DeviceTrainer,
+        environment: Environment,
+        max_restarts: int,
+        start: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.trainer = trainer
+        self.failures = 0
+        self.optimizer_steps = 0
+        self.samples = 0
+        self.last: StepReport | None = None
+        self.pid: int | None = None
+        #: It is given up: `TrainerLeft` if its script has ended.
+        self.gone: TrainerFailed | None = None
+        #: The order under way, also one whose cycle has gone on without it.
+        self.task: asyncio.Task[StepReport] | None = None
+        #: Requests for a step so far, over all orders.
+        self.asked = 0
+        self._number = 0
+        self._log = environment.log
+        self._max_restarts = max_restarts
+        self._start = start
+        self._in_a_row = 0
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> str:
+        """That of its trainer, or `failed` if it is given up."""
+        if self.gone is not None:
+            return "left" if isinstance(self.gone, TrainerLeft) else "failed"
+        return self.trainer.state
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes an order now."""
+        return self.gone is None and self.task is None and self._restarting is None
+
+    @property
+    def is_restarting(self) -> bool:
+        return self._restarting is not None
+
+    def facts(self, *, leads: bool) -> DeviceFacts:
+        last = self.last
+        return DeviceFacts(
+            self.index,
+            self.name,
+            self.state,
+            self.pid,
+            self.failures,
+            self.optimizer_steps,
+            self.samples,
+            None if last is None else last.loss,
+            0.0 if last is None else last.seconds,
+            leads,
+        )
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    def begin(self, order: StepOrder, handshake: BufferHandshake | None) -> None:
+        """Give it an order; `task` has the report."""
+        self.task = asyncio.create_task(self.trainer.train(order, handshake), name=f"device-{self.index}")
+
+    def note_request(self, number: int) -> int:
+        """It has asked for a step; its number over all orders."""
+        self._number = number
+        self.asked += 1
+        return self.asked
+
+    def answer(self, answer: StepAnswer) -> None:
+        """StepAnswer its last request."""
+        self.trainer.answer_step(self._number, answer)
+
+    def take_report(self) -> StepReport:
+        """What its order has come to. Raises `TrainerFailed`."""
+        assert self.task is not None
+        task, self.task = self.task, None
+        report = task.result()
+        self._in_a_row = 0
+        self.last = report
+        self.samples += report.samples
+        self.optimizer_steps += report.optimizer_steps
+        return report
+
+    async def cancel(self) -> None:
+        """Abandon its order and its restart, where there is one."""
+        tasks = [task for task in (self.task, self._restarting) if task is not None]
+        self.task = self._restarting = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def note_failure(self, failure: TrainerFailed) -> None:
+        """It has failed: restart it beside the others, unless that would fail in the same way again."""
+        self.failures += 1
+        self._in_a_row += 1
+        if isinstance(failure, TrainerLeft):
+            self.gone = failure
+            self._log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
+        elif failure.fatal or self._in_a_row > self._max_restarts:
+            self._give_up(failure)
+        else:
+            self._log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
+            self._restarting = asyncio.create_task(self._restart(failure), name=f"restart-device-{self.index}")
+
+    def _give_up(self, failure: TrainerFailed) -> None:
+        self.gone = failure
+        self._log.error("device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint)
+
+    async def _restart(self, failure: TrainerFailed) -> None:
+        try:
+            while True:
+                await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (self._in_a_row - 1)))
+                try:
+                    await self._start(self.index)
+                except TrainerFailed as again:
+                    self.failures += 1
+                    self._in_a_row += 1
+                    if again.fatal or self._in_a_row > self._max_restarts:
+                        self._give_up(again)
+                        return
+                    continue
+                self._log.info("device_restarted", device=self.name, index=self.index, after=failure.reason)
+                return
+        finally:
+            if self._restarting is asyncio.current_task():
+                self._restarting = None

@@ -1,0 +1,116 @@
+"""Where each trainer of a node stands during a step of the swarm, and where the node does: their weighted mean.
+
+A step begins at `vector + carried`. The trainers of a cycle begin at their *starts* and end at start + delta; both are
+relative to the vector. With `average` all go on from their mean. With `leader` each keeps its own distance from the
+mean, also over the exchange with the swarm, and is pulled to the leader. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from training.devices.arithmetic import leader_of, pull, weighted_mean, weights_of
+from training.trainer_link.interface import StepReport, Vector
+
+
+class AveragePositions:
+    """All trainers stand where their mean is."""
+
+    def __init__(self, total: int) -> None:
+        self._carried = np.zeros(total, np.float32)
+        self._start = np.zeros(total, np.float32)
+        self._mean = np.zeros(total, np.float32)
+        self._late: list[tuple[StepReport, Vector]] = []
+        #: The trainer that leads; here none does.
+        self.leader: int | None = None
+
+    def begin(self, carried: Vector | None, vector: Vector) -> None:  # noqa: ARG002 - as in `LeaderPositions`
+        """A step of the swarm begins, with so much beside the vector; None: nothing."""
+        self._carried[:] = 0.0 if carried is None else carried
+        self._start[:] = self._carried
+
+    def start(self, index: int) -> Vector:  # noqa: ARG002
+        """Where this trainer begins its next cycle, relative to the vector."""
+        return self._start
+
+    def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector]) -> None:
+        """The distributed step: what these trainers have trained since their starts."""
+        parts = [(reports[index], deltas[index]) for index in reports] + self._late
+        self._late = []
+        weights = weights_of(dict(enumerate(report for report, _ in parts)))
+        weighted_mean(((weights[place], delta) for place, (_, delta) in enumerate(parts)), self._mean)
+        self._start += self._mean
+
+    def late(self, index: int, report: StepReport, delta: Vector) -> None:  # noqa: ARG002
+        """What a trainer has trained in an earlier cycle, which went on without it: it counts in the next one."""
+        self._late.append((report, delta.copy()))
+
+    def forget(self, index: int) -> None:
+        """A trainer has begun anew: it begins where the others do."""
+
+    def delta(self, into: Vector) -> None:
+        """What the node has trained in this step: the way of the mean."""
+        np.subtract(self._start, self._carried, out=into)
+
+
+class LeaderPositions:
+    """Each trainer has a position of its own, and follows the one with the lowest running loss.
+
+    `leaders`: the absolute values of the node's leader and of the swarm's, which the trainers read.
+    """
+
+    def __init__(self, total: int, leaders: list[Vector], c1: float) -> None:
+        self._carried = np.zeros(total, np.float32)
+        self._mean = np.zeros(total, np.float32)
+        self._vector = np.zeros(total, np.float32)
+        self._starts: dict[int, Vector] = {}
+        self._local = leaders[0]
+        self._c1 = c1
+        #: Whether the memory of the leader holds values yet.
+        self.has_local = False
+        self.leader: int | None = None
+        self.leader_loss: float | None = None
+
+    def begin(self, carried: Vector | None, vector: Vector) -> None:
+        """A step of the swarm begins: the mean moves to it, and each trainer keeps its distance from the mean."""
+        self._vector[:] = vector
+        before = self._mean.copy()
+        self._carried[:] = 0.0 if carried is None else carried
+        for index in self._starts:
+            self._starts[index] += self._carried - before
+        self._mean[:] = self._carried
+
+    def start(self, index: int) -> Vector:
+        """Where this trainer begins its next cycle, relative to the vector. A new one begins at the mean."""
+        if index not in self._starts:
+            self._starts[index] = self._mean.copy()
+        return self._starts[index]
+
+    def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector]) -> None:
+        """The distributed step: the positions reached, the mean of them, and the pull to the leader."""
+        for index in reports:
+            self._starts[index] = self.start(index) + deltas[index]
+        self.leader = leader_of({index: report.recent_loss for index, report in reports.items()})
+        if self.leader is not None:
+            self.leader_loss = reports[self.leader].recent_loss
+            ahead = self._starts[self.leader]
+            for index in reports:
+                pull(self._starts[index], ahead, self._c1)
+            np.add(self._vector, ahead, out=self._local)
+            self.has_local = True
+        weights = weights_of(reports)
+        weighted_mean(((weights[index], self._starts[index]) for index in reports), self._mean)
+
+    def late(self, index: int, report: StepReport, delta: Vector) -> None:  # noqa: ARG002
+        """What a trainer has trained in an earlier cycle, which went on without it: it stands there."""
+        self._starts[index] = self.start(index) + delta
+
+    def delta(self, into: Vector) -> None:
+        """What the node has trained in this step: the way of the mean."""
+        np.subtract(self._mean, self._carried, out=into)
+
+    def forget(self, index: int) -> None:
+        """A trainer has begun anew: it has no position of its own."""
+        self._starts.pop(index, None)

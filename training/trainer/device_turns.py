@@ -1,0 +1,73 @@
+"""What a script does differently as one of several trainers of its node: before each optimiser step it asks what the
+next iteration is, and after it the model is pulled to the leaders' values.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from training.trainer.connection import DaemonConnection
+from training.trainer.leaders import LeaderPulls
+from training.trainer.recent_losses import RecentLosses
+from training.trainer.vector import ModelVector
+from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
+from training.trainer_link.messages import Start
+from training.trainer_link.step_messages import StepAnswer
+
+
+class DeviceTurns:
+    """Belongs to one script; does nothing on a rank without a connection and for a single trainer."""
+
+    def __init__(self, model_vector: ModelVector, connection: DaemonConnection | None) -> None:
+        self._model_vector = model_vector
+        self._connection = connection
+        self._leaders = LeaderPulls(model_vector, ())
+        self._losses = RecentLosses()
+        self._order: StepOrder | None = None
+
+    def follow(self, leaders: tuple[Vector, ...]) -> None:
+        """The values to which turns may pull the model."""
+        self._leaders = LeaderPulls(self._model_vector, leaders)
+
+    def ordered(self, order: StepOrder) -> None:
+        """The daemon has ordered this turn."""
+        self._order = order
+
+    @property
+    def asks(self) -> bool:
+        """Whether the daemon says before each optimiser step what is next."""
+        return self._order is not None and self._order.asks
+
+    @property
+    def done(self) -> int:
+        """Optimiser steps of the present step of the swarm in earlier turns."""
+        return 0 if self._order is None else self._order.done
+
+    def begin(self) -> None:
+        """The weights of the turn are loaded."""
+        if self._order is not None:
+            self._leaders.begin(self._order)
+
+    def stepped(self, loss: float | Tensor) -> None:
+        """The script has taken an optimiser step."""
+        self._leaders.apply()
+        if self._order is not None and self._order.loss_window:
+            self._losses.add([float(loss)], self._order.loss_window)
+
+    def recent_loss(self) -> float | None:
+        return self._losses.mean()
+
+    def next_step(self) -> StepAnswer:
+        """Ask. Raises `DaemonGone`."""
+        assert self._connection is not None
+        return self._connection.next_step()
+
+
+def refuse_ranks(start: Start, ranks: int) -> None:
+    """Raises `TrainerFailed` for a script with ranks of its own on a node with several trainers."""
+    if start.device_count > 1 and ranks > 1:
+        raise TrainerFailed(
+            "training.devices starts a process for each device, and this script has ranks of its own (torchrun)",
+            "use one of the two: leave training.devices out, or start the script without torchrun",
+            fatal=True,
+        )
