@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from p2pnode.status.device_schema import DeviceStatus
 from p2pnode.status.prometheus import Family
-from p2pnode.status.schema import DeviceStatus, Finding
+from p2pnode.status.schema import Finding
 from training.devices.host import HostTrainer
 from training.trainer_link.interface import Trainer
 

@@ -13,11 +13,10 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from p2pnode.lifecycle.state import State
+from p2pnode.status.device_schema import Count, DeviceStatus, Seconds
 from p2pnode.status.events import Event
 
 SchemaNumber = Literal[1]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
 NodeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
 
 
@@ -113,23 +112,6 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     finishing: FinishingStatus | None = None
     training_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     best: BestStatus | None = None
-
-
-class DeviceStatus(Struct, frozen=True, kw_only=True):
-    """One of several trainers of this node (`training.devices`). `state`: `crashed` is being restarted, `failed` is
-    given up; `left`: its script has ended. `loss` and `step_seconds`: of its last part of a step. `leads`: the others
-    of the node follow it (`devices.step = "leader"`)."""
-
-    index: Count
-    device: str
-    state: str
-    pid: Count | None
-    failures: Count
-    optimizer_steps: Count
-    samples: Count
-    loss: float | None
-    step_seconds: Seconds
-    leads: bool
 
 
 class ResultStatus(Struct, frozen=True, kw_only=True):
