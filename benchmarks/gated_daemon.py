@@ -44,7 +44,7 @@ class GatedTrainer(PlainTrainer):
     """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
     options."""
 
-    def __init__(self, settings: TrainingSettings, **_: Any) -> None:
+    def __init__(self, settings: TrainingSettings, *_: Any, **__: Any) -> None:
         options = settings.options
         self._path = str(options["gate"])
         self._total = int(options["parameters"])
@@ -115,8 +115,7 @@ class GatedTrainer(PlainTrainer):
 
 def main(arguments: list[str]) -> int:
     config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
-    daemon.ProcessTrainer = GatedTrainer  # type: ignore[assignment,misc]
-    return daemon.run(config)
+    return daemon.run(config, make_trainer=GatedTrainer)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class SleepingTrainer(PlainTrainer):
     """Implements `training.trainer_link.interface.Trainer`. Takes whatever the daemon gives a real one, and uses the
     options."""
 
-    def __init__(self, settings: TrainingSettings, **_: Any) -> None:
+    def __init__(self, settings: TrainingSettings, *_: Any, **__: Any) -> None:
         super().__init__(Layout((LayoutEntry("weight", (SIZE,), "float32", "parameter", 0, SIZE),)))
         options = settings.options
         self._model = StepTimes("exp", float(options["mean_s"]))
@@ -59,8 +59,7 @@ class SleepingTrainer(PlainTrainer):
 
 def main(arguments: list[str]) -> int:
     config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
-    daemon.ProcessTrainer = SleepingTrainer  # type: ignore[assignment,misc]
-    return daemon.run(config)
+    return daemon.run(config, make_trainer=SleepingTrainer)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,15 @@ def run(
     invitation: Invitation | None = None,
     given: Mapping[str, Given] | None = None,
     reopens: bool = False,
+    make_trainer: Callable[..., Trainer] = make_device_trainer,
 ) -> int:
     """Run a node until it has left; returns the exit code. `command` is the user's own training program.
 
     `invitation` is kept in the state directory, and `given`, the settings chosen for this start, once the node is in
-    its swarm. `reopens`: open the swarm again although another node founded it. Raises `UserError` for everything the
-    user can fix. A start that is refused because of its run, its key or another process writes nothing, and one that
-    fails before its node has entered a swarm leaves a fresh directory empty.
+    its swarm. `reopens`: open the swarm again although another node founded it. `make_trainer` takes what
+    `training.devices.start.make_trainer` takes. Raises `UserError` for everything the user can fix. A start that is
+    refused because of its run, its key or another process writes nothing, and one that fails before its node has
+    entered a swarm leaves a fresh directory empty.
     """
     tune_malloc()
     shorten_slice()
@@ -106,7 +108,7 @@ def run(
         if invitation is not None:
             save_invitation(folder, invitation.run, list(invitation.addresses), invitation.keys)
             keys = find_keys(config, os.environ, own_input())
-        node = _main(config, folder, keys, stream, _Start(command, given or {}, reopens))
+        node = _main(config, folder, keys, stream, _Start(command, given or {}, reopens, make_trainer))
         try:
             import uvloop  # absent on Windows
         except ImportError:
@@ -122,6 +124,7 @@ class _Start(NamedTuple):
     command: list[str] | None
     given: Mapping[str, Given]
     reopens: bool
+    make_trainer: Callable[..., Trainer]
 
 
 async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs.LogStream, start: _Start) -> int:
@@ -136,7 +139,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     workers = ThreadExecutor()
 
     def make_trainer(node_id: bytes, incarnation: int, on_state: Callable[[str], None]) -> Trainer:
-        return make_device_trainer(
+        return start.make_trainer(
             config.training,
             config.devices,
             command=start.command,

@@ -19,6 +19,7 @@ import pytest
 
 from p2pnode.demo.plan import DemoPlan
 from p2pnode.demo.run import run
+from p2pnode.terminal.numbers import number
 from tests.harness.repository import ROOT
 from tests.process.harness.forked_python import with_torch
 
@@ -61,7 +62,7 @@ def test_a_swarm_that_learns_is_a_success(capsys: pytest.CaptureFixture[str]) ->
     assert (answer["success"], answer["nodes"], answer["alone"]) == (True, 2, 0.7)
     assert answer["accuracy"] >= 0.95
     assert len(answer["steps_per_node"]) == 2
-    assert "alone 0.70, together 0.9" in output.err
+    assert "alone 0.700, together 0.9" in output.err
 
 
 def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +71,7 @@ def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> No
 
     printed = capsys.readouterr().out
     assert "the goal was not reached within 5 s" in printed
-    assert "together 0.60" in printed
+    assert "together 0.600" in printed
 
 
 def test_a_daemon_that_crashes_early_is_named_with_its_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,7 @@ def learnt(figures: dict[str, Any], printed: str, *, nodes: int, goal: float) ->
     assert 0.6 < figures["alone"] < 0.8
     assert figures["population_estimate"] == nodes
     assert figures["bytes_sent_per_node_and_step"] > 0
-    assert f"together {figures['accuracy']:.2f}" in printed
+    assert f"together {number(figures['accuracy'])}" in printed
 
 
 @pytest.fixture(scope="module")

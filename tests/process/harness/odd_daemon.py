@@ -78,7 +78,7 @@ class RemoteAttacker(Attacker):
 class OddTrainer(SleepingTrainer):
     """Installs the two signals when the node starts its trainer."""
 
-    def __init__(self, settings: TrainingSettings, **given: Any) -> None:
+    def __init__(self, settings: TrainingSettings, *_: Any, **given: Any) -> None:
         super().__init__(settings, **given)
         self._attack = str(settings.options.get("attack", ""))
         self._assault: asyncio.Task[Any] | None = None
@@ -103,9 +103,8 @@ def break_owned() -> None:
 
 def main(arguments: list[str]) -> int:
     config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
-    daemon.ProcessTrainer = OddTrainer  # type: ignore[assignment,misc]
     daemon.Node = KnownNode  # type: ignore[misc]
-    return daemon.run(config)
+    return daemon.run(config, make_trainer=OddTrainer)
 
 
 if __name__ == "__main__":
