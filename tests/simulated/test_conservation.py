@@ -79,7 +79,7 @@ def test_a_backup_adds_what_its_owner_has_clipped() -> None:
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
-    Decoding, adding, copying and sending states all yield to the loop."""
+    Decoding, adding, copying, inspecting and sending states all yield to the loop."""
     for module in ("cooperative", "client.follower", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}
@@ -101,6 +101,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_on_forward",
         "_on_learn",
         "_write",
+        "inspect",
         "replicate_and_add",
     ]
 
