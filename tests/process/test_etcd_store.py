@@ -24,7 +24,7 @@ from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecuto
 from tests.harness.environment import ListLog
 from tests.harness.repository import ROOT
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
-from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, coded
+from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, Json, coded
 from training.dispatch.etcd_store import EtcdStore
 from training.dispatch.open_store import open_store
 from training.dispatch.store import StoreLost, StoreRefused
@@ -231,22 +231,46 @@ def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
     run(scenario)
 
 
+class TimedGateway(EtcdGateway):
+    """Notes when each request began and until when it could last, and when a renewal that succeeded was sent."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__([endpoint])
+        self.until_s = 0.0
+        self.renewed_s = 0.0
+
+    async def call(self, path: str, body: Json, timeout_s: float) -> Json:
+        began_s = time.monotonic()
+        if path == "kv/txn":
+            self.until_s = max(self.until_s, began_s + timeout_s)
+        answer = await super().call(path, body, timeout_s)
+        if path in ("lease/grant", "lease/keepalive"):
+            self.renewed_s = began_s
+        return answer
+
+
 def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(etcd: EtcdServer, tmp_path: Path) -> None:
-    """A write goes on when etcd answers in time again; otherwise the master stops before its lease could end."""
+    """A write goes on when etcd answers in time again; otherwise the master stops before its lease could end, and no
+    request of it lasts any longer."""
 
     async def scenario() -> None:
-        store = master(etcd, tmp_path)
-        await store.open()
+        patient = EtcdStore(EtcdGateway([etcd.endpoint]), PREFIX, "patient", environment(tmp_path), 10.0)
+        await patient.open()
         etcd.pause()
-        writing = asyncio.create_task(store.append(b"in time"))
+        writing = asyncio.create_task(patient.append(b"in time"))
         await asyncio.sleep(0.4)
+        assert not writing.done()
         etcd.resume()
         await writing
-        began = time.monotonic()
+        await patient.close()
+
+        calls = TimedGateway(etcd.endpoint)
+        store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), TTL_S)
+        await store.open()
         etcd.pause()
         with pytest.raises(StoreLost):
             await store.append(b"too late")
-        assert time.monotonic() - began < TTL_S
+        assert calls.renewed_s < calls.until_s < calls.renewed_s + TTL_S
         with pytest.raises(StoreLost):
             store.check()
         etcd.resume()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -91,7 +92,7 @@ class Node:
         if incoming.name == "half":
             return Response(b"half", broken())
         if incoming.name == "trickle":
-            return Response(b"", trickle())
+            return Response(b"", trickle(float(incoming.head)))
         raise RequestRejected(f"unknown request {incoming.name!r}")
 
 
@@ -112,10 +113,11 @@ async def broken() -> AsyncIterator[bytes]:
     raise KeyError("a mistake in the middle")
 
 
-async def trickle() -> AsyncIterator[bytes]:
+async def trickle(pause_s: float) -> AsyncIterator[bytes]:
+    """Twenty bytes, one at a time."""
     for _ in range(20):
         yield b"x"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
 
 
 async def ask(
@@ -154,6 +156,52 @@ def run(request: pytest.FixtureRequest) -> Run:
         assert unhandled == [], unhandled
 
     return on_loop
+
+
+#: A timer of the loop that is late by so much of a timeout: the machine is too busy for this timeout.
+LATE = 0.2
+#: The timeouts of `Paced`, one after the other.
+TIMEOUTS_S = (0.4, 1.6, 6.4)
+
+Paced = Callable[[Callable[[float], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture
+def paced(run: Run) -> Paced:
+    """Runs a scenario that takes its timeout as an argument, and sets all its times by that. It must succeed with the
+    shortest timeout, unless the loop's own timers were late meanwhile: then with the next one."""
+
+    def at_a_pace(scenario: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        for timeout_s in TIMEOUTS_S:
+            late_s = [0.0]
+            try:
+                run(_watched(scenario(timeout_s), late_s))
+            except (Exception, pytest.fail.Exception) as error:
+                if late_s[0] < LATE * timeout_s or timeout_s == TIMEOUTS_S[-1]:
+                    raise
+                print(f"timers were up to {late_s[0]:.2f} s late beside a timeout of {timeout_s} s: {error!r}")
+            else:
+                return
+
+    return at_a_pace
+
+
+async def _watched(scenario: Coroutine[Any, Any, None], late_s: list[float]) -> None:
+    """Run it, and measure how late a timer comes at most."""
+    interval_s = 0.02
+
+    async def watch() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(interval_s)
+            late_s[0] = max(late_s[0], time.monotonic() - before - interval_s)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await scenario
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
 
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

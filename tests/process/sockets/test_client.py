@@ -18,18 +18,20 @@ from tests.process.harness.sockets import (
     LOCAL,
     MB,
     Node,
+    Paced,
     Run,
     Talk,
     ask,
     failure,
     free_port,
     other_server,
+    paced,
     pattern,
     run,
     trickle,
 )
 
-__all__ = ["run"]
+__all__ = ["paced", "run"]
 
 
 def test_refused(run: Run) -> None:
@@ -141,17 +143,18 @@ def test_a_peer_that_stops_reading_is_a_timeout(run: Run) -> None:
     run(main())
 
 
-def test_slow_progress_does_not_time_out(run: Run) -> None:
+def test_slow_progress_does_not_time_out(paced: Paced) -> None:
     """A slow response and a slow request succeed while every single wait is shorter than the timeout."""
 
-    async def main() -> None:
+    async def main(timeout_s: float) -> None:
+        pause_s = timeout_s / 10
         async with Node() as one, Node() as two:
-            _, body = await ask(one, two.address, "trickle", timeout_s=0.5)
+            _, body = await ask(one, two.address, "trickle", str(pause_s).encode(), timeout_s=timeout_s)
             assert body == b"x" * 20
-            head, _ = await ask(one, two.address, "count", b"", trickle(), timeout_s=0.5)
+            head, _ = await ask(one, two.address, "count", b"", trickle(pause_s), timeout_s=timeout_s)
             assert head == b"20"
 
-    run(main())
+    paced(main)
 
 
 def test_a_cancellation_while_an_upload_ends_is_not_swallowed(run: Run) -> None:

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import NodeAddress
+from overlay.addresses import Address, NodeAddress
 from overlay.sockets import connection as connection_module
 from overlay.sockets import send_queue
 from overlay.transport import SizedBody
 from tests.process.harness.members import Member, until
 from tests.process.harness.members import ask as ask_member
 from tests.process.harness.slow_line import SlowLine
-from tests.process.harness.sockets import MB, Node, Run, ask, failure, pattern, run
+from tests.process.harness.sockets import MB, Node, Paced, Run, ask, failure, paced, pattern, run
 
-__all__ = ["run"]
+__all__ = ["paced", "run"]
 
-TIMEOUT_S = 0.4
+
+def line_to(target: Address, timeout_s: float) -> SlowLine:
+    """A line that takes a quarter longer than the timeout for a megabyte, and as long for what its buffers hold."""
+    return SlowLine(target, rate=0.8 * MB / timeout_s)
 
 
 @pytest.fixture(params=["counts", "queue"])
@@ -34,29 +37,30 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("kernel")
-def test_an_upload_that_moves_is_not_given_up(run: Run) -> None:
-    """3 MB in 1.5 s: a megabyte takes longer than the timeout, and so does what the kernel still holds at the end."""
+def test_an_upload_that_moves_is_not_given_up(paced: Paced) -> None:
+    """3 MB in almost four timeouts: a megabyte takes longer than one, and so does what the kernel still holds at the
+    end."""
 
-    async def main() -> None:
-        async with Node() as one, Node() as two, SlowLine(two.address, rate=2 * MB) as line:
+    async def main(timeout_s: float) -> None:
+        async with Node() as one, Node() as two, line_to(two.address, timeout_s) as line:
             began = time.monotonic()
             body = SizedBody(iter([bytes(3 * MB)]), 3 * MB)
-            head, _ = await ask(one, line, "count", b"", body, timeout_s=TIMEOUT_S)
+            head, _ = await ask(one, line, "count", b"", body, timeout_s=timeout_s)
             assert head == str(3 * MB).encode()
-            assert time.monotonic() - began > 3 * TIMEOUT_S
+            assert time.monotonic() - began > 3 * timeout_s
             assert body.moved_bytes() == 3 * MB
 
-    run(main())
+    paced(main)
 
 
 @pytest.mark.usefixtures("kernel")
-def test_both_ends_see_the_stream_of_a_request_move(run: Run) -> None:
+def test_both_ends_see_the_stream_of_a_request_move(paced: Paced) -> None:
     """While an upload is on a slow line its bytes move at both ends, before there is any answer."""
 
-    async def main() -> None:
-        async with Node() as one, Node() as two, SlowLine(two.address, rate=2 * MB) as line:
+    async def main(timeout_s: float) -> None:
+        async with Node() as one, Node() as two, line_to(two.address, timeout_s) as line:
             body = SizedBody(iter([bytes(2 * MB)]), 2 * MB)
-            outgoing = one.transport.request(line, "count", b"", body, timeout_s=TIMEOUT_S)
+            outgoing = one.transport.request(line, "count", b"", body, timeout_s=timeout_s)
             assert outgoing.moved_bytes() == 0
             asking = asyncio.create_task(outgoing.__aenter__())
             await until(lambda: bool(two.streams), "the request begins")
@@ -69,54 +73,56 @@ def test_both_ends_see_the_stream_of_a_request_move(run: Run) -> None:
             await outgoing.__aexit__(None, None, None)
         assert two.streams[0].moved_bytes() == 0  # a stream that has ended shows nothing
 
-    run(main())
+    paced(main)
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_sealed_upload_that_moves_is_not_given_up(run: Run) -> None:
+def test_a_sealed_upload_that_moves_is_not_given_up(paced: Paced) -> None:
     """The same over TLS, whose own buffers hide from the sender what the kernel has not taken yet."""
 
-    async def main() -> None:
-        async with Member() as one, Member() as two, SlowLine(two.sockets.address, rate=2 * MB) as line:
+    async def main(timeout_s: float) -> None:
+        async with Member() as one, Member() as two, line_to(two.sockets.address, timeout_s) as line:
             home = NodeAddress.of(line, two.identity.node_id)
-            _, back, _ = await ask_member(one, home, "echo", pattern(2 * MB), timeout_s=TIMEOUT_S)
+            _, back, _ = await ask_member(one, home, "echo", pattern(2 * MB), timeout_s=timeout_s)
             assert len(back) == 2 * MB
 
-    run(main())
+    paced(main)
 
 
 @pytest.mark.usefixtures("kernel")
-def test_a_line_that_stops_is_given_up_as_soon_as_ever(run: Run) -> None:
+def test_a_line_that_stops_is_given_up_as_soon_as_ever(paced: Paced) -> None:
     """In the middle of an upload: the timeout after the last byte that got through, not one more."""
 
-    async def main() -> None:
+    async def main(timeout_s: float) -> None:
         async with Node() as one, Node() as two:
-            line = SlowLine(two.address, rate=2 * MB)
+            line = line_to(two.address, timeout_s)
             async with line as address:
-                asyncio.get_running_loop().call_later(1.0, line.stop)
+                stop_s = 2.5 * timeout_s
+                asyncio.get_running_loop().call_later(stop_s, line.stop)
                 began = time.monotonic()
-                error = await failure(ask(one, address, "count", b"", [bytes(8 * MB)], timeout_s=TIMEOUT_S))
+                error = await failure(ask(one, address, "count", b"", [bytes(8 * MB)], timeout_s=timeout_s))
                 assert error.kind == "timeout"
-                assert 1.0 < time.monotonic() - began < 1.0 + 2 * TIMEOUT_S
+                assert stop_s < time.monotonic() - began < stop_s + 2 * timeout_s
 
-    run(main())
+    paced(main)
 
 
-def test_a_response_that_moves_is_not_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_moves_is_not_given_up(paced: Paced, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by the client, nor by the server, whose slices take longer than its own bound too."""
-    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", TIMEOUT_S)
 
-    async def main() -> None:
-        async with Node() as one, Node() as two, SlowLine(two.address, rate_back=2 * MB) as line:
-            _, body = await ask(one, line, "give", str(3 * MB).encode(), timeout_s=TIMEOUT_S)
+    async def main(timeout_s: float) -> None:
+        monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", timeout_s)
+        back = 0.8 * MB / timeout_s
+        async with Node() as one, Node() as two, SlowLine(two.address, rate_back=back) as line:
+            _, body = await ask(one, line, "give", str(3 * MB).encode(), timeout_s=timeout_s)
             assert len(body) == 3 * MB
 
-    run(main())
+    paced(main)
 
 
 def test_a_reader_that_takes_nothing_is_given_up_by_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel's buffer fills; then nothing is acknowledged, and the server ends the connection."""
-    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", TIMEOUT_S)
+    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", 0.4)
 
     async def main() -> None:
         async with (
