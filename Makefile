@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 DEPLOY := $(VENV)/.deploy
+SITE := $(VENV)/.site
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -36,7 +37,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks test-deploy mutations check format docs bench pins clean
+.PHONY: help venv demo test test-frameworks test-deploy mutations check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -94,8 +95,18 @@ format: $(STAMP) ## Format the code as `check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP) ## Generate node.toml and docs/config.md from the settings in the code
+# MkDocs with its theme, 30 MB. Tests that build no site check the same links.
+$(SITE): $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $@
+
+generated: $(STAMP) ## Write what is generated from the code: node.toml, docs/config.md and the pages of the APIs
 	$(BIN)/python -m p2pnode.config.documentation
+	$(BIN)/python -m documentation
+
+docs: $(SITE) generated ## Generate those files, and build the documentation into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -103,7 +114,7 @@ bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchm
 pins: ## Resolve constraints.txt again
 	@$(find_python); "$$python" -m venv --clear build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks]"
+	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks,deploy,docs]"
 	@{ grep '^#' constraints.txt; build/pins/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 	@rm -rf build/pins

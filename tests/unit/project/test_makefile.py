@@ -17,7 +17,7 @@ import p2pnode
 from tests.harness.repository import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-NEEDING_PACKAGES = ("demo", "test", "mutations", "check", "format", "docs", "bench")
+NEEDING_PACKAGES = ("demo", "test", "mutations", "check", "format", "generated", "bench")
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -48,7 +48,7 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "clean", "pins", "help", "venv"])
+@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "docs", "clean", "pins", "help", "venv"])
 def test_target_exists_and_is_phony(target: str) -> None:
     """Each documented target has a rule, and a file of the same name does not stand in for it."""
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
@@ -65,7 +65,7 @@ def test_target_makes_the_environment_it_needs(target: str) -> None:
 
 
 @needs_make
-@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "clean", "pins", "help"])
+@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "docs", "clean", "pins", "help"])
 def test_make_accepts_the_target(target: str) -> None:
     """Make can plan every target without running it."""
     result = make("--dry-run", target)
@@ -151,6 +151,7 @@ def test_ci_runs_the_readme_commands() -> None:
         'make test ARGS="-m long"',
         "make test-frameworks",
         "make test-deploy",
+        "make docs",
         "make check",
     ]
 

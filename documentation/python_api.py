@@ -1,0 +1,268 @@
+"""docs/python-api.md: signatures and docstrings of what scripts import, read from the syntax tree. Pure.
+
+Nothing is imported: torch, Lightning and Dask would cost seconds, and may be missing. A class shows its own public
+methods and those of the bases that are named with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_HEAD = """\
+# Python API
+
+Generated from the docstrings by `python -m documentation`; a test keeps it equal. Do not edit it by hand.
+
+Scripts import these names. Everything else in the packages `p2pnode`, `training` and `overlay` may change at any time.
+
+"""
+
+
+class Entry(NamedTuple):
+    """One documented name: how a script writes it, where it is defined, and further bases whose methods it has."""
+
+    shown: str
+    module: str
+    name: str
+    bases: tuple[tuple[str, str], ...] = ()
+    constructed: bool = False
+
+
+#: Methods for the packages themselves, on classes that scripts get.
+INTERNAL = {
+    "assigned",
+    "allowed",
+    "computed",
+    "open",
+    "passes",
+    "pulled",
+    "pushed",
+    "scheduled",
+    "split",
+    "stops",
+    "use",
+}
+SECTIONS: tuple[tuple[str, str, tuple[Entry, ...]], ...] = (
+    (
+        "Train a model in your own loop",
+        "See [your own model](own-model.md) and [your own training script](scripts.md).",
+        (
+            Entry("p2pnode.attach", "training.trainer.attach", "attach"),
+            Entry(
+                "AttachedSwarm",
+                "training.trainer.attached_swarm",
+                "AttachedSwarm",
+                (("training.trainer.swarm_data", "SwarmData"), ("training.trainer.script_settings", "NodeKnowledge")),
+            ),
+            Entry("training.trainer.attach.NotAttached", "training.trainer.attach", "NotAttached"),
+            Entry("training.trainer.attach.SwarmLost", "training.trainer.attached_swarm", "SwarmLost"),
+        ),
+    ),
+    (
+        "Callbacks for other libraries",
+        "See [your framework](frameworks.md).",
+        (
+            Entry(
+                "p2pnode.integrations.transformers.SwarmCallback",
+                "p2pnode.integrations.transformers",
+                "SwarmCallback",
+                constructed=True,
+            ),
+            Entry(
+                "p2pnode.integrations.lightning.SwarmCallback",
+                "p2pnode.integrations.lightning",
+                "SwarmCallback",
+                constructed=True,
+            ),
+        ),
+    ),
+    (
+        "A task class",
+        "",
+        (
+            Entry("training.tasks.task", "training.tasks.task", ""),
+            Entry("training.tasks.task.Task", "training.tasks.task", "Task"),
+            Entry("training.tasks.task.TrainSpec", "training.tasks.task", "TrainSpec"),
+            Entry("training.tasks.task.TaskError", "training.tasks.task", "TaskError", constructed=True),
+            Entry("training.tasks.task.read_options", "training.tasks.task", "read_options"),
+        ),
+    ),
+    (
+        "Barriers of your own",
+        "`barrier.custom` names a function with the signature of these two. See [choosing a barrier](psp.md).",
+        (
+            Entry("training.barriers.predicates.bsp", "training.barriers.predicates", "bsp"),
+            Entry("training.barriers.predicates.ssp", "training.barriers.predicates", "ssp"),
+        ),
+    ),
+    (
+        "Engines",
+        "See [engines](engines.md).",
+        (
+            Entry("p2pnode.engine", "training.engines.selection", "engine"),
+            Entry("p2pnode.Program", "training.engines.program", "Program"),
+            Entry("p2pnode.Context", "training.engines.program", "Context"),
+            Entry("PeerToPeer", "training.engines.peer.engine", "PeerToPeer", (("training.engines.program", "Verbs"),)),
+            Entry("p2pnode.ServerProgram", "training.engines.server.program", "ServerProgram"),
+            Entry("p2pnode.ServerContext", "training.engines.server.program", "ServerContext"),
+            Entry("ParameterServer", "training.engines.server.engine", "ParameterServer"),
+            Entry("p2pnode.ModelValues", "training.engines.model_values", "ModelValues", constructed=True),
+            Entry("MapReduce", "training.engines.mapreduce.engine", "MapReduce"),
+            Entry("Dataset", "training.engines.mapreduce.dataset", "Dataset"),
+            Entry("training.engines.program.NoSuchValue", "training.engines.program", "NoSuchValue"),
+            Entry("training.engines.program.VerbFailed", "training.engines.program", "VerbFailed"),
+        ),
+    ),
+    (
+        "Files of records",
+        "See [data dispatch](dispatch.md).",
+        (
+            Entry("training.dispatch.recordio.create_records", "training.dispatch.recordio.files", "create_records"),
+            Entry("training.dispatch.recordio.append_records", "training.dispatch.recordio.files", "append_records"),
+            Entry(
+                "training.dispatch.recordio.RecordFile",
+                "training.dispatch.recordio.reader",
+                "RecordFile",
+                constructed=True,
+            ),
+            Entry(
+                "training.dispatch.recordio.RecordWriter",
+                "training.dispatch.recordio.writer",
+                "RecordWriter",
+                constructed=True,
+            ),
+            Entry("training.dispatch.recordio.encode_example", "training.dispatch.recordio.examples", "encode_example"),
+            Entry("training.dispatch.recordio.decode_example", "training.dispatch.recordio.examples", "decode_example"),
+            Entry("training.dispatch.recordio.stack_examples", "training.dispatch.recordio.examples", "stack_examples"),
+        ),
+    ),
+)
+
+
+def python_page(root: Path = ROOT) -> str:
+    """The whole page. Raises `LookupError` for a name that its module does not define."""
+    lines = []
+    for title, text, entries in SECTIONS:
+        lines += [f"## {title}", "", *([text, ""] if text else [])]
+        for entry in entries:
+            lines += _entry(root, entry)
+    return _HEAD + "\n".join(lines).rstrip() + "\n"
+
+
+def public_members(root: Path, entry: Entry) -> set[str]:
+    """The attributes that this page documents of a class: methods, properties and annotated fields."""
+    found = set()
+    for module, name in ((entry.module, entry.name), *entry.bases):
+        node = _definition(root, module, name)
+        assert isinstance(node, ast.ClassDef)
+        for member in ast.walk(node):
+            if isinstance(member, Function):
+                found.add(member.name)
+            elif isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                found.add(member.target.id)
+            elif isinstance(member, ast.Attribute) and isinstance(member.ctx, ast.Store):
+                found.add(member.attr)
+    return {name for name in found if not name.startswith("_")}
+
+
+def _entry(root: Path, entry: Entry) -> list[str]:
+    if not entry.name:
+        return [_text(_tree(root, entry.module)), ""]
+    node = _definition(root, entry.module, entry.name)
+    if isinstance(node, Function):
+        decorators = [ast.unparse(one) for one in node.decorator_list]
+        return [f"### {entry.shown}", "", *_signature(entry.name, node, decorators), _text(node), ""]
+    lines = [f"### {entry.shown}", ""]
+    if entry.constructed:
+        makes = next(one for one in node.body if isinstance(one, Function) and one.name == "__init__")
+        lines += [line.replace(" -> None", "") for line in _signature(entry.name, makes)]
+    lines += [_text(node), ""]
+    fields = [ast.unparse(one) for one in node.body if isinstance(one, ast.AnnAssign) and _shown(one)]
+    if fields:
+        lines += ["```python", *fields, "```", ""]
+    for module, name in ((entry.module, entry.name), *entry.bases):
+        owner = _definition(root, module, name)
+        assert isinstance(owner, ast.ClassDef)
+        for member in owner.body:
+            if isinstance(member, Function) and _is_documented(member):
+                lines += _member(entry, member)
+    return lines
+
+
+def _is_documented(member: Function) -> bool:
+    return not member.name.startswith("_") and member.name not in INTERNAL and bool(ast.get_docstring(member))
+
+
+def _shown(field: ast.AnnAssign) -> bool:
+    return isinstance(field.target, ast.Name) and not field.target.id.startswith("_")
+
+
+def _member(entry: Entry, member: Function) -> list[str]:
+    decorators = [ast.unparse(one) for one in member.decorator_list]
+    title = f"#### {entry.name}.{member.name}"
+    if "property" in decorators or "cached_property" in decorators:
+        kind = "" if member.returns is None else f": {ast.unparse(member.returns)}"
+        return [title, "", "```python", f"{member.name}{kind}", "```", "", _text(member), ""]
+    return [title, "", *_signature(member.name, member, decorators), _text(member), ""]
+
+
+def _signature(name: str, node: Function, decorators: list[str] | None = None) -> list[str]:
+    arguments = node.args
+    first = [*arguments.posonlyargs, *arguments.args][:1]
+    if first and first[0].arg in ("self", "cls"):
+        arguments = ast.arguments(
+            posonlyargs=arguments.posonlyargs[1:],
+            args=arguments.args[1:] if not arguments.posonlyargs else arguments.args,
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults,
+        )
+    result = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    line = f"{name}({ast.unparse(arguments)}){result}"
+    if decorators and any(one.endswith("contextmanager") for one in decorators):
+        line = f"with {name}({ast.unparse(arguments)}):"
+    return ["```python", line, "```", ""]
+
+
+def _text(node: ast.Module | ast.ClassDef | Function) -> str:
+    """The docstring as Markdown: its indented blocks are code, its `module` references are left as they are."""
+    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    text = re.sub(r"\(docs/([\w-]+\.md)\)", r"([\1](\1))", text)
+    parts, code = [], False
+    for line in text.splitlines():
+        indented = line.startswith("    ")
+        if indented and not code:
+            parts.append("```python")
+        if code and not indented and line:
+            parts += ["```", ""]
+        if line or not code:
+            code = indented
+        parts.append(line[4:] if indented else line)
+    return "\n".join([*parts, *(["```"] if code else [])]).replace("\n\n```\n", "\n```\n")
+
+
+def _tree(root: Path, module: str) -> ast.Module:
+    path = root.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _definition(root: Path, module: str, name: str) -> ast.ClassDef | Function:
+    """The class or function, the last one of that name: earlier ones are overloads."""
+    found = [
+        node
+        for node in _tree(root, module).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+    ]
+    if not found:
+        raise LookupError(f"{module} does not define {name}")
+    return found[-1]
