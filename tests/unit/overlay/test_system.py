@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import sys
 import threading
 import time
 from array import array
@@ -144,6 +145,22 @@ def test_thread_executor() -> None:
         assert await workers.run(int, "ff", base=16) == 255
         with pytest.raises(ValueError, match="invalid"):
             await workers.run(int, "x")
+        workers.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+def test_workers_are_nicer_than_the_loop() -> None:
+    """Threads of the pool let the thread of the event loop go first, whose niceness stays as it was."""
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def main() -> None:
+        before, workers = niceness(), ThreadExecutor()
+        assert await workers.run(niceness) == min(before + 5, 19)
+        assert niceness() == before
         workers.close()
 
     asyncio.run(main())
