@@ -174,7 +174,7 @@ class Swarm:
         defaults that they are held against."""
         if not is_plain(self._way.codec):
             return 0.0
-        return own_carry(SETTINGS, self._weight, synchronous=False)
+        return own_carry(SETTINGS, self._weight, together=False)
 
     def flush(self) -> None:
         """Every node's last delta, which leaves little of the residual out; here without training before it."""

@@ -10,6 +10,7 @@ A way is a barrier, a rule and options: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/
 * `carry=c`: `exchange.carry`. A node begins its turn with `v + c·(1 − 1/N)·d`, v the pulled value, d its last delta.
 * `correct=b`: `exchange.correct`. It pulls before it pushes too, and pushes `d − b·(v − base)`, without b times what
   the others have moved.
+* `grace=g`: `barrier.grace`. A node whose barrier passes waits g of its turn for those that train the same one.
 * `overlap=a`: it begins turn t + 1 when turn t ends; what it pulls after the push of t is the base of turn t + 2, with
   `a` times the delta of t + 1 added.
 """
@@ -33,7 +34,7 @@ import torch
 from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
 from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.predicates import Barrier, make_barrier
+from training.barriers.predicates import Barrier, is_abreast, make_barrier, trains_same_step
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.codec_choice import LEAST_LOSSY
@@ -55,7 +56,9 @@ SPEED_SIGMA, TURN_SIGMA = 0.05, 0.15
 #: With `--parameters 0.1`: for a search.
 SMALL = TextOptions(layers=2, width=64, heads=4, context=32, batch_size=8, learning_rate=2e-3, warmup=100)
 WAYS = ("bsp", "pssp", "pssp carry=0")
-OPTION_NAMES = ("carry", "correct", "overlap")
+#: In the place of a node: one has waited long enough.
+GRACE_ENDS = -1
+OPTION_NAMES = ("carry", "correct", "overlap", "grace")
 
 
 class Way(NamedTuple):
@@ -66,6 +69,7 @@ class Way(NamedTuple):
     carry: float
     correct: float = 0.0
     overlap: float | None = None
+    grace: float = 0.0
 
 
 def way_of(text: str) -> Way:
@@ -100,6 +104,9 @@ class Worker:
     residual: Vector = field(init=False)
     #: With `overlap`: what was pulled after the last push.
     pulled: Vector | None = None
+    #: Of its last turn, in virtual seconds.
+    ended_at: float = 0.0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.delta = np.zeros_like(self.base)
@@ -137,6 +144,8 @@ class Swarm:
         self._codec = codec
         self._waiting: list[int] = []
         self._ends: list[tuple[float, int]] = []
+        #: Virtual seconds in which all nodes together trained, and waited.
+        self.trained_s = self.waited_s = 0.0
 
     def run(self, steps: int) -> Iterator[int]:
         """Train every node for so many steps; yields the number of deltas that have been pushed, after each."""
@@ -145,13 +154,20 @@ class Swarm:
         pushed = 0
         while self._ends:
             now, node = heapq.heappop(self._ends)
-            self._workers[node].train()
+            if node == GRACE_ENDS:
+                self._pass_barriers(now, steps)
+                continue
+            worker = self._workers[node]
+            worker.ended_at = now
+            worker.train()
             self._push(node)
             pushed += 1
             yield pushed
             if self._way.overlap is not None:
-                self._load_overlapped(self._workers[node], self._way.overlap)
+                self._load_overlapped(worker, self._way.overlap)
             self._waiting.append(node)
+            if self._way.grace:
+                heapq.heappush(self._ends, (self._patient_until(worker), GRACE_ENDS))
             self._pass_barriers(now, steps)
         for step in sorted(self.state.pending):
             self.state.fold(step, self._way.rule)
@@ -173,19 +189,29 @@ class Swarm:
             others = [other.step for other in self._workers if other is not worker and other.step < steps]
             if not self._way.barrier.passes(worker.step, others):
                 continue
+            if now < self._patient_until(worker) and any(trains_same_step(worker.step, step) for step in others):
+                continue
             self._waiting.remove(node)
+            self.waited_s += now - worker.ended_at
             if self._way.barrier.synchronous:
                 self.state.fold(worker.step, self._way.rule)
             if worker.step < steps:
                 self._begin(now, node)
 
+    def _patient_until(self, worker: Worker) -> float:
+        return worker.ended_at + self._way.grace * worker.seconds
+
     def _begin(self, now: float, node: int) -> None:
         worker, way = self._workers[node], self._way
         if way.overlap is None:
             weight = 1 / len(self._workers)
-            share = own_carry(self._settings, weight, synchronous=way.barrier.synchronous)
+            others = [other.step for other in self._workers if other is not worker]
+            together = way.barrier.synchronous or bool(way.grace and is_abreast(worker.step, others))
+            share = own_carry(self._settings, weight, together=together)
             worker.base = base_of(self.state.value, worker.delta, share if worker.step else 0.0)
-        heapq.heappush(self._ends, (now + self._seconds(node), node))
+        worker.seconds = self._seconds(node)
+        self.trained_s += worker.seconds
+        heapq.heappush(self._ends, (now + worker.seconds, node))
 
     def _load_overlapped(self, worker: Worker, carry: float) -> None:
         """The turn that begins now: what was pulled after the push before this one, and the delta that it lacks."""
@@ -194,8 +220,10 @@ class Swarm:
         worker.base = ended_at if before is None else before + np.float32(carry) * worker.delta
 
 
-def study(options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int) -> list[tuple[int, float]]:
-    """The curve of one run: (step, validation loss of the shared vector)."""
+def study(
+    options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int
+) -> tuple[list[tuple[int, float]], float]:
+    """The curve of one run: (step, validation loss of the shared vector). And the time waited over that trained."""
     runners = [_runner(options, corpus.files[node], seed, node) for node in range(NODES)]
     swarm = Swarm(runners, way, seed, LEAST_LOSSY)
     curve = []
@@ -203,7 +231,7 @@ def study(options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int)
         step, others = divmod(pushed, NODES)
         if not others and step % 10 == 0 and step < steps:
             curve.append((step, _loss(runners[0], swarm.state.value)))
-    return [*curve, (steps, _loss(runners[0], swarm.state.value))]
+    return [*curve, (steps, _loss(runners[0], swarm.state.value))], swarm.waited_s / swarm.trained_s
 
 
 def _runner(options: TextOptions, file: Path, seed: int, node: int) -> TaskRunner:
@@ -231,13 +259,16 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     names = ["bsp", *arguments.ways] if arguments.ways else list(WAYS)
     ways = {name: way_of(name) for name in names}
     curves: dict[str, list[list[tuple[int, float]]]] = {name: [] for name in names}
+    waited: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="p2pnode-async-rule-") as folder:
         corpus = Corpus(Path(folder))
         for seed in range(arguments.repetitions or SEEDS):
             for name in names:
-                curves[name].append(study(options, corpus, ways[name], seed, STEPS))
-                shown = " ".join(f"{loss:.3f}" for _, loss in curves[name][-1])
-                print(f"  seed {seed}, {name}: {shown}", file=sys.stderr, flush=True)
+                curve, share = study(options, corpus, ways[name], seed, STEPS)
+                curves[name].append(curve)
+                waited[name].append(share)
+                shown = " ".join(f"{loss:.3f}" for _, loss in curve)
+                print(f"  seed {seed}, {name}: {shown}, waited {share:.3f}", file=sys.stderr, flush=True)
     losses = {name: [curve[-1][1] for curve in found] for name, found in curves.items()}
     series = [
         Series(f"loss of {name}", "nats per byte", losses[name], details={"curves": curves[name]}) for name in names
@@ -245,6 +276,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     for name in names[1:]:
         ratios = [loss / of_bsp for loss, of_bsp in zip(losses[name], losses["bsp"], strict=True)]
         series.append(Series(f"loss of {name} over bsp's", "times", ratios, AIM if name.startswith("pssp") else ""))
+        series.append(Series(f"time that {name} waits over the time it trains", "", waited[name]))
     return Outcome(
         "async_rule",
         f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "

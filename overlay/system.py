@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from overlay.environment import P, R
@@ -153,8 +154,7 @@ class ThreadExecutor:
         self._pool = ThreadPoolExecutor(
             max_workers=threads,
             thread_name_prefix="p2pnode-worker",
-            initializer=_be_nicer if sys.platform == "linux" else None,
-            initargs=(nice,) if sys.platform == "linux" else (),
+            initializer=partial(_be_nicer, nice),
         )
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -167,6 +167,8 @@ class ThreadExecutor:
 
 def _be_nicer(nice: int) -> None:
     """Make the calling thread nicer; one that may not is left as it is."""
+    if sys.platform != "linux":
+        return  # the whole process would be nicer
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)

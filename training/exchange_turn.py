@@ -161,7 +161,10 @@ class StepExchange:
         """
         step = row["step"]
         enabled = self._settings.enabled
-        row["wait_seconds"] = await self._waiter.wait(step, self._progress.step_seconds) if enabled else 0.0
+        row["wait_seconds"] = 0.0
+        if enabled:
+            overlaps = handshake is not None
+            row["wait_seconds"] = await self._waiter.wait(step, self._progress.step_seconds, overlaps=overlaps)
         if handshake is not None:
             await handshake.loaded.wait()
         waited = self._clock.monotonic()

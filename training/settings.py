@@ -171,6 +171,15 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             description="Seconds between tests of a waiting barrier; 0: a twentieth of the median step, at least 0.02."
         ),
     ] = 0.0
+    grace: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of its step time for which a node whose barrier passes waits for sampled peers that "
+            "train the same step; not under asp, nor with overlap. Nodes of equal speed then learn as under bsp.",
+        ),
+    ] = 0.0
     custom: Annotated[
         str,
         Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),

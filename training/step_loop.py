@@ -283,7 +283,8 @@ class StepLoop:
         if exchanged.is_caught_up or exchanged.row.get("refused"):
             return 0.0  # the swarm does not go on from that delta
         weight = exchanged.row.get("weight", 1.0)
-        return own_carry(self._settings, weight, synchronous=self._exchange.context.synchronous)
+        together = self._exchange.context.synchronous or self._waiter.is_abreast
+        return own_carry(self._settings, weight, together=together)
 
     async def _settle(self) -> ExchangedStep | None:
         """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""

@@ -139,6 +139,9 @@ class LoopBench:
         self.waits: list[int] = []
         #: A barrier takes so long, whatever it says.
         self.wait_s = 0.0
+        #: What the barrier says of the others; and for which steps it was told that the next one trains already.
+        self.is_abreast = False
+        self.overlapped: list[int] = []
         self._environment = Environment(
             clock=self.clock,
             entropy=SeededEntropy(1),
@@ -152,7 +155,7 @@ class LoopBench:
 
     def make_loop(self) -> StepLoop:
         """A loop over what the bench has now."""
-        waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait)
+        waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait, is_abreast=self.is_abreast)
         fakes: Any = (self.swarm, self.exchange)
         return StepLoop(
             swarm=fakes[0],
@@ -165,8 +168,10 @@ class LoopBench:
             progress=self.progress,
         )
 
-    async def _wait(self, step: int, _step_seconds: float) -> float:
+    async def _wait(self, step: int, _step_seconds: float, *, overlaps: bool) -> float:
         await asyncio.sleep(self.wait_s)
+        if overlaps:
+            self.overlapped.append(step)
         self.waits.append(step)
         self.exchange.history.append(("waited", step))
         return 0.25

@@ -5,6 +5,9 @@ draws a **fresh** sample; holding one sample until it passes is a different, muc
 barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
 failure detector declares it dead. Under every barrier a peer that answers but makes no progress stops counting
 (`Peer.counts_for_barrier`), whatever step time it announces (`training.barriers.patience`).
+
+With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
+Nodes of nearly equal speed then pull and begin their steps together, as under bsp; nobody waits for a slower node.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from overlay.environment import Clock
 from overlay.peers import STALL_FLOOR_S, Peer
 from training.barriers.patience import longest_first_step_s, longest_idle_s
-from training.barriers.predicates import Barrier, resample_after, sample_size
+from training.barriers.predicates import Barrier, is_abreast, resample_after, sample_size, trains_same_step
 from training.settings import BarrierSettings
 from training.swarm import Swarm
 
@@ -42,6 +45,8 @@ class BarrierWaiter:
         self._clock = clock
         self.waiting: BarrierWait | None = None
         self.queries = 0
+        #: Whether the last wait with grace ended with this node among the others; see `predicates.is_abreast`.
+        self.is_abreast = False
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
         #: How long after it each node was first seen to have ended its first step.
@@ -52,8 +57,12 @@ class BarrierWaiter:
         self._began_at = self._clock.monotonic()
         self._first_steps_s.clear()
 
-    async def wait(self, step: int, step_seconds: float) -> float:
-        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited."""
+    async def wait(self, step: int, step_seconds: float, *, overlaps: bool = False) -> float:
+        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited.
+
+        A node that `overlaps` trains its next step already: there is no grace.
+        """
+        self.is_abreast = False
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
@@ -64,19 +73,49 @@ class BarrierWaiter:
                 if await self._passes(step, started, step_seconds):
                     break
                 await asyncio.sleep(pause_s)
+            if self._settings.grace and not overlaps:
+                self.is_abreast = await self._wait_abreast(step, self._settings.grace * step_seconds, pause_s)
         finally:
             self.waiting = None
         return self._clock.monotonic() - started
+
+    async def _wait_abreast(self, step: int, grace_s: float, pause_s: float) -> bool:
+        """Wait for those of one sample that train this node's last step, `grace_s` at most; returns whether it is
+        abreast of the others then."""
+        started = self._clock.monotonic()
+        sample = [peer.node_id for peer in self._sample()]
+        awaited = [node_id for node_id in sample if not self._has_completed(step, node_id)]
+        while True:
+            queried_at = self._clock.monotonic()
+            if awaited:
+                self.queries += len(awaited)
+                await self._swarm.query_steps(awaited)
+            now = self._clock.monotonic()
+            counted = [peer for peer in (self._counted(one, awaited, queried_at, now) for one in sample) if peer]
+            training = [peer for peer in counted if trains_same_step(step, peer.step)]
+            left_s = started + grace_s - now
+            if not training or left_s <= 0.0:
+                return is_abreast(step, [peer.step for peer in counted])
+            self.waiting = BarrierWait(started, len(training), len(counted), training[0].node_id, training[0].step)
+            awaited = [peer.node_id for peer in training]
+            await asyncio.sleep(min(pause_s, left_s))
+
+    def _has_completed(self, step: int, node_id: bytes) -> bool:
+        peer = self._swarm.peers.get(node_id)
+        return peer is not None and peer.step >= step
+
+    def _sample(self) -> list[Peer]:
+        """A fresh sample, or all members where the barrier looks at all."""
+        if self.barrier.complete:
+            return self._swarm.all_members(self._began_at)
+        return self._swarm.sample(self.sample_now(), self._began_at)
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""
         return sample_size(self._settings.sample, self._swarm.population().estimate)
 
     async def _passes(self, step: int, started: float, step_seconds: float) -> bool:
-        began = self._began_at
-        sample = (
-            self._swarm.all_members(began) if self.barrier.complete else self._swarm.sample(self.sample_now(), began)
-        )
+        sample = self._sample()
         sufficient_step = self.barrier.enough(step)
         lagging = [peer.node_id for peer in sample if sufficient_step is None or peer.step < sufficient_step]
         queried_at = self._clock.monotonic()

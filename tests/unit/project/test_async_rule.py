@@ -40,7 +40,7 @@ def run(way: str, seed: int = 3) -> tuple[Swarm, list[StubRunner]]:
     return swarm, runners
 
 
-@pytest.mark.parametrize("way", ["bsp 1/0", "asp 1/0", "pssp 1/0 carry=0.5", "asp 1/0 overlap=1"])
+@pytest.mark.parametrize("way", ["bsp 1/0", "asp 1/0", "pssp 1/0 carry=0.5", "asp 1/0 overlap=1", "pssp 1/0 grace=0.3"])
 def test_every_delta_is_added_once_with_its_weight(way: str) -> None:
     """With rate 1 and no momentum the value is the sum of all that was trained, by one over the number of nodes."""
     swarm, runners = run(way)
@@ -59,6 +59,16 @@ def test_under_bsp_all_begin_a_step_with_the_same_values() -> None:
         assert all(same) is equal, way
 
 
+def test_with_enough_grace_nodes_step_together() -> None:
+    """They begin each step with equal values, carry nothing, and wait; with none they do not."""
+    for grace, equal in ((1.0, True), (0.0, False)):
+        swarm, runners = run(f"pssp 1/0 carry=0.5 grace={grace}")
+        steps = zip(*(runner.bases for runner in runners), strict=True)
+        same = [np.array_equal(bases[0], other) for bases in steps for other in bases]
+        assert all(same) is equal, grace
+        assert (swarm.waited_s > 0.0) is equal
+
+
 def test_what_is_carried_is_in_the_base() -> None:
     """Of three nodes each carries two thirds of the share of its own delta: what the pulled value lacks."""
     plain, carrying = (run(way)[1] for way in ("asp 1/0 carry=0", "asp 1/0 carry=0.5"))
@@ -72,8 +82,8 @@ def test_a_way_is_a_barrier_a_rule_and_options() -> None:
     """What is not given is the default."""
     usual = ExchangeSettings()
 
-    assert way_of("pssp")[1:] == (Rule(usual.outer_lr, usual.outer_momentum), usual.carry, 0.0, None)
-    assert way_of("asp 1/0 carry=0.25 correct=0.5")[1:] == (Rule(1.0, 0.0), 0.25, 0.5, None)
+    assert way_of("pssp")[1:] == (Rule(usual.outer_lr, usual.outer_momentum), usual.carry, 0.0, None, 0.0)
+    assert way_of("asp 1/0 carry=0.25 correct=0.5")[1:] == (Rule(1.0, 0.0), 0.25, 0.5, None, 0.0)
 
 
 @pytest.mark.parametrize("text", ["", "psp", "asp 1", "asp 1/x", "asp 1/0 carried=1", "asp carry=", "bsp carry=0.5"])

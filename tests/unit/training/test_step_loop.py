@@ -206,6 +206,21 @@ def test_a_step_begins_with_the_pulled_values_alone(synchronous: bool, settings:
     run(scenario())
 
 
+def test_a_node_abreast_of_the_others_carries_nothing() -> None:
+    """By `barrier.grace` their deltas arrive together with its own, as under bsp."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=3)
+        bench.is_abreast = True
+        bench.loop = bench.make_loop()
+        await bench.run()
+
+        assert set(carried(bench).values()) == {0.0}
+        assert bench.overlapped == []
+
+    run(scenario())
+
+
 def test_what_was_carried_does_not_outlive_a_pause_a_jump_or_a_trainer() -> None:
     """After each of them a step begins with the pulled values alone."""
 

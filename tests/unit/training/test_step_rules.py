@@ -47,7 +47,7 @@ def test_a_node_is_behind_when_its_next_delta_would_be_late(
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight", "synchronous", "share"),
+    ("settings", "weight", "together", "share"),
     [
         ({}, 0.25, False, 0.75 * 0.75),
         ({"carry": 1.0}, 1 / 3, False, 2 / 3),
@@ -60,10 +60,10 @@ def test_a_node_is_behind_when_its_next_delta_would_be_late(
     ],
 )
 def test_what_a_node_carries_is_a_share_of_what_the_swarm_has_not(
-    settings: dict[str, Any], weight: float, synchronous: bool, share: float
+    settings: dict[str, Any], weight: float, together: bool, share: float
 ) -> None:
-    """`exchange.carry` of the delta without its weight; nothing under bsp, alone, or without exchange."""
-    assert own_carry(ExchangeSettings(**settings), weight, synchronous=synchronous) == pytest.approx(share)
+    """`exchange.carry` of the delta without its weight; nothing together, alone, or without exchange."""
+    assert own_carry(ExchangeSettings(**settings), weight, together=together) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
