@@ -212,17 +212,14 @@ def json_line(figure: Figure, series: Series) -> str:
 
 
 def merged(known: Sequence[Figure], fresh: Sequence[Figure]) -> list[Figure]:
-    """`known` with the entries of the benchmarks in `fresh` replaced, in their old places; new ones come last."""
-    renewed = {figure.benchmark: [new for new in fresh if new.benchmark == figure.benchmark] for figure in fresh}
-    result: list[Figure] = []
-    for figure in known:
-        if figure.benchmark in renewed:
-            result.extend(renewed.pop(figure.benchmark))
-        elif figure.benchmark not in {new.benchmark for new in fresh}:
-            result.append(figure)
-    for figures in renewed.values():
-        result.extend(figures)
-    return result
+    """`known` with what was measured anew: figures of the same benchmark and command, or name, give way.
+
+    The fresh ones of a benchmark come after what stays of it, and those of a new benchmark last. Pure.
+    """
+    renewed = {(figure.benchmark, key) for figure in fresh for key in (figure.command, figure.name)}
+    kept = [old for old in known if not renewed & {(old.benchmark, old.command), (old.benchmark, old.name)}]
+    places = dict.fromkeys(figure.benchmark for figure in [*known, *fresh])
+    return [figure for name in places for figure in [*kept, *fresh] if figure.benchmark == name]
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -14,7 +14,9 @@ from benchmarks.record import Figure, Outcome, Series
 PAGE = "before\n<!-- figures: begin (written by `make bench`) -->\nold\n<!-- figures: end -->\nafter\n"
 
 
-def figure(benchmark: str = "start", name: str = "joined", *, median: float = 2.0, aim: str = "≤ 5") -> Figure:
+def figure(
+    benchmark: str = "start", name: str = "joined", *, median: float = 2.0, aim: str = "≤ 5", command: str = ""
+) -> Figure:
     return Figure(
         benchmark=benchmark,
         name=name,
@@ -23,7 +25,7 @@ def figure(benchmark: str = "start", name: str = "joined", *, median: float = 2.
         spread=(1.0, 3.0),
         repetitions=3,
         aim=aim,
-        command=f"make bench ARGS={benchmark}",
+        command=command or f"make bench ARGS={benchmark}",
         conditions="on the loopback",
         machine="2 cores",
     )
@@ -94,11 +96,22 @@ def test_the_json_line_is_one_line_with_all_that_was_measured() -> None:
 
 
 def test_a_run_renews_its_own_figures_only() -> None:
-    """Figures of benchmarks that did not run stay, in order; those of one that ran are all replaced."""
+    """Figures of other benchmarks stay, in order; those of one that ran with these arguments are all replaced."""
     known = [figure("start", "a"), figure("start", "b"), figure("steps", "c")]
     fresh = [figure("start", "d"), figure("loop_delay", "e")]
 
     assert [entry.name for entry in record.merged(known, fresh)] == ["d", "c", "e"]
+
+
+def test_a_run_with_other_arguments_renews_what_it_measured() -> None:
+    """What only the other arguments measure stays; a figure that both measure is there once, the new one."""
+    known = [figure("wan", "a", command="wan A"), figure("wan", "both", command="wan A"), figure("steps", "c")]
+    fresh = [figure("wan", "both", median=9.0, command="wan B"), figure("wan", "b", command="wan B")]
+
+    found = record.merged(known, fresh)
+    assert [(entry.name, entry.command) for entry in found[:3]] == [("a", "wan A"), ("both", "wan B"), ("b", "wan B")]
+    assert found[1].median == 9.0
+    assert found[3].name == "c"
 
 
 def test_two_figures_of_one_name_are_refused() -> None:
