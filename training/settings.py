@@ -135,6 +135,13 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "the one with the lowest loss."
         ),
     ] = "average"
+    coordination: Annotated[
+        Literal["none", "global"],
+        Meta(
+            description="global: one node of the swarm divides the local steps of a period among the trainers of all "
+            "nodes, faster ones take more; none: each node has its own."
+        ),
+    ] = "none"
     avg_size: Annotated[
         PositiveCount,
         Meta(description="With leader: batches of the running loss; without so many a trainer does not lead."),
@@ -143,6 +150,16 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     p1: Annotated[
         Share,
         Meta(description="With leader: pull to the leader of the node in all local steps of a period together."),
+    ] = 0.1
+    c2: Annotated[
+        Share,
+        Meta(
+            description="With leader and coordination = global: pull to the leader of the swarm at the end of a step."
+        ),
+    ] = 0.1
+    p2: Annotated[
+        Share,
+        Meta(description="As c2: pull to the leader of the swarm in all local steps of a step together."),
     ] = 0.1
 
 

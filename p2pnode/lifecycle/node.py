@@ -7,7 +7,6 @@ joining → waiting_for_nodes → training ⇄ waiting → finished → leaving.
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 from overlay.addresses import is_loopback
@@ -25,6 +24,7 @@ from p2pnode.lifecycle.memory_check import check_memory
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
+from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
@@ -32,10 +32,8 @@ from training import manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.budget import Budget, budget
-from training.duplicate_data import DuplicateData
 from training.exchange.exchange import Exchange
 from training.goal import End
-from training.goal_announcement import GoalAnnouncement
 from training.manifest import Manifest, propose
 from training.progress import Progress
 from training.sharing.service import DataService
@@ -89,8 +87,7 @@ class Node:
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
         self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
-        self.duplicates: DuplicateData | None = None
-        self._goal_news: GoalAnnouncement | None = None
+        self.beside = SideServices(config, environment, self.overlay, self.trainer)
         self._export = ModelExport(config, environment, self.trainer)
         self._ending = RunEnding(config, environment, self._export, self.progress)
         self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
@@ -250,8 +247,8 @@ class Node:
         self.phase = "finished"
         await asyncio.gather(self.data.leave(TELL_DATA_S), self.dispatch.leave(TELL_DATA_S))
         self._failure = self.dispatch.failure() if end == "passes" else None
-        if end == "until" and self._goal_news is not None:
-            await self._goal_news.announce(self.progress.step)
+        if end == "until":
+            await self.beside.announce_goal(self.progress.step)
         await self._finish(end, exchange)
         return end
 
@@ -298,8 +295,7 @@ class Node:
 
     async def _after_step(self) -> None:
         assert self.checkpoints is not None
-        if self.duplicates is not None:
-            self.duplicates.after_step(self.trainer.delta)
+        self.beside.after_step()
         await self._export.describe_if_due()
         await self.checkpoints.write_if_due()
 
@@ -396,22 +392,10 @@ class Node:
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(self.overlay, manifest)
-        self._watch_the_others(exchange, loop)
+        self.beside.start(exchange.context.genesis, loop)
         await self._startup.get_vector(exchange, manifest, source)
         await self._startup.avoid_identity_reuse(exchange)
         return exchange, loop
-
-    def _watch_the_others(self, exchange: Exchange, loop: StepLoop) -> None:
-        """Compare first deltas with other nodes, and end with them when one has reached the goal."""
-        if not self.config.exchange.enabled:
-            return
-        genesis, me = exchange.context.genesis, self.identity.node_id
-        # Generators of their own: what is drawn here changes no sample of the barrier.
-        self.duplicates = DuplicateData(self.overlay, genesis, self.log, random.Random(me))
-        if self.config.training.until:
-            self._goal_news = GoalAnnouncement(
-                self.overlay, genesis, self.config.training.until, self.log, random.Random(me), loop.end_by_goal
-            )
 
     async def _wait_for_nodes(self) -> None:
         self.overlay.announce(activity=Activity.READY, step=self.progress.step)
@@ -439,8 +423,7 @@ class Node:
         await self.engine.stop()
         await self.data.stop()
         await self.dispatch.stop()
-        if self.duplicates is not None:
-            await self.duplicates.stop()
+        await self.beside.stop()
         if self.exchange is not None:
             await self.exchange.stop()
         await self.trainer.stop()

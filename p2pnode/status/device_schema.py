@@ -25,3 +25,14 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     loss: float | None
     step_seconds: Seconds
     leads: bool
+
+
+class CoordinationStatus(Struct, frozen=True, kw_only=True):
+    """What the nodes decide together (`devices.coordination = "global"`). `server`: the node that divides the local
+    steps; null where none answers, and each node takes its own share. `serves`: that is this node, and `trainers` take
+    part as it counts them. `leader`: the node whose leader has the lowest loss of all."""
+
+    server: str | None
+    serves: bool
+    trainers: Count
+    leader: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2pnode.status.device_schema import DeviceStatus
+from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import Finding
 from training.devices.host import HostTrainer
@@ -30,6 +30,19 @@ def device_status(trainer: Trainer) -> list[DeviceStatus]:
         )
         for one in trainer.devices()
     ]
+
+
+def coordination_status(trainer: Trainer) -> CoordinationStatus | None:
+    """None where each node decides for itself."""
+    found = trainer.coordination if isinstance(trainer, HostTrainer) else None
+    if found is None:
+        return None
+    return CoordinationStatus(
+        server=found.server.hex() or None,
+        serves=found.serves,
+        trainers=found.trainers,
+        leader=found.leader.hex() or None,
+    )
 
 
 def device_metrics(devices: list[DeviceStatus]) -> list[Family]:

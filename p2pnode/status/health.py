@@ -127,9 +127,9 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
 
 def _same_data(node: Node) -> list[Finding]:
     """Live nodes that train on the very same samples."""
-    if node.duplicates is None:
+    if node.beside.duplicates is None:
         return []
-    same = [other for other in node.duplicates.nodes if node.overlay.is_alive(other)]
+    same = [other for other in node.beside.duplicates.nodes if node.overlay.is_alive(other)]
     if not same:
         return []
     others = f" and {len(same) - 1} more" if len(same) > 1 else ""

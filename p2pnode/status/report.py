@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
-from p2pnode.status.devices import device_metrics, device_status
+from p2pnode.status.devices import coordination_status, device_metrics, device_status
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
@@ -184,6 +184,7 @@ class StatusReport:
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
             devices=device_status(node.trainer),
+            coordination=coordination_status(node.trainer),
         )
 
     def peers(self) -> list[PeerStatus]:

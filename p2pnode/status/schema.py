@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from p2pnode.lifecycle.state import State
-from p2pnode.status.device_schema import Count, DeviceStatus, Seconds
+from p2pnode.status.device_schema import CoordinationStatus, Count, DeviceStatus, Seconds
 from p2pnode.status.events import Event
 
 SchemaNumber = Literal[1]
@@ -344,6 +344,7 @@ class Status(Struct, frozen=True, kw_only=True):
     values: ValuesStatus | None = None
     server: ServerStatus | None = None
     devices: list[DeviceStatus] = []
+    coordination: CoordinationStatus | None = None
 
 
 class DistrustedMember(Struct, frozen=True, kw_only=True):

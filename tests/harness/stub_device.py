@@ -31,6 +31,8 @@ class StubDevice(StubTrainer):
         self.rate, self.pace_s = rate, pace_s
         self.answers: list[StepAnswer] = []
         self.began: list[float] = []
+        #: Local steps of each order that was reported.
+        self.taken: list[int] = []
         self.recent_loss: float | None = None
         #: Set to fail with it at the next step.
         self.fails_with: TrainerFailed | None = None
@@ -92,6 +94,7 @@ class StubDevice(StubTrainer):
                 raise failure
             steps += 1
         self.delta[:] = self.rate * steps
+        self.taken.append(steps)
         return StepReport(order.step, self.rate, 8 * steps, steps, self.pace_s * steps, {}, self.recent_loss)
 
 

@@ -132,11 +132,10 @@ class CycleServer:
         waiting = sum(not self._workers[worker].has_joined for worker in self._held if worker in self._workers)
         return max(0, waiting - (self._allowed - self.given))
 
-    def grant(self, cycle: int, count: int, *, is_closed: bool) -> list[GivenAnswer]:
-        """So many more local steps of this cycle are allowed; `is_closed`: no more after them. One of another cycle is
-        late, and has no effect."""
-        if self._is_leased and cycle == self.cycle and not self._is_closed:
-            self._allowed += count
+    def grant(self, allowed: int, *, is_closed: bool) -> list[GivenAnswer]:
+        """So many local steps of this cycle are allowed in all; `is_closed`: it will not be more."""
+        if self._is_leased and not self._is_closed:
+            self._allowed = max(self._allowed, allowed)
             self._is_closed = is_closed
         return self._serve()
 

@@ -1,8 +1,7 @@
 """`HostTrainer`: several trainers of one node as one, for the step loop and everything else that knows one trainer.
 
-A step of the swarm has `local_steps / period` cycles (`training.devices.turn`). After each the distributed step is made
-in shared memory (`training.devices.positions`), and the last one gives the node's delta. A trainer that fails is
-restarted beside the others (`training.devices.device`); only when none is left does this one fail.
+A step of the swarm has `local_steps / period` cycles (`training.devices.node_step`). A trainer that fails is restarted
+beside the others (`training.devices.device`); only when none is left does this one fail.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from overlay.environment import Environment
-from training.devices.arithmetic import combined, is_finite
+from training.devices.coordination import Coordination
 from training.devices.data_routes import DataRoutes
 from training.devices.device import Device, DeviceFacts, DeviceTrainer
+from training.devices.node_step import NodeBuffers, NodeStep
 from training.devices.opening import device_file, joint_hello, start_all
 from training.devices.positions import AveragePositions, LeaderPositions
-from training.devices.turn import CycleRun, DeviceOrder
+from training.devices.turn import CycleRun
 from training.settings import DevicesSettings, TrainingSettings
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
@@ -39,9 +39,6 @@ from training.trainer_link.interface import (
     Vector,
 )
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
-
-#: A trainer whose deltas are not finite so many times in a row is started again from its last saved state.
-NOT_FINITE_CYCLES = 3
 
 
 class HostParts(NamedTuple):
@@ -69,22 +66,21 @@ class HostTrainer:
         self._settings = settings
         self._environment = environment
         self._log = environment.log
-        self._clock = environment.clock
         self._leaders = parts.leaders
         self._devices = [
             Device(index, name, trainer, environment, training.max_restarts, self._restart)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
         ]
+        self._local_steps = training.local_steps
         self._period = settings.period or training.local_steps
         self._cycles = CycleRun(self._period, self._failed)
         self._routes = DataRoutes([device.trainer.send_data for device in self._devices])
-        self._positions: AveragePositions | LeaderPositions | None = None
+        self._step: NodeStep | None = None
+        self._coordination: Coordination | None = None
         self._hello: TrainerHello | None = None
         self._state = "stopped"
         self._is_starting = False
         self._restore = ""
-        #: Deltas in a row that were not finite, by device.
-        self._not_finite: dict[int, int] = {}
         for device in self._devices:
             device.trainer.on_step(partial(self._cycles.requested, device))
             device.trainer.on_data(partial(self._routes.from_trainer, device.index))
@@ -108,7 +104,7 @@ class HostTrainer:
 
     def devices(self) -> list[DeviceFacts]:
         """Every trainer, for `/status`."""
-        leader = None if self._positions is None else self._positions.leader
+        leader = None if self._step is None else self._step.positions.leader
         return [device.facts(leads=device.index == leader) for device in self._devices]
 
     def trainer_state_changed(self, _: str = "") -> None:
@@ -162,13 +158,20 @@ class HostTrainer:
     async def _start_first(self, resume: Resume | None) -> TrainerHello:
         hellos, self._restore = await start_all(self._devices, resume)
         self._hello = hello = joint_hello(self._devices, hellos)
-        self.vector = self._devices[0].trainer.vector
-        self.delta = np.zeros_like(self.vector)
-        settings, total = self._settings, hello.layout.total
-        self._positions = (
+        shared, settings, total = self._devices[0].trainer.vector, self._settings, hello.layout.total
+        self.vector = shared if self._period == self._local_steps else shared.copy()
+        self.delta = np.zeros_like(shared)
+        self._step = NodeStep(
+            self._devices,
+            self._cycles,
             AveragePositions(total)
             if settings.step == "average"
-            else LeaderPositions(total, self._leaders(), settings.c1)
+            else LeaderPositions(total, self._leaders(), settings.c1, settings.c2),
+            NodeBuffers(self.vector, self.delta, shared),
+            settings,
+            self._period,
+            self._environment,
+            self._failed,
         )
         return hello
 
@@ -192,9 +195,8 @@ class HostTrainer:
         device = self._devices[index]
         hello = await device.trainer.start(device_file(self._restore, index))
         device.pid = hello.pid
-        self._not_finite.pop(index, None)
-        if self._positions is not None:
-            self._positions.forget(index)
+        if self._step is not None:
+            self._step.forget(index)
         self._cycles.notice()
 
     def _failed(self, device: Device, failure: TrainerFailed) -> None:
@@ -231,127 +233,57 @@ class HostTrainer:
 
     async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
         """See `Trainer.train`."""
-        assert self._positions is not None
-        began_s = self._clock.monotonic()
-        run = self._environment.executor.run
-        positions = self._positions
-        await run(self._begin_step, order.carry)
-        cycles = max(1, order.local_steps // self._period)
-        reports: list[StepReport] = []
-        try:
-            for cycle in range(cycles):
-                is_last = cycle + 1 == cycles
-                reports += await self._cycle(order, cycle, handshake if is_last else None, with_start=cycle > 0)
-        except BaseException:
-            await asyncio.gather(*(device.cancel() for device in self._devices))
-            raise
-        finally:
-            if handshake is not None:
-                handshake.loaded.set()
-        if handshake is not None:
-            await handshake.delta_taken.wait()
-        await run(positions.delta, self.delta)
-        return combined(order.step, reports, self._clock.monotonic() - began_s)
+        assert self._step is not None
+        report = await self._step.train(order, handshake, self._first.index)
+        if self._coordination is not None:
+            self._coordination.step_trained()
+        return report
 
-    def _begin_step(self, carry: float) -> None:
-        assert self._positions is not None
-        carried = np.float32(carry) * self.delta if carry else None
-        if carried is not None and not is_finite(carried):
-            carried = None  # no owner adds it
-        self._positions.begin(carried, self.vector)
+    # -- together with other nodes -------------------------------------------------------------------------------
 
-    async def _cycle(
-        self, order: StepOrder, cycle: int, handshake: BufferHandshake | None, *, with_start: bool
-    ) -> list[StepReport]:
-        positions, run = self._positions, self._environment.executor.run
-        assert positions is not None
-        late = self._late_reports()
-        for index, report in late.items():
-            await run(positions.late, index, report, self._devices[index].trainer.delta)
-        free = {device.index: device for device in self._devices if device.is_free}
-        if not free:
-            raise self._no_device()
-        starts_elsewhere = with_start or bool(order.carry) or isinstance(positions, LeaderPositions)
-        orders: dict[int, DeviceOrder] = {}
-        loaded: list[BufferHandshake] = []
-        for index, device in free.items():
-            own: BufferHandshake | None = None
-            if starts_elsewhere:
-                await run(np.copyto, device.trainer.delta, positions.start(index))
-                own = BufferHandshake()
-                own.delta_taken.set()
-                loaded.append(own)
-            orders[index] = DeviceOrder(self._order_for(order, index, cycle, carries=starts_elsewhere), own)
-        telling = asyncio.create_task(_tell_loaded(loaded, handshake)) if handshake is not None and loaded else None
-        try:
-            reports = await self._cycles.run(orders, free)
-        finally:
-            if telling is not None:
-                telling.cancel()
-        finite = {index: report for index, report in reports.items() if await self._is_finite(index)}
-        if not finite:
-            if not reports:
-                raise self._no_device()
-            finite = reports  # The owners refuse it, and the step loop says so.
-        deltas = {index: self._devices[index].trainer.delta for index in finite}
-        await run(positions.combine, finite, deltas)
-        return [*finite.values(), *late.values()]
+    def coordinate(self, coordination: Coordination) -> None:
+        """From the next cycle on local steps are leased, and the trainers follow the leader of the swarm."""
+        self._coordination = coordination
+        self._cycles.lease_from(coordination)
 
-    def _order_for(self, order: StepOrder, index: int, cycle: int, *, carries: bool) -> StepOrder:
-        settings, count = self._settings, len(self._devices)
-        local_pull = 0.0
-        positions = self._positions
-        if isinstance(positions, LeaderPositions):
-            local_pull = settings.p1 / self._period if positions.has_local else 0.0
-        return StepOrder(
-            step=order.step,
-            local_steps=order.local_steps,
-            workers=order.workers * count,
-            is_first=order.is_first and index == self._first.index,
-            node_index=order.node_index * count + index,
-            carry=1.0 if carries else 0.0,
-            asks=True,
-            done=cycle * self._period,
-            local_pull=local_pull,
-            loss_window=settings.avg_size if isinstance(positions, LeaderPositions) else 0,
-        )
+    @property
+    def coordination(self) -> Coordination | None:
+        """This node's part in what the nodes decide together; None where each decides for itself."""
+        return self._coordination
 
-    def _late_reports(self) -> dict[int, StepReport]:
-        """What trainers that were hung have come to since: it counts now, and they are free again."""
-        found: dict[int, StepReport] = {}
-        for device in self._devices:
-            if device.task is not None and device.task.done():
-                try:  # only those that were hung have an order here
-                    found[device.index] = device.take_report()
-                except TrainerFailed as failure:
-                    self._failed(device, failure)
-        return found
+    @property
+    def period(self) -> int:
+        return self._period
 
-    async def _is_finite(self, index: int) -> bool:
-        """Whether a trainer's delta may count; one that never may starts again from its last saved state."""
-        device = self._devices[index]
-        if await self._environment.executor.run(is_finite, device.trainer.delta):
-            self._not_finite.pop(index, None)
-            return True
-        self._not_finite[index] = count = self._not_finite.get(index, 0) + 1
-        self._log.warning("device_not_finite", device=device.name, index=index, in_a_row=count)
-        if count >= NOT_FINITE_CYCLES and device.is_free:
-            del self._not_finite[index]
-            reason = f"its deltas of {count} cycles in a row have values that are not finite"
-            self._failed(device, TrainerFailed(reason, "lower the learning rate or clip the gradients"))
-        return False
+    @property
+    def leaders(self) -> list[Vector]:
+        """The memory of the leaders' values: of the node's, and of the swarm's where nodes have one in common."""
+        return self._leaders()
 
-    def _no_device(self) -> TrainerFailed:
-        """Why nothing can be trained: all have left, or failed."""
-        gone = [device.gone for device in self._devices if device.gone is not None]
-        if len(gone) == len(self._devices):
-            return next((one for one in gone if not isinstance(one, TrainerLeft)), gone[0])
-        return TrainerFailed("the trainers of all devices have failed", "see device_dropped in the log")
+    @property
+    def leader_loss(self) -> float | None:
+        """See `CoordinatedHost.leader_loss`."""
+        return None if self._step is None else self._step.positions.leader_loss
+
+    def leased(self, cycle: int, allowed: int, *, is_closed: bool) -> None:
+        """See `CoordinatedHost.leased`."""
+        self._cycles.leased(cycle, allowed, is_closed=is_closed)
+
+    def leading(self) -> Vector | None:
+        """See `CoordinatedHost.leading`."""
+        return None if self._step is None else self._step.positions.leading
+
+    async def follow(self, values: Vector | None) -> None:
+        """See `CoordinatedHost.follow`."""
+        if self._step is not None:
+            await self._environment.executor.run(self._step.positions.follow, values)
 
     # -- one for all ---------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """See `Trainer.evaluate`: one trainer evaluates for all, because it loads the shared vector."""
+        if self._step is not None:
+            await self._environment.executor.run(self._step.buffers.offer)
         return await self._first.trainer.evaluate(step)
 
     async def save(self, path: str) -> Awaitable[None]:
@@ -396,10 +328,3 @@ class HostTrainer:
 
 def _refuse_engine(_: EngineSaid) -> None:
     """No engine runs here."""
-
-
-async def _tell_loaded(devices: Sequence[BufferHandshake], host: BufferHandshake) -> None:
-    """The shared vector may change as soon as every trainer has loaded it."""
-    for one in devices:
-        await one.loaded.wait()
-    host.loaded.set()

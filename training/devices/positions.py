@@ -25,23 +25,35 @@ class AveragePositions:
         self._late: list[tuple[StepReport, Vector]] = []
         #: The trainer that leads; here none does.
         self.leader: int | None = None
+        self.leader_loss: float | None = None
+        self.leading: Vector | None = None
+        #: Whether the next cycle begins elsewhere than at the vector.
+        self.is_elsewhere = False
 
     def begin(self, carried: Vector | None, vector: Vector) -> None:  # noqa: ARG002 - as in `LeaderPositions`
         """A step of the swarm begins, with so much beside the vector; None: nothing."""
         self._carried[:] = 0.0 if carried is None else carried
         self._start[:] = self._carried
+        self.is_elsewhere = carried is not None
 
     def start(self, index: int) -> Vector:  # noqa: ARG002
         """Where this trainer begins its next cycle, relative to the vector."""
         return self._start
 
-    def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector]) -> None:
-        """The distributed step: what these trainers have trained since their starts."""
+    def combine(
+        self,
+        reports: Mapping[int, StepReport],
+        deltas: Mapping[int, Vector],
+        *,
+        is_last: bool = True,  # noqa: ARG002
+    ) -> None:
+        """The distributed step: what these trainers have trained since their starts. `is_last`: of the swarm's step."""
         parts = [(reports[index], deltas[index]) for index in reports] + self._late
         self._late = []
         weights = weights_of(dict(enumerate(report for report, _ in parts)))
         weighted_mean(((weights[place], delta) for place, (_, delta) in enumerate(parts)), self._mean)
         self._start += self._mean
+        self.is_elsewhere = True
 
     def late(self, index: int, report: StepReport, delta: Vector) -> None:  # noqa: ARG002
         """What a trainer has trained in an earlier cycle, which went on without it: it counts in the next one."""
@@ -49,6 +61,9 @@ class AveragePositions:
 
     def forget(self, index: int) -> None:
         """A trainer has begun anew: it begins where the others do."""
+
+    def follow(self, values: Vector | None) -> None:
+        """Nobody is followed."""
 
     def delta(self, into: Vector) -> None:
         """What the node has trained in this step: the way of the mean."""
@@ -58,18 +73,23 @@ class AveragePositions:
 class LeaderPositions:
     """Each trainer has a position of its own, and follows the one with the lowest running loss.
 
-    `leaders`: the absolute values of the node's leader and of the swarm's, which the trainers read.
+    `leaders`: the absolute values of the node's leader, and of the swarm's where nodes have one in common. The trainers
+    read both. `c1`, `c2`: the pulls to them.
     """
 
-    def __init__(self, total: int, leaders: list[Vector], c1: float) -> None:
+    #: No trainer begins at the vector.
+    is_elsewhere = True
+
+    def __init__(self, total: int, leaders: list[Vector], c1: float, c2: float = 0.0) -> None:
         self._carried = np.zeros(total, np.float32)
         self._mean = np.zeros(total, np.float32)
         self._vector = np.zeros(total, np.float32)
         self._starts: dict[int, Vector] = {}
         self._local = leaders[0]
-        self._c1 = c1
-        #: Whether the memory of the leader holds values yet.
-        self.has_local = False
+        self._whole = leaders[1] if len(leaders) > 1 else None
+        self._c1, self._c2 = c1, c2
+        #: Whether the memory of the leaders holds values yet.
+        self.has_local = self.has_global = False
         self.leader: int | None = None
         self.leader_loss: float | None = None
 
@@ -88,8 +108,20 @@ class LeaderPositions:
             self._starts[index] = self._mean.copy()
         return self._starts[index]
 
-    def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector]) -> None:
-        """The distributed step: the positions reached, the mean of them, and the pull to the leader."""
+    def follow(self, values: Vector | None) -> None:
+        """The values of the swarm's leader, as of its last distributed step; None: they are those of this node's."""
+        if self._whole is not None and (values is not None or self.has_local):
+            np.copyto(self._whole, self._local if values is None else values)
+            self.has_global = True
+
+    @property
+    def leading(self) -> Vector | None:
+        """The values of this node's leader; None before there is one."""
+        return self._local if self.has_local else None
+
+    def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector], *, is_last: bool = True) -> None:
+        """The distributed step: the positions reached, the mean of them, and the pull to the leader. In the last one of
+        the swarm's step follows the pull to the swarm's leader."""
         for index in reports:
             self._starts[index] = self.start(index) + deltas[index]
         self.leader = leader_of({index: report.recent_loss for index, report in reports.items()})
@@ -100,6 +132,10 @@ class LeaderPositions:
                 pull(self._starts[index], ahead, self._c1)
             np.add(self._vector, ahead, out=self._local)
             self.has_local = True
+        if is_last and self._c2 and self.has_global and self._whole is not None:
+            whole = self._whole - self._vector
+            for index in reports:
+                pull(self._starts[index], whole, self._c2)
         weights = weights_of(reports)
         weighted_mean(((weights[index], self._starts[index]) for index in reports), self._mean)
 

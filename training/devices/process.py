@@ -18,9 +18,9 @@ from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWa
 class HostMemory:
     """The memory of all trainers of a node, allocated when the first of them knows the size of its model."""
 
-    def __init__(self, trainers: int, *, leaders: bool) -> None:
+    def __init__(self, trainers: int, *, leaders: int) -> None:
         self._trainers = trainers
-        self._has_leaders = leaders
+        self._leaders = leaders
         self._vectors: HostVectors | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -32,14 +32,14 @@ class HostMemory:
                 executor = ThreadExecutor(1)
                 try:
                     self._vectors = await executor.run(
-                        lambda: HostVectors(total, self._trainers, leaders=self._has_leaders)
+                        lambda: HostVectors(total, self._trainers, leaders=self._leaders)
                     )
                 finally:
                     executor.close()
         return self._vectors.trainers[index]
 
     def leaders(self) -> list[Vector]:
-        """The values of the node's leader and of the swarm's; empty where nobody follows one."""
+        """The values of the leaders that there are: of the node's, and of the swarm's."""
         return [] if self._vectors is None else self._vectors.leaders
 
 

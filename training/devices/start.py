@@ -37,7 +37,8 @@ def make_trainer(
     """The trainer of this node. `command` is the user's own, or None for the task class of the settings."""
     names = resolved_devices(training.devices, training.device, count_gpus)
     log, clock = environment.log, environment.clock
-    if len(names) == 1:
+    is_alone = len(names) == 1 and devices.coordination == "none"
+    if is_alone:
         return ProcessTrainer(
             msgspec.structs.replace(training, device=names[0]),
             command=command,
@@ -48,7 +49,8 @@ def make_trainer(
             on_state=on_state,
             on_output=on_output,
         )
-    memory = HostMemory(len(names), leaders=devices.step == "leader")
+    leaders = 0 if devices.step == "average" else 1 if devices.coordination == "none" else 2
+    memory = HostMemory(len(names), leaders=leaders)
     threads = threads_each(training.threads, len(names), os.cpu_count() or 1)
     trainers = []
     for index, name in enumerate(names):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from training.devices.cycle import CycleServer, GivenAnswer
 from training.devices.device import Device
@@ -24,30 +24,47 @@ class DeviceOrder(NamedTuple):
     handshake: BufferHandshake | None
 
 
-class CycleRun:
-    """Runs cycles on the devices of one node. `on_failure` is called with each device that failed, and why; `on_wants`
-    when local steps have to be leased."""
+class StepLeases(Protocol):
+    """Where the local steps of a cycle come from, if not from the period of this node alone."""
 
-    def __init__(
-        self,
-        period: int,
-        on_failure: Callable[[Device, TrainerFailed], None],
-        on_wants: Callable[[], None] = lambda: None,
-    ) -> None:
+    def want(self, cycle: int, trainers: int, wants: int) -> None:
+        """`trainers` take part in this cycle, and `wants` more local steps are asked for; `CycleRun.leased` answers."""
+        ...
+
+
+class CycleRun:
+    """Runs cycles on the devices of one node. `on_failure` is called with each device that failed, and why."""
+
+    def __init__(self, period: int, on_failure: Callable[[Device, TrainerFailed], None]) -> None:
         self._period = period
         self._server = CycleServer(period)
         self._on_failure = on_failure
-        self._on_wants = on_wants
+        self._leases: StepLeases | None = None
+        #: The number of the present cycle, which is the same on all nodes; None between cycles.
+        self._number: int | None = None
         self._devices: dict[int, Device] = {}
         self._moved = asyncio.Event()
+
+    def lease_from(self, leases: StepLeases) -> None:
+        """From the next cycle on local steps are leased."""
+        self._leases = leases
+        self._server = CycleServer(self._period, is_leased=True)
+
+    def leased(self, number: int, allowed: int, *, is_closed: bool) -> None:
+        """So many local steps are allowed in a cycle in all; one of another cycle is late, and has no effect."""
+        if number == self._number:
+            self.deliver(self._server.grant(allowed, is_closed=is_closed))
 
     def notice(self) -> None:
         """The state of a trainer has changed."""
         self._moved.set()
 
-    async def run(self, orders: Mapping[int, DeviceOrder], devices: Mapping[int, Device]) -> dict[int, StepReport]:
-        """One cycle on these devices, which are free; the reports of those that came to its end."""
-        server = self._server
+    async def run(
+        self, orders: Mapping[int, DeviceOrder], devices: Mapping[int, Device], number: int = 0
+    ) -> dict[int, StepReport]:
+        """One cycle on these devices, which are free; the reports of those that came to its end. `number` counts the
+        cycles of the run, and nodes that lease have the same ones."""
+        server, self._number = self._server, number
         for index in server.workers:
             if index not in orders:
                 self.deliver(server.lost(index))
@@ -77,10 +94,10 @@ class CycleRun:
         except BaseException:
             # Nobody waits for this cycle any more. The orders are cancelled by the caller.
             self.deliver(server.stop())
-            self._server = CycleServer(self._period)
+            self._server = CycleServer(self._period, is_leased=self._leases is not None)
             raise
         finally:
-            self._devices = {}
+            self._devices, self._number = {}, None
         server.end_cycle()
         return reports
 
@@ -97,8 +114,9 @@ class CycleRun:
         for one in answers:
             if one.worker in self._devices:
                 self._devices[one.worker].answer(one.answer)
-        if self._server.wants:
-            self._on_wants()
+        server = self._server
+        if self._leases is not None and self._number is not None and server.wants:
+            self._leases.want(self._number, len(server.workers), server.wants)
 
     async def _wait(self, under_way: Mapping[int, Device]) -> None:
         """Until a report is there, a trainer has failed, or the state of one has changed."""

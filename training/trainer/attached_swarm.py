@@ -168,7 +168,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             self._warn("own_weights_evaluated", message)
         # With a carry of 1 the exchange of the step before is under way: the shared weights lack it.
-        lacks_last = self._model_vector.carries and self._carry >= 1.0
+        lacks_last = self._model_vector.carries and self._devices.overlaps(self._carry)
         step = self.step_number if self.done else self.step_number - (2 if lacks_last else 1)
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
@@ -328,7 +328,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
 
     def _load(self, carry: float) -> None:
         if not carry:
-            self._model_vector.load(self._vector)
+            self._model_vector.load(self._vector, keeps_base=self._devices.keeps_base)
             return
         assert self._connection is not None
         self._model_vector.load_carried(self._vector, self._delta, carry)

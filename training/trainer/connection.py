@@ -171,7 +171,7 @@ class DaemonConnection:
     def receive_memory(self) -> tuple[messages.Memory, tuple[int, ...]]:
         """The answer to `Hello`, with the descriptors of vector and delta, and perhaps those of the leaders' values."""
         message = self.receive()
-        if not isinstance(message, messages.Memory) or len(self._descriptors) not in (2, MAX_DESCRIPTORS):
+        if not isinstance(message, messages.Memory) or not 2 <= len(self._descriptors) <= MAX_DESCRIPTORS:
             raise DaemonGone
         return message, tuple(self._descriptors)
 

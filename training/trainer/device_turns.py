@@ -43,6 +43,15 @@ class DeviceTurns:
         """Optimiser steps of the present step of the swarm in earlier turns."""
         return 0 if self._order is None else self._order.done
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the shared vector may change before the turn is reported."""
+        return self._order is not None and self._order.keeps_base
+
+    def overlaps(self, carry: float) -> bool:
+        """Whether the shared vector of a turn with this carry lacks the step before, which is being exchanged."""
+        return self._order.overlaps if self._order is not None and self._order.asks else carry >= 1.0
+
     def begin(self) -> None:
         """The weights of the turn are loaded."""
         if self._order is not None:

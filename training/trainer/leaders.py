@@ -14,8 +14,8 @@ from training.trainer_link.interface import StepOrder, Vector
 
 
 class LeaderPulls:
-    """Belongs to one model. `vectors`: the values of the node's leader and of the swarm's, `float32[total]`; none where
-    this trainer follows no leader."""
+    """Belongs to one model. `vectors`: the values of the node's leader and, where there is one, of the swarm's,
+    `float32[total]`; none where this trainer follows no leader."""
 
     def __init__(self, model_vector: ModelVector, vectors: tuple[Vector, ...]) -> None:
         self._model_vector = model_vector
@@ -26,10 +26,8 @@ class LeaderPulls:
     def begin(self, order: StepOrder) -> None:
         """A turn begins: copy what it is pulled to, to the model's device where that is another one."""
         self._pulls = []
-        if not self._vectors:
-            return
-        local, whole = self._vectors
-        for vector, share in ((whole, order.global_pull), (local, order.local_pull)):
+        # The swarm's leader first.
+        for vector, share in list(zip(self._vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
             if share:
                 self._pulls.append((self._model_vector.parts_of(vector), share))
 

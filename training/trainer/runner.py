@@ -126,7 +126,7 @@ class TaskRunner:
             self.model_vector.load_carried(vector, delta, order.carry)
             link.loaded()
         else:
-            self.model_vector.load(vector)
+            self.model_vector.load(vector, keeps_base=order.keeps_base)
         self._schedule.seek((order.step - 1) * order.local_steps + order.done)
         self._leaders.begin(order)
         tally = _Tally()

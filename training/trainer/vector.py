@@ -76,7 +76,7 @@ class ModelVector:
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
         self._bases = self._views(self._base)
         self._outputs = self._bases
-        # For a model whose base is the given vector otherwise; allocated by the first `load_carried`.
+        # For a model whose base is the given vector otherwise; allocated by the first load that needs a copy.
         self._own_base: Tensor | None = None
         # What was added to the vector, in parts like the tensors, and its factor; empty: nothing.
         self._carried: list[Tensor] = []
@@ -106,11 +106,14 @@ class ModelVector:
             view.copy_(tensor)
 
     @torch.no_grad()
-    def load(self, vector: Vector) -> None:
-        """Load `vector`, `float32[total]`, into the model; it is the base of the next delta."""
+    def load(self, vector: Vector, *, keeps_base: bool = False) -> None:
+        """Load `vector`, `float32[total]`, into the model; it is the base of the next delta, or a copy of it is."""
         self._carried = []
         shared = torch.from_numpy(vector)
         if not self._is_direct:
+            self._base.copy_(shared)
+        elif keeps_base:
+            self._take_own_base(shared)
             self._base.copy_(shared)
         elif shared.data_ptr() != self._base.data_ptr():
             self._base, self._bases = shared, self._views(shared)
@@ -132,15 +135,18 @@ class ModelVector:
             for base, part in zip(self._bases if is_finite else [], self._carried, strict=True):
                 base.add_(part.to(base.device), alpha=carry)
         else:
-            if self._own_base is None:
-                self._own_base = torch.empty_like(shared)
-            if self._base is not self._own_base:
-                self._base, self._bases = self._own_base, self._views(self._own_base)
+            self._take_own_base(shared)
             if is_finite:
                 torch.add(shared, own, alpha=carry, out=self._base)
             else:
                 self._base.copy_(shared)
         self.load_base()
+
+    def _take_own_base(self, shared: Tensor) -> None:
+        if self._own_base is None:
+            self._own_base = torch.empty_like(shared)
+        if self._base is not self._own_base:
+            self._base, self._bases = self._own_base, self._views(self._own_base)
 
     @property
     def carries(self) -> bool:

@@ -60,6 +60,8 @@ class StepOrder(msgspec.Struct, frozen=True):
     One of several trainers of a node `asks` before each optimiser step what the next iteration is, and the answer, not
     `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. `local_pull` and `global_pull`:
     so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of `recent_loss`.
+    `keeps_base`: `vector` may change before the report, so its base is a copy. `overlaps`: the delta of the node's step
+    before is being exchanged, so that `vector` lacks it.
     """
 
     step: int
@@ -73,6 +75,8 @@ class StepOrder(msgspec.Struct, frozen=True):
     local_pull: float = 0.0
     global_pull: float = 0.0
     loss_window: int = 0
+    keeps_base: bool = False
+    overlaps: bool = False
 
 
 class StepReport(msgspec.Struct, frozen=True):

@@ -58,8 +58,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory"):
-    """The shared buffers, `float32[total]` each; their descriptors (vector, delta) travel with the message. Two more
-    follow for trainers that are pulled to leaders: the values of the node's leader, and of the swarm's.
+    """The shared buffers, `float32[total]` each; their descriptors (vector, delta) travel with the message. More
+    follow for trainers that are pulled to leaders: the values of the node's leader, and perhaps of the swarm's.
 
     `initialise` asks the trainer to write its model's own values into the vector. `restore` names a file written by an
     earlier `Save`, or is empty.

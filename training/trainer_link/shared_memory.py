@@ -46,13 +46,13 @@ class SharedVectors:
 
 
 class HostVectors:
-    """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and, where there are
-    `leaders`, the values of the node's leader and of the swarm's. Raises `TrainerFailed`."""
+    """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and the values of so many
+    `leaders`: of the node's, and of the swarm's. Raises `TrainerFailed`."""
 
-    def __init__(self, total: int, trainers: int, *, leaders: bool) -> None:
-        names = ["vector", *(["leader", "swarm-leader"] if leaders else []), *["delta"] * trainers]
+    def __init__(self, total: int, trainers: int, *, leaders: int) -> None:
+        names = ["vector", *("leader", "swarm-leader")[:leaders], *["delta"] * trainers]
         descriptors = _files(names, total)
-        shared = 3 if leaders else 1
+        shared = 1 + leaders
         vector, *self.leaders = [_map(descriptor, total) for descriptor in descriptors[:shared]]
         self.trainers = [
             TrainerMemory(vector, _map(own, total), (descriptors[0], own, *descriptors[1:shared]))

@@ -185,11 +185,12 @@ def test_leased_steps_are_given_as_they_are_granted() -> None:
         server.join(worker)
     assert server.request(0, 1) == []
     assert server.wants == 1
-    assert [one.answer for one in server.grant(1, 1, is_closed=False)] == [LOCAL]
+    assert [one.answer for one in server.grant(1, is_closed=False)] == [LOCAL]
     assert server.request(1, 1) == []
-    assert server.grant(2, 5, is_closed=True) == [], "a grant of another cycle has no effect"
-    answers = server.grant(1, 1, is_closed=True)
+    assert server.grant(1, is_closed=False) == [], "a repeated grant allows nothing more"
+    answers = server.grant(2, is_closed=True)
     assert [(one.worker, one.answer) for one in answers] == [(1, LOCAL)]
+    assert server.grant(9, is_closed=False) == [], "after the last grant nothing is allowed"
     assert server.wants == 0
     assert [one.answer for one in server.request(0, 2)] == [DISTRIBUTED]
 

@@ -99,20 +99,43 @@ def test_a_step_begins_with_what_it_is_told_to_carry() -> None:
     run(scenario())
 
 
-def test_the_vector_may_change_only_when_the_last_cycle_has_begun() -> None:
-    """Each cycle begins at the vector, so an exchange that overlaps pulls into it no earlier."""
+def test_with_several_cycles_an_exchange_pulls_as_soon_as_the_step_has_begun() -> None:
+    """Trainers load a copy of the vector, so that it may change at once: later cycles begin at the values before."""
 
     async def scenario() -> None:
         devices = [StubDevice(0), StubDevice(1)]
         host = host_of(devices, period=1, local_steps=3)
         await host.start()
         await host.train(order(1, 3))
+        base = float(host.vector[0])
         handshake = BufferHandshake()
         handshake.delta_taken.set()
         training = asyncio.create_task(host.train(order(2, 3, carry=1.0), handshake))
         await handshake.loaded.wait()
-        assert [len(device.orders) for device in devices] == [6, 6]
+        assert [len(device.orders) for device in devices] == [3, 3], "no trainer has been ordered yet"
+        host.vector += 100.0
         await training
+        for device in devices:
+            assert [began - base for began in device.began[3:]] == pytest.approx([3.0, 4.0, 5.0])
+        assert host.delta[0] == 3.0
+        await host.train(order(3, 3))
+        assert devices[0].began[6] - base == pytest.approx(100.0)
+        host.vector += 1.0
+        await host.evaluate(3)
+        assert devices[0].vector[0] - base == pytest.approx(101.0), "an evaluation is of the present values"
+
+    run(scenario())
+
+
+def test_each_trainer_keeps_what_it_began_with() -> None:
+    """A hung trainer reports when the vector has changed: every order asks for a base of its own."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert all(one.keeps_base and not one.overlaps and not one.carry for one in devices[1].orders)
 
     run(scenario())
 

@@ -90,3 +90,28 @@ def test_the_report_of_a_node_counts_all_and_weights_by_samples() -> None:
     whole = combined(3, [idle, first, second], 2.0)
     assert (whole.loss, whole.samples, whole.optimizer_steps, whole.seconds) == (1.25, 40, 4, 2.0)
     assert whole.metrics == {"learning_rate": pytest.approx(0.1)}
+
+
+def test_in_the_last_cycle_of_a_step_all_are_pulled_to_the_leader_of_the_swarm() -> None:
+    """After the pull in the node each goes c2 of the way to the values followed; in cycles before, and without such
+    values, nobody does."""
+    leaders = [values(0.0), values(0.0)]
+    positions = LeaderPositions(1, leaders, c1=0.5, c2=0.25)
+    delta = values(0.0)
+
+    def cycle(*, is_last: bool) -> list[float]:
+        reports = {0: report(8, 0.5), 1: report(8, 1.0)}
+        positions.combine(reports, {0: values(1.0), 1: values(3.0)}, is_last=is_last)
+        positions.delta(delta)
+        return [float(positions.start(index)[0]) for index in range(2)]
+
+    positions.begin(None, values(10.0))
+    assert cycle(is_last=True) == [1.0, 2.0], "nobody is followed yet"
+    assert leaders[0].tolist() == [11.0]
+    positions.follow(values(31.0))
+    assert cycle(is_last=False) == [2.0, 3.5]
+    # To 3 and 6.5, in the node to 4.75, and from both a quarter of the way to 21.
+    assert cycle(is_last=True) == [7.5, 8.8125]
+    assert delta.tolist() == [8.15625]
+    positions.follow(None)
+    assert leaders[1].tolist() == leaders[0].tolist() == [13.0]

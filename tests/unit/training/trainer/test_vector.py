@@ -355,3 +355,20 @@ def test_a_model_that_carries_nothing_takes_no_memory_for_it() -> None:
     vector.load(shared)
     vector.load_carried(shared, np.ones(8, np.float32), 1.0)
     assert vector.base.data_ptr() == own
+
+
+def test_a_base_that_is_kept_does_not_change_with_the_vector() -> None:
+    """Of a vector that changes before the report, as under a trainer that hung, the delta is still the own way."""
+    model = nn.Linear(2, 1)
+    vector = ModelVector(model)
+    shared, delta = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+    vector.load(shared, keeps_base=True)
+    shared += 100.0
+    with torch.no_grad():
+        model.bias += 0.5
+    vector.delta(delta)
+    assert delta.tolist() == [0.5, 0.0, 0.0]
+    vector.load(shared)
+    assert model.bias.item() == 100.0
+    vector.delta(delta)
+    assert delta.tolist() == [0.0, 0.0, 0.0]

@@ -1,0 +1,63 @@
+"""What a node does beside its training loop, together with others: compare first deltas, end with those that have
+reached the goal, and share the decisions of `devices.coordination`."""
+
+from __future__ import annotations
+
+import random
+
+from overlay.overlay import Overlay
+from p2pnode.config.settings import Config
+from p2pnode.lifecycle.environment import NodeEnvironment
+from training.devices.coordination import Coordination
+from training.devices.host import HostTrainer
+from training.duplicate_data import DuplicateData
+from training.goal_announcement import GoalAnnouncement
+from training.step_loop import StepLoop
+from training.trainer_link.interface import Trainer
+
+
+class SideServices:
+    """Of one node; `start` when its exchange is built."""
+
+    def __init__(self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer) -> None:
+        self.duplicates: DuplicateData | None = None
+        self._config = config
+        self._environment = environment
+        self._overlay = overlay
+        self._trainer = trainer
+        self._goal_news: GoalAnnouncement | None = None
+        self._coordination: Coordination | None = None
+
+    def start(self, genesis: bytes, loop: StepLoop) -> None:
+        """Begin, unless this node trains alone."""
+        config, overlay, log = self._config, self._overlay, self._environment.log
+        if not config.exchange.enabled:
+            return
+        # Generators of their own: what is drawn here changes no sample of the barrier.
+        me = overlay.node_id
+        self.duplicates = DuplicateData(overlay, genesis, log, random.Random(me))
+        if config.training.until:
+            self._goal_news = GoalAnnouncement(
+                overlay, genesis, config.training.until, log, random.Random(me), loop.end_by_goal
+            )
+        if config.devices.coordination == "global" and isinstance(self._trainer, HostTrainer):
+            self._coordination = Coordination(overlay, genesis, self._trainer, self._environment)
+            self._coordination.start()
+            self._trainer.coordinate(self._coordination)
+
+    async def announce_goal(self, step: int) -> None:
+        """This node ends because `training.until` holds."""
+        if self._goal_news is not None:
+            await self._goal_news.announce(step)
+
+    def after_step(self) -> None:
+        """A step is exchanged."""
+        if self.duplicates is not None:
+            self.duplicates.after_step(self._trainer.delta)
+
+    async def stop(self) -> None:
+        """Cancel all tasks; idempotent."""
+        if self.duplicates is not None:
+            await self.duplicates.stop()
+        if self._coordination is not None:
+            await self._coordination.stop()

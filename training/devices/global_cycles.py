@@ -1,0 +1,135 @@
+"""The global server of leader SGD: divides the local steps of each cycle among the trainers of all nodes. Pure.
+
+A cycle has W · period local steps, where W trainers take part, and after them each trainer takes one distributed step.
+Nodes lease a few steps at a time, and ask for more as their trainers come to need them: a fast node takes more of a
+cycle than a slow one. Each trainer has one step of its own. A node for which nothing is left is told so at once, also
+while others have not come to this cycle: the barrier of the swarm, not this server, says who waits for whom.
+
+Requests and answers count the steps of the whole cycle, so that a repeated request has the answer that it had, and
+another server can go on from what the nodes say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+#: Cycles that are remembered; one that asks for an older one has its own share.
+CYCLES_KEPT = 256
+
+
+class AllowedSteps(NamedTuple):
+    """Of a cycle a node may take `allowed` local steps in all, and gets no more if `is_closed`. `total`: what all nodes
+    may take of it."""
+
+    allowed: int
+    is_closed: bool
+    total: int
+
+
+@dataclass(slots=True)
+class _Member:
+    trainers: int
+    period: int
+    heard_s: float
+    #: The running loss of its leader, and when it said so.
+    loss: float | None = None
+
+    @property
+    def share(self) -> int:
+        return self.trainers * self.period
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """`total`: all that is given, also what another server gave to nodes that this one has not heard of yet."""
+
+    given: dict[bytes, int] = field(default_factory=dict)
+    total: int = 0
+
+
+class GlobalCycles:
+    """The state of one server. A node that says nothing for `silence_s`, in monotonic seconds, is counted no more."""
+
+    def __init__(self, silence_s: float = 30.0) -> None:
+        self._silence_s = silence_s
+        self._members: dict[bytes, _Member] = {}
+        self._cycles: dict[int, _Cycle] = {}
+
+    @property
+    def trainers(self) -> int:
+        """All that take part."""
+        return sum(member.trainers for member in self._members.values())
+
+    def total(self, cycle: int) -> int:
+        """Local steps of this cycle that are given."""
+        books = self._cycles.get(cycle)
+        return 0 if books is None else books.total
+
+    def lost(self, node: bytes) -> None:
+        """A node has died or left: its share of the cycles is gone, and so is what it has taken of them."""
+        self._members.pop(node, None)
+        for cycle in self._cycles.values():
+            cycle.total -= cycle.given.pop(node, 0)
+
+    def report(self, node: bytes, loss: float | None) -> None:
+        """The running loss of a member's leader; None: it has none."""
+        if node in self._members:
+            self._members[node].loss = loss if loss is not None and math.isfinite(loss) else None
+
+    @property
+    def leader(self) -> bytes | None:
+        """The member with the lowest running loss, of equal ones that with the lowest id."""
+        known = [(member.loss, node) for node, member in self._members.items() if member.loss is not None]
+        return min(known)[1] if known else None
+
+    def lease(
+        self, node: bytes, cycle: int, *, trainers: int, period: int, taken: int, total: int, wants: int, now: float
+    ) -> AllowedSteps:
+        """A node asks for `wants` more local steps of a cycle. `trainers`: how many of its own take part. `taken`: what
+        it has leased of this cycle so far, `total` what all have, both as it was told."""
+        self._forget_silent(now)
+        member = self._members.get(node)
+        if member is None:
+            member = self._members[node] = _Member(trainers, period, now)
+        member.trainers, member.period, member.heard_s = trainers, period, now
+        books = self._cycle(cycle)
+        if books is None:
+            return AllowedSteps(max(taken, member.share), True, total)
+        given = books.given.get(node, 0)
+        if given > taken:
+            return AllowedSteps(given, not self._left(books, node), books.total)  # the answer was lost
+        books.given[node] = taken
+        books.total = max(books.total, total, sum(books.given.values()))
+        left = self._left(books, node)
+        if wants > 0 and left:
+            # At most half of its part of what is left: many at first, and single steps in the end.
+            count = min(left, max(wants, left * member.trainers // (2 * self.trainers)))
+            books.given[node] += count
+            books.total += count
+            left = self._left(books, node)
+        return AllowedSteps(books.given[node], not left, books.total)
+
+    def _left(self, books: _Cycle, node: bytes) -> int:
+        """What a node may still take: what nobody has, without one step for each trainer of others that has none; and
+        in any case one for each of its own."""
+        quota = sum(member.share for member in self._members.values())
+        needs = {other: max(0, one.trainers - books.given.get(other, 0)) for other, one in self._members.items()}
+        own = needs.pop(node)
+        return max(quota - books.total - sum(needs.values()), own)
+
+    def _cycle(self, number: int) -> _Cycle | None:
+        if number not in self._cycles:
+            newest = max(self._cycles, default=number)
+            if number <= newest - CYCLES_KEPT:
+                return None
+            self._cycles[number] = _Cycle()
+            for old in [one for one in self._cycles if one <= max(newest, number) - CYCLES_KEPT]:
+                del self._cycles[old]
+        return self._cycles[number]
+
+    def _forget_silent(self, now: float) -> None:
+        for node, member in list(self._members.items()):
+            if now - member.heard_s > self._silence_s:
+                self.lost(node)

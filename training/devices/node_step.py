@@ -1,0 +1,221 @@
+"""One step of the swarm on the devices of a node: its cycles, the distributed step after each, and the node's delta.
+
+Every cycle begins where the positions say (`training.devices.positions`). A trainer keeps what it began with, so what a
+hung one reports later is still its own way. Where a step has several cycles, trainers load a copy of the vector: an
+exchange may pull into the vector itself as soon as that copy is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from overlay.environment import Environment
+from training.devices.arithmetic import combined, is_finite
+from training.devices.device import Device
+from training.devices.positions import AveragePositions, LeaderPositions
+from training.devices.turn import CycleRun, DeviceOrder
+from training.settings import DevicesSettings
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed, TrainerLeft, Vector
+
+#: A trainer whose deltas are not finite so many times in a row is started again from its last saved state.
+NOT_FINITE_CYCLES = 3
+
+OnFailure = Callable[[Device, TrainerFailed], None]
+
+
+class NodeBuffers(NamedTuple):
+    """`vector` and `delta` are the node's, which the exchange uses; the trainers load `shared`, which is the vector
+    itself or a copy of it. All `float32[total]`."""
+
+    vector: Vector
+    delta: Vector
+    shared: Vector
+
+    @property
+    def is_copied(self) -> bool:
+        return self.shared is not self.vector
+
+    def offer(self) -> None:
+        """Give the trainers the values that the vector has now."""
+        if self.is_copied:
+            np.copyto(self.shared, self.vector)
+
+
+class NodeStep:
+    """Trains step after step. Made when the model is known."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        cycles: CycleRun,
+        positions: AveragePositions | LeaderPositions,
+        buffers: NodeBuffers,
+        settings: DevicesSettings,
+        period: int,
+        environment: Environment,
+        on_failure: OnFailure,
+    ) -> None:
+        self.positions = positions
+        self.buffers = buffers
+        self._devices = devices
+        self._cycles = cycles
+        self._settings = settings
+        self._period = period
+        self._executor = environment.executor
+        self._clock = environment.clock
+        self._log = environment.log
+        self._on_failure = on_failure
+        #: Deltas in a row that were not finite, by device.
+        self._not_finite: dict[int, int] = {}
+
+    def forget(self, index: int) -> None:
+        """A trainer has begun anew."""
+        self._not_finite.pop(index, None)
+        self.positions.forget(index)
+
+    async def train(self, order: StepOrder, handshake: BufferHandshake | None, first: int) -> StepReport:
+        """See `Trainer.train`. `first`: the device whose trainer is the node's first."""
+        began_s = self._clock.monotonic()
+        buffers, run = self.buffers, self._executor.run
+        await run(self._begin, order.carry)
+        if handshake is not None and buffers.is_copied:
+            handshake.loaded.set()
+        cycles = max(1, order.local_steps // self._period)
+        reports: list[StepReport] = []
+        try:
+            for cycle in range(cycles):
+                is_last = cycle + 1 == cycles
+                orders = self._orders(order, cycle, first)
+                reports += await self._cycle(order, cycles, orders, handshake if is_last else None, is_last=is_last)
+        except BaseException:
+            await asyncio.gather(*(device.cancel() for device in self._devices))
+            raise
+        finally:
+            if handshake is not None:
+                handshake.loaded.set()
+        if handshake is not None:
+            await handshake.delta_taken.wait()
+        await run(self.positions.delta, buffers.delta)
+        return combined(order.step, reports, self._clock.monotonic() - began_s)
+
+    def _begin(self, carry: float) -> None:
+        buffers = self.buffers
+        carried = np.float32(carry) * buffers.delta if carry else None
+        if carried is not None and not is_finite(carried):
+            carried = None  # no owner adds it
+        buffers.offer()
+        self.positions.begin(carried, buffers.vector)
+
+    def _orders(self, order: StepOrder, cycle: int, first: int) -> dict[int, StepOrder]:
+        """What each device would be ordered to do in this cycle, the number of which counts from 0."""
+        settings, count, positions = self._settings, len(self._devices), self.positions
+        local_pull = global_pull = 0.0
+        if isinstance(positions, LeaderPositions):
+            local_pull = settings.p1 / self._period if positions.has_local else 0.0
+            global_pull = settings.p2 / order.local_steps if positions.has_global else 0.0
+        return {
+            index: StepOrder(
+                step=order.step,
+                local_steps=order.local_steps,
+                workers=order.workers * count,
+                is_first=order.is_first and index == first,
+                node_index=order.node_index * count + index,
+                carry=1.0 if positions.is_elsewhere else 0.0,
+                asks=True,
+                done=cycle * self._period,
+                local_pull=local_pull,
+                global_pull=global_pull,
+                loss_window=settings.avg_size if isinstance(positions, LeaderPositions) else 0,
+                keeps_base=True,
+                overlaps=order.carry >= 1.0,
+            )
+            for index in range(count)
+        }
+
+    async def _cycle(
+        self,
+        order: StepOrder,
+        cycles: int,
+        orders: dict[int, StepOrder],
+        handshake: BufferHandshake | None,
+        *,
+        is_last: bool,
+    ) -> list[StepReport]:
+        positions, run = self.positions, self._executor.run
+        late = self._late_reports()
+        for index, report in late.items():
+            await run(positions.late, index, report, self._devices[index].trainer.delta)
+        free = {device.index: device for device in self._devices if device.is_free}
+        if not free:
+            raise self._no_device()
+        given: dict[int, DeviceOrder] = {}
+        loaded: list[BufferHandshake] = []
+        for index, device in free.items():
+            own: BufferHandshake | None = None
+            if orders[index].carry:
+                await run(np.copyto, device.trainer.delta, positions.start(index))
+                own = BufferHandshake()
+                own.delta_taken.set()
+                loaded.append(own)
+            given[index] = DeviceOrder(orders[index], own)
+        tells = handshake is not None and not self.buffers.is_copied and loaded
+        telling = asyncio.create_task(_tell_loaded(loaded, handshake)) if tells and handshake is not None else None
+        done = next(iter(orders.values())).done
+        try:
+            reports = await self._cycles.run(given, free, (order.step - 1) * cycles + done // self._period + 1)
+        finally:
+            if telling is not None:
+                telling.cancel()
+        finite = {index: report for index, report in reports.items() if await self._is_finite(index)}
+        if not finite:
+            if not reports:
+                raise self._no_device()
+            finite = reports  # The owners refuse it, and the step loop says so.
+        deltas = {index: self._devices[index].trainer.delta for index in finite}
+        await run(partial(positions.combine, finite, deltas, is_last=is_last))
+        return [*finite.values(), *late.values()]
+
+    def _late_reports(self) -> dict[int, StepReport]:
+        """What trainers that were hung have come to since: it counts now, and they are free again."""
+        found: dict[int, StepReport] = {}
+        for device in self._devices:
+            if device.task is not None and device.task.done():
+                try:  # only those that were hung have an order here
+                    found[device.index] = device.take_report()
+                except TrainerFailed as failure:
+                    self._on_failure(device, failure)
+        return found
+
+    async def _is_finite(self, index: int) -> bool:
+        """Whether a trainer's delta may count; one that never may starts again from its last saved state."""
+        device = self._devices[index]
+        if await self._executor.run(is_finite, device.trainer.delta):
+            self._not_finite.pop(index, None)
+            return True
+        self._not_finite[index] = count = self._not_finite.get(index, 0) + 1
+        self._log.warning("device_not_finite", device=device.name, index=index, in_a_row=count)
+        if count >= NOT_FINITE_CYCLES and device.is_free:
+            del self._not_finite[index]
+            reason = f"its deltas of {count} cycles in a row have values that are not finite"
+            self._on_failure(device, TrainerFailed(reason, "lower the learning rate or clip the gradients"))
+        return False
+
+    def _no_device(self) -> TrainerFailed:
+        """Why nothing can be trained: all have left, or failed."""
+        gone = [device.gone for device in self._devices if device.gone is not None]
+        if len(gone) == len(self._devices):
+            return next((one for one in gone if not isinstance(one, TrainerLeft)), gone[0])
+        return TrainerFailed("the trainers of all devices have failed", "see device_dropped in the log")
+
+
+async def _tell_loaded(devices: Sequence[BufferHandshake], host: BufferHandshake) -> None:
+    """The shared vector may change as soon as every trainer has loaded it."""
+    for one in devices:
+        await one.loaded.wait()
+    host.loaded.set()
