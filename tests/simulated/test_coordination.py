@@ -15,6 +15,7 @@ from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from training.devices.coordination import Coordination
 from training.devices.host import HostTrainer
+from training.trainer_link.interface import Vector
 
 LOCAL_STEPS = 8
 Devices = dict[str, list[StubDevice]]
@@ -98,6 +99,22 @@ def test_nodes_share_the_local_steps_and_another_takes_the_role_over() -> None:
     simulate(scenario, seed=1, paces=[1.0, 1.0, 0.4], coordination="global")
 
 
+def test_a_dead_node_has_no_share_of_the_steps() -> None:
+    """When a node dies that is no server, a step has the local steps of those that are left, without waiting."""
+
+    async def scenario(swarm: Swarm, devices: Devices) -> None:
+        swarm.start_many(3)
+        await swarm.until(lambda: len(swarm.running()) == 3 and step_of(swarm) >= 3, within_s=600, what="three steps")
+        other = next(host for host in swarm.running() if not coordination(host).serves)
+        await swarm.kill(other.name)
+        begun = step_of(swarm)
+        await swarm.until(lambda: step_of(swarm) >= begun + 4, within_s=20, what="four steps without it")
+        counted = steps_by_step({name: those for name, those in devices.items() if name != other.name})
+        assert counted[begun + 3].total() == counted[begun + 4].total() == 2 * 2 * LOCAL_STEPS, str(counted)
+
+    simulate(scenario, seed=5, paces=[0.2, 0.2, 0.2], coordination="global")
+
+
 def test_a_node_that_reaches_no_server_takes_its_own_share() -> None:
     """Where no other node coordinates, and none may hold the role, each step has the node's own local steps."""
 
@@ -136,12 +153,29 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
         orders = [device.orders[-1] for those in devices.values() for device in those]
         assert all(one.global_pull == pytest.approx(0.4 / LOCAL_STEPS) for one in orders)
         assert all(one.local_pull == pytest.approx(0.1 / LOCAL_STEPS) for one in orders)
-        # The values of the leader travel: what the other node follows is near what the leader's node has.
+        # What the other node gets is what the leader's node has at that time, to bfloat16.
         led, follows = (cast(HostTrainer, host.living.trainer) for host in (n1, n0))
-        leading, followed = led.leading(), follows.leaders[1]
-        assert leading is not None
-        assert np.abs(followed).max() > 0.0
-        assert np.abs(leading - followed).max() < 0.25 * np.abs(leading).max()
+        seen: list[tuple[np.ndarray, np.ndarray]] = []
+        follow = follows.follow
+
+        async def look(values: Vector | None) -> None:
+            leading = led.leading()
+            assert values is not None
+            assert leading is not None
+            seen.append((values, leading.copy()))
+            await follow(values)
+            assert np.array_equal(follows.leaders[1], values)
+
+        follows.follow = look  # type: ignore[method-assign]
+        begun = step_of(swarm)
+        await swarm.until(lambda: step_of(swarm) >= begun + 3, within_s=600, what="three steps")
+        follows.follow = follow  # type: ignore[method-assign]
+        assert seen
+        for values, leading in seen:
+            assert np.abs(values - leading).max() <= np.abs(leading).max() / 128
+            own = follows.leading()
+            assert own is not None
+            assert np.abs(own - leading).max() > np.abs(leading).max() / 32
 
         await swarm.kill("n1")
         begun = step_of(swarm)

@@ -9,8 +9,6 @@ message at each optimiser step. One that is silent for too long is `hung` until 
 from __future__ import annotations
 
 import asyncio
-import statistics
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +21,7 @@ from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
 from training.supervisor.node_start import NodeStart, start_message
 from training.supervisor.opening import allocate, hello_of
+from training.supervisor.order_pace import OrderPace
 from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
 from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data, ignore_engine
 from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
@@ -51,9 +50,6 @@ Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied
 
 #: A timeout that fires this much too late means that the daemon itself was stopped: it restarts the measurement.
 OVERSLEPT_S = 1.0
-
-#: Durations kept for the median.
-PACE_STEPS = 21
 
 #: A script that has ended waits this long for its state to be written.
 FILE_S = 60.0
@@ -111,10 +107,7 @@ class ProcessTrainer:
         self._silence = TrainerSilence(clock.monotonic())
         self._busy: BusyWith | None = None
         self._has_left = False
-        #: What the present process has done before: the first of each kind may take long.
-        self._done_before: set[type[messages.Order]] = set()
-        self._step_s: deque[float] = deque(maxlen=PACE_STEPS)
-        self._evaluation_s: deque[float] = deque(maxlen=PACE_STEPS)
+        self._pace = OrderPace(settings.hang_s)
         self._measured: list[Evaluation] = []
 
     @property
@@ -144,7 +137,7 @@ class ProcessTrainer:
         self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
         self._has_ended.clear()
-        self._done_before.clear()
+        self._pace.new_process()
         self._set_state("starting")
         try:
             hello = await self._start(restore, resume)
@@ -195,7 +188,7 @@ class ProcessTrainer:
     async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
         """Start a process and wait for its `Hello`."""
         try:
-            launch = Launch.of(self._settings, self._command, self._state_dir, is_proven=bool(self._step_s))
+            launch = Launch.of(self._settings, self._command, self._state_dir, is_proven=self._pace.has_trained)
             session = self._session = await TrainerSession.open(
                 launch, self._output, self._log, self._on_message, self._on_lost
             )
@@ -298,14 +291,14 @@ class ProcessTrainer:
         """See `Trainer.train`."""
         link = self._link = HandshakeLink(handshake, self._send)
         try:
-            answer = await self._ask(lambda turn: link.order(turn, order), messages.Trained, self._step_s)
+            answer = await self._ask(lambda turn: link.order(turn, order), messages.Trained)
         finally:
             link.end()
         return answer.report
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """See `Trainer.evaluate`."""
-        answer = await self._ask(lambda turn: messages.Evaluate(turn, step), messages.Evaluated, self._evaluation_s)
+        answer = await self._ask(lambda turn: messages.Evaluate(turn, step), messages.Evaluated)
         return answer.evaluation
 
     async def save(self, path: str) -> Awaitable[None]:
@@ -325,9 +318,7 @@ class ProcessTrainer:
         measured, self._measured = self._measured, []
         return measured + (self._session.take_measured() if self._session is not None else [])
 
-    async def _ask(
-        self, order: Callable[[int], messages.Order], answer: type[Answer], durations_s: deque[float] | None = None
-    ) -> Answer:
+    async def _ask(self, order: Callable[[int], messages.Order], answer: type[Answer]) -> Answer:
         async with self._one_order:
             session = self._session
             if session is None or session.failure is not None:
@@ -339,9 +330,7 @@ class ProcessTrainer:
             began_s = self._clock.monotonic()
             reply = session.ask(message)
             try:
-                # Only turns and evaluations have a duration: the other orders write a file.
-                limits = self._limits(is_first=type(message) not in self._done_before, writes_file=durations_s is None)
-                await self._watch(session, reply, limits)
+                await self._watch(session, reply, self._pace.limits(message))
             except asyncio.CancelledError:
                 session.send(messages.Cancel(message.turn))
                 raise
@@ -352,18 +341,10 @@ class ProcessTrainer:
                 raise TrainerFailed(got.reason, got.hint)
             if not isinstance(got, answer):
                 raise TrainerFailed(f"the trainer answered {type(message).__name__} with {type(got).__name__}")
-            if durations_s is not None:
-                durations_s.append(self._clock.monotonic() - began_s)
-                self._done_before.add(type(message))
+            self._pace.note(message, self._clock.monotonic() - began_s)
             return got
 
     # --- watching -----------------------------------------------------------------------------------------------
-
-    def _limits(self, *, is_first: bool, writes_file: bool) -> Limits:
-        """`is_first`: the first order of its kind for this process, or one that writes a file."""
-        medians = [statistics.median(known) for known in (self._step_s, self._evaluation_s) if known]
-        pace_s = None if is_first else max(medians, default=0.0)
-        return Limits.of(self._settings.hang_s, pace_s, writes_file=writes_file)
 
     async def _watch(
         self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], limits: Limits

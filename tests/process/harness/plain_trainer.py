@@ -15,6 +15,7 @@ from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daem
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
 from training.trainer_link.interface import StepOrder, StepReport
+from training.trainer_link.step_messages import StepAnswer
 
 SIZE = 58
 
@@ -29,13 +30,22 @@ class PlainTrainer(TorchlessTrainer):
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
         if order.carry:
             self.connection.send(messages.BuffersLoaded(turn))
-        for done in range(order.local_steps):
+        done = 0
+        while (answer := self._next(order, done)) is not StepAnswer.DISTRIBUTED:
+            if answer is StepAnswer.STOP:
+                return None
             time.sleep(self._step_s)
-            self.connection.progress(done + 1)
+            done += 1
+            self.connection.progress(done)
         if order.carry and not self.connection.wait_for_free_delta():
             return None
         self.delta[:] = np.float32(0.001)
-        return StepReport(order.step, 1.0, 8, order.local_steps, self._step_s * order.local_steps, {})
+        return StepReport(order.step, 1.0, 8, done, self._step_s * done, {})
+
+    def _next(self, order: StepOrder, done: int) -> StepAnswer:
+        if order.asks:
+            return self.connection.next_step()
+        return StepAnswer.LOCAL if done < order.local_steps else StepAnswer.DISTRIBUTED
 
 
 if __name__ == "__main__":
