@@ -181,7 +181,8 @@ class RequestService:
             )
         try:
             now, head_bytes = self._clock.monotonic(), len(incoming.head)
-            await self._refuse_beyond_rate(self._rates.take(party, now))
+            if wait_s := self._rates.take(party, now):
+                await self._refuse_beyond_rate(wait_s)
             if head_bytes > LARGE_HEAD_BYTES:
                 await self._refuse_beyond_rate(
                     self._large_heads.take(party, now, head_bytes), "bytes of large requests"

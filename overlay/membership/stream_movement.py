@@ -25,7 +25,11 @@ class StreamMovement:
 
     def add(self, node_id: bytes, stream: RequestStream) -> None:
         """A request of, or to, this peer uses the stream. What has moved before is of the past."""
-        self._streams.setdefault(node_id, WeakKeyDictionary()).setdefault(stream, stream.moved_bytes())
+        streams = self._streams.get(node_id)
+        if streams is None:
+            streams = self._streams[node_id] = WeakKeyDictionary()
+        if stream not in streams:  # of one that is known already the kernel is not asked
+            streams[stream] = stream.moved_bytes()
 
     def sample(self, node_id: bytes) -> Sample:
         """How far each stream with this peer is now."""

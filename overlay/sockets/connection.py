@@ -260,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
     async def drain(self, idle_timeout_s: float | None = None) -> None:
         """Wait until the kernel has everything written; `idle_timeout_s` bounds the time in which the peer acknowledges
         nothing. Raises `TimeoutError`, `ConnectionClosed`."""
-        silence = self._silence(idle_timeout_s)
+        silence = self._silence(idle_timeout_s) if self._is_full else None
         while self._is_full and not self.transport.is_closing():
             writer = self._writer = self._loop.create_future()
             watch = None if silence is None else _Watch(self, writer, silence, counts_received=True)

@@ -24,6 +24,8 @@ from overlay.transport import TransportError
 
 #: Idle connections are closed after this, before the server does, so a request rarely meets a closed connection.
 KEEP_ALIVE_S = 30.0
+#: Timers fire a little early on some loops.
+TIMER_S = 0.01
 #: Errors of connecting that mean an unreachable host, beside ECONNREFUSED.
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EACCES, errno.EPERM)
 _RESET = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
@@ -54,16 +56,17 @@ def proven_id(connection: Connection) -> bytes:
 
 
 class PooledConnection:
-    """A connection and the proven id of its peer. `is_new`: no request has been sent on it yet."""
+    """A connection and the proven id of its peer. `is_new`: no request has been sent on it yet. `idle_s`: since when it
+    is idle, in seconds of the loop."""
 
-    __slots__ = ("connection", "context", "is_new", "node_id", "timer")
+    __slots__ = ("connection", "context", "idle_s", "is_new", "node_id")
 
     def __init__(self, connection: Connection, context: ssl.SSLContext | None, node_id: bytes) -> None:
         self.connection = connection
         self.context = context
         self.node_id = node_id
         self.is_new = True
-        self.timer: asyncio.TimerHandle | None = None
+        self.idle_s = 0.0
 
 
 class ConnectionPool:
@@ -75,15 +78,15 @@ class ConnectionPool:
         self._clock = clock
         self._idle: dict[Address, list[PooledConnection]] = {}
         self._closed = False
+        #: Closes what has been idle for too long. One for all: a request that uses a connection again costs no timer.
+        self._timer: asyncio.TimerHandle | None = None
 
     def take_idle(self, to: Address) -> PooledConnection | None:
         """An open connection that was used before. Raises `TransportError` if its peer has another id than `to`."""
-        while idle := self._idle.get(Address(*to)):
+        while idle := self._idle.get(to):
             pooled = idle.pop()
             if not idle:
-                del self._idle[Address(*to)]
-            assert pooled.timer is not None
-            pooled.timer.cancel()
+                del self._idle[to]
             if pooled.connection.has_ended or pooled.connection.unread or pooled.context is not self._context():
                 pooled.connection.abort()
                 continue
@@ -125,24 +128,41 @@ class ConnectionPool:
             pooled.connection.abort()
             return
         pooled.is_new = False
-        pooled.timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._expire, Address(*to), pooled)
-        self._idle.setdefault(Address(*to), []).append(pooled)
+        loop = asyncio.get_running_loop()
+        pooled.idle_s = loop.time()
+        idle = self._idle.get(to)
+        if idle is None:
+            idle = self._idle[Address(*to)] = []
+        idle.append(pooled)
+        if self._timer is None:
+            self._timer = loop.call_at(pooled.idle_s + KEEP_ALIVE_S, self._expire)
 
-    def _expire(self, to: Address, pooled: PooledConnection) -> None:
-        idle = self._idle.get(to, [])
-        if pooled in idle:
-            idle.remove(pooled)
-            if not idle:
+    def _expire(self) -> None:
+        """Close what has been idle for `KEEP_ALIVE_S`, and come back for the next."""
+        loop, self._timer = asyncio.get_running_loop(), None
+        now_s, next_s = loop.time() + TIMER_S, float("inf")
+        for to, idle in list(self._idle.items()):
+            kept = []
+            for pooled in idle:
+                if pooled.idle_s + KEEP_ALIVE_S > now_s:
+                    kept.append(pooled)
+                else:
+                    pooled.connection.close()
+            if kept:
+                self._idle[to] = kept
+                next_s = min(next_s, kept[0].idle_s + KEEP_ALIVE_S)
+            else:
                 del self._idle[to]
-        pooled.connection.close()
+        if self._idle:
+            self._timer = loop.call_at(next_s, self._expire)
 
     def close(self) -> None:
         """Close the idle connections now, and the others when they are released."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for idle in self._idle.values():
             for pooled in idle:
-                assert pooled.timer is not None
-                pooled.timer.cancel()
                 pooled.connection.abort()
         self._idle.clear()
 

@@ -181,7 +181,8 @@ class _ServerConnection:
         self._has_served = False
         self.is_last = False
         self._source: Address | None = None
-        self.task = asyncio.get_running_loop().create_task(self._run(), name="connection")
+        self._loop = asyncio.get_running_loop()
+        self.task = self._loop.create_task(self._run(), name="connection")
 
     @property
     def source(self) -> Address:
@@ -212,8 +213,12 @@ class _ServerConnection:
         """Serve one request; False if it was the last."""
         connection = self._connection
         limit_s = KEEP_ALIVE_S if self._has_served else FIRST_REQUEST_S
-        async with asyncio.timeout(limit_s):  # for the whole head: also bounds a peer that sends it slowly
+        # For the whole head: also bounds a peer that sends it slowly. A timer costs half of `asyncio.timeout`.
+        limit = self._loop.call_later(limit_s, connection.close)
+        try:
             head = await http.read_request_head(connection)
+        finally:
+            limit.cancel()
         if head is None:
             return False
         self.is_busy = self._has_served = True

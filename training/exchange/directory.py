@@ -79,9 +79,14 @@ class OwnerDirectory:
         owners: dict[bytes, Contact | None] = {}  # looked up once, not for each shard; None: gone
         unknown = []
         owned, known_owners, me = self._store.owned, self._store.ownership.known_owners, self._swarm.node_id
+        denials = self._denials
         for shard in shards:
             known = known_owners.get(shard)
-            if known is None or self._is_denied(shard) or (known.owner.node_id == me and shard not in owned):
+            if (
+                known is None
+                or (shard in denials and self._is_denied(shard))
+                or (known.owner.node_id == me and shard not in owned)
+            ):
                 unknown.append(shard)
                 continue
             node_id = known.owner.node_id
@@ -92,6 +97,8 @@ class OwnerDirectory:
                 unknown.append(shard)
             else:
                 groups.setdefault(node_id, (owner, []))[1].append(shard)
+        if len(groups) < 2:
+            return list(groups.values()), unknown
         order = sorted(groups)
         start = next((place for place, node in enumerate(order) if node >= me), 0)
         return [groups[node] for node in order[start:] + order[:start]], unknown

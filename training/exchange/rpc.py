@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -38,7 +39,7 @@ class ExchangeRpc:
         self._clock = clock
         self._timeouts = AdaptiveTimeouts()
         #: The requests in flight of each node.
-        self._in_flight: dict[bytes, dict[asyncio.Timeout, None]] = {}
+        self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
     def register(self, name: str, kind: type[A], handle: TypedHandler[A]) -> None:
         """Serve requests of this name, which carry messages of this type."""
@@ -54,74 +55,51 @@ class ExchangeRpc:
         """
         to = self._swarm.contact(to.node_id) or to
         limit_s = max(timeout_s, self._timeout_s("question", to))
-        with self._measured("question", to) as responded:
-            async with (
-                self._while_it_lives(to),
-                self._swarm.request(to, name, encode(message), body, timeout_s=limit_s) as answer,
-            ):
-                responded(answer)
-                return self.decoded(to, answer.head, kind)
+        sent = self._swarm.request(to, name, encode(message), body, timeout_s=limit_s)
+        async with _Outgoing(self, "question", to, sent) as answer:
+            return self.decoded(to, answer.head, kind)
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
-    ) -> AsyncIterator[ReceivedResponse]:
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """A request with bodies, given up after a silence that depends on the response times measured so far.
 
         The caller retries under the same identity. Raises `TransportError`.
         """
         to = self._swarm.contact(to.node_id) or to
-        timeout_s = self._timeout_s(kind, to)
-        with self._measured(kind, to) as responded:
-            async with (
-                self._while_it_lives(to),
-                self._swarm.request(to, kind, encode(message), body, timeout_s=timeout_s) as answer,
-            ):
-                responded(answer)
-                yield answer
+        sent = self._swarm.request(to, kind, encode(message), body, timeout_s=self._timeout_s(kind, to))
+        return _Outgoing(self, kind, to, sent)
 
     def found_dead(self, node_id: bytes) -> None:
         """End the requests in flight to a node: each raises `TransportError` where it waits."""
-        for limit in self._in_flight.get(node_id, {}):
-            limit.reschedule(asyncio.get_running_loop().time())
+        for request in list(self._in_flight.get(node_id, ())):
+            request.end()
 
-    @asynccontextmanager
-    async def _while_it_lives(self, to: Contact) -> AsyncIterator[None]:
-        """Raises `TransportError` (`reset`) as soon as the node is found dead."""
-        requests = self._in_flight.setdefault(to.node_id, {})
-        limit = asyncio.timeout(None)
-        requests[limit] = None
-        try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TransportError("reset", to.address, "was found dead while it was asked") from error
-        finally:
-            del requests[limit]
-            if not requests:
-                self._in_flight.pop(to.node_id, None)
+    def began(self, to: Contact, request: _Outgoing) -> float:
+        """A request to a node is under way until `ended`, or until the node is found dead. Returns since when."""
+        self._in_flight.setdefault(to.node_id, {})[request] = None
+        return self._clock.monotonic()
+
+    def ended(self, to: Contact, request: _Outgoing) -> None:
+        """The request is under way no more."""
+        requests = self._in_flight[to.node_id]
+        del requests[request]
+        if not requests:
+            del self._in_flight[to.node_id]
+
+    def responded(self, kind: Kind, to: Contact, began_s: float, answer: ReceivedResponse) -> None:
+        """Count how long a request waited for its response: the time that the peer took, without the transfer of the
+        body, which depends on the line and the body."""
+        took_s = self._clock.monotonic() - began_s if answer.waited_s is None else answer.waited_s
+        self._timeouts.on_response(kind, to.node_id, took_s)
+
+    def failed(self, kind: Kind, to: Contact, error: TransportError) -> None:
+        """Count a request's timeout."""
+        if error.kind == "timeout":
+            self._timeouts.on_timeout(kind, to.node_id)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
-
-    @contextmanager
-    def _measured(self, kind: Kind, to: Contact) -> Iterator[Callable[[ReceivedResponse], None]]:
-        """Count how long a request of the body waits for its response, and its timeout."""
-        began = self._clock.monotonic()
-
-        def responded(answer: ReceivedResponse) -> None:
-            # The time that the peer took, without the transfer of the body: that depends on the line and the body.
-            took_s = self._clock.monotonic() - began if answer.waited_s is None else answer.waited_s
-            self._timeouts.on_response(kind, to.node_id, took_s)
-
-        try:
-            yield responded
-        except TransportError as error:
-            if error.kind == "timeout":
-                self._timeouts.on_timeout(kind, to.node_id)
-            raise
 
     def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
         """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""
@@ -129,6 +107,61 @@ class ExchangeRpc:
             return decode(head, kind)
         except msgspec.DecodeError as error:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
+
+
+class _Outgoing:
+    """One request: measured, and ended by `TransportError` (`reset`) as soon as its receiver is found dead. A class
+    without `asyncio.timeout`, because nested generators and that cost each small request as much again."""
+
+    __slots__ = ("_cancelling", "_is_dead", "_kind", "_rpc", "_sent", "_task", "_to")
+
+    def __init__(
+        self, rpc: ExchangeRpc, kind: Kind, to: Contact, sent: AbstractAsyncContextManager[ReceivedResponse]
+    ) -> None:
+        self._rpc = rpc
+        self._kind: Kind = kind
+        self._to = to
+        self._sent = sent
+        self._is_dead = False
+
+    async def __aenter__(self) -> ReceivedResponse:
+        rpc = self._rpc
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        began_s = rpc.began(self._to, self)
+        try:
+            answer = await self._sent.__aenter__()
+        except BaseException as error:
+            self._on_end(error)
+            raise
+        rpc.responded(self._kind, self._to, began_s, answer)
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._sent.__aexit__(kind, error, trace)
+        except BaseException as failure:
+            self._on_end(failure)
+            raise
+        self._on_end(error)
+
+    def end(self) -> None:
+        """The receiver was found dead: raise where the request waits."""
+        if not self._is_dead:
+            self._is_dead = True
+            self._task.cancel()
+
+    def _on_end(self, error: BaseException | None) -> None:
+        """The request has ended, by an error or without. As `asyncio.timeout` does it, a cancellation by `end` is told
+        from one by others."""
+        self._rpc.ended(self._to, self)
+        if self._is_dead and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
+            raise TransportError("reset", self._to.address, "was found dead while it was asked") from error
+        if isinstance(error, TransportError):
+            self._rpc.failed(self._kind, self._to, error)
 
 
 def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: MemberTrust) -> Handler:

@@ -7,16 +7,17 @@ from `start` until `free`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-class ShardTasks:
-    """`begin` starts what is due now, with `start`, and leaves busy shards out."""
+class ShardTasks(ABC):
+    """The base of what works for shards. `begin` starts what is due now, with `start`, and leaves busy shards out."""
 
-    def __init__(self, begin: Callable[[], None], name: str) -> None:
+    def __init__(self, name: str) -> None:
+        """`name`: of the tasks."""
         self.busy: dict[int, None] = {}
-        self._begin = begin
         self._name = name
         self._is_woken = False
         self._is_halted = False
@@ -36,7 +37,11 @@ class ShardTasks:
     def _on_turn(self) -> None:
         self._is_woken = False
         if not self._is_halted:
-            self._begin()
+            self.begin()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start what is due."""
 
     def start(self, shards: Iterable[int], work: Coroutine[Any, Any, None]) -> None:
         """Work for these shards, which are busy until `free`."""
@@ -53,7 +58,7 @@ class ShardTasks:
         self.wake()
 
     def halt(self) -> None:
-        """Cancel every task; nothing begins any more."""
+        """Cancel every task; nothing begins any more. What had no answer is sent again by who sent it."""
         self._is_halted = True
         for task in self._tasks:
             task.cancel()

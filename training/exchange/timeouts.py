@@ -63,11 +63,13 @@ class AdaptiveTimeouts:
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
         wanted_s = limits.first_s
         if len(seen) >= MIN_MEASUREMENTS:
-            middle_s = median(seen)
-            wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
+            # No deviation is longer than the longest time: of quick answers the estimate is below the floor anyway.
+            wanted_s = limits.floor_s
+            if (1.0 + DEVIATIONS) * max(seen) > limits.floor_s:
+                middle_s = median(seen)
+                wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
         wanted_s = min(max(limits.floor_s, wanted_s), limits.ceiling_s)
-        longest_s = sorted(own)[-2] if len(own) > 1 else 0.0
-        if longest_s > limits.ceiling_s:
+        if len(own) > 1 and max(own) > limits.ceiling_s and (longest_s := sorted(own)[-2]) > limits.ceiling_s:
             wanted_s = ABOVE_LONGEST * longest_s
         wanted_s *= self._backed_off.get((kind, peer), 1.0)
         return min(wanted_s, limits.ceiling_s) if is_suspect else wanted_s

@@ -24,12 +24,13 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
 Send = Callable[[Contact, list[int]], Awaitable[list[int]]]
 
 
-class OwnerPump:
+class OwnerPump(ShardTasks):
     """`waiting` gives the shards for which something waits; `send` is called for those of one owner."""
 
     def __init__(
         self, context: ExchangeContext, directory: OwnerDirectory, waiting: Callable[[], Iterable[int]], send: Send
     ) -> None:
+        super().__init__("owner-request")
         self._context = context
         self._directory = directory
         self._waiting = waiting
@@ -37,31 +38,17 @@ class OwnerPump:
         self._requests: dict[bytes, int] = {}
         #: How long each shard that was not answered rests next time.
         self._pauses: dict[int, float] = {}
-        self._tasks = ShardTasks(self._begin, "owner-request")
 
-    def wake(self) -> None:
-        """Something waits: send it, after all that comes in this turn of the event loop."""
-        self._tasks.wake()
-
-    def halt(self) -> None:
-        """Cancel every request."""
-        self._tasks.halt()
-
-    async def stop(self) -> None:
-        """`halt`, and wait until all have ended."""
-        await self._tasks.stop()
-
-    def _begin(self) -> None:
-        busy = self._tasks.busy
-        shards = [shard for shard in self._waiting() if shard not in busy]
+    def begin(self) -> None:
+        shards = [shard for shard in self._waiting() if shard not in self.busy]
         if not shards:
             return
         groups, unknown = self._directory.by_owner(shards)
         for owner, theirs in groups:
             if self._requests.get(owner.node_id, 0) < REQUESTS_AT_ONCE:
-                self._tasks.start(theirs, self._request(owner, theirs))
+                self.start(theirs, self._request(owner, theirs))
         if unknown:
-            self._tasks.start(unknown, self._rest(unknown))
+            self.start(unknown, self._rest(unknown))
 
     async def _request(self, owner: Contact, shards: list[int]) -> None:
         count = self._requests
@@ -79,7 +66,7 @@ class OwnerPump:
             answered = [shard for shard in shards if shard not in again]
             for shard in answered:
                 self._pauses.pop(shard, None)
-            self._tasks.free(answered)
+            self.free(answered)
         if again:
             await self._rest(again)
 
@@ -92,4 +79,4 @@ class OwnerPump:
         finally:
             for shard in shards:
                 self._pauses[shard] = min(2 * pause_s, MAX_RETRY_S)
-            self._tasks.free(shards)
+            self.free(shards)

@@ -47,7 +47,7 @@ class _Prepared:
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class ValueRounds:
+class ValueRounds(ShardTasks):
     """The queues and rounds of one node. `in_flight` has what a hand-over waits for, as in `DeltaHandler`."""
 
     def __init__(
@@ -56,6 +56,7 @@ class ValueRounds:
         replicator: DeltaReplicator,
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
     ) -> None:
+        super().__init__("value-round")
         self._context = context
         self._store = context.store
         self._run = context.run
@@ -69,7 +70,6 @@ class ValueRounds:
         self._numbers: dict[int, int] = {}
         self._pulls = ScriptPulls(context.environment.clock)
         self._is_pulling = False
-        self._tasks = ShardTasks(self._begin_rounds, "value-round")
         #: Updates of each member that wait here, and their bytes.
         self.waiting_of: dict[bytes, int] = {}
         self.waiting_bytes = 0
@@ -115,22 +115,10 @@ class ValueRounds:
         if not one.result.done():
             one.result.set_result(result)
 
-    def wake(self) -> None:
-        """Begin the rounds that are due, after all that came in this turn of the event loop."""
-        self._tasks.wake()
-
-    def halt(self) -> None:
-        """Cancel every round: what was not acknowledged is sent again by its origin."""
-        self._tasks.halt()
-
-    async def stop(self) -> None:
-        """`halt`, and wait until all have ended."""
-        await self._tasks.stop()
-
     # -- rounds -------------------------------------------------------------------------------------------------
 
-    def _begin_rounds(self) -> None:
-        busy = self._tasks.busy
+    def begin(self) -> None:
+        busy = self.busy
         for shard in [shard for shard in self._queues if shard not in self._store.owned and shard not in busy]:
             for one in self._queues.pop(shard):
                 self._settle(shard, one, not_owned(self._store, shard))
@@ -142,11 +130,11 @@ class ValueRounds:
             groups.setdefault(targets, []).append(shard)
         for targets, shards in groups.items():
             if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
-                self._tasks.start(shards, self._round(targets, shards))
+                self.start(shards, self._round(targets, shards))
         to_pull = [shard for shard in ready if shard not in built_in]
         if to_pull and not self._is_pulling and not self._pulls.rests:
             self._is_pulling = True
-            self._tasks.start(to_pull, self._pull_round(to_pull))
+            self.start(to_pull, self._pull_round(to_pull))
 
     def _take(self, shard: int, fits: Callable[[KeyUpdate], bool]) -> list[Waiting]:
         """What a batch of a shard consists of: the first that waits, and those like it. What turned out to be known
@@ -182,21 +170,21 @@ class ValueRounds:
     async def _round(self, targets: tuple[bytes, ...], shards: list[int]) -> None:
         self._rounds[targets] = self._rounds.get(targets, 0) + 1
         try:
-            prepared = []
+            prepared, room_bytes = [], self._room_bytes()
             for shard in shards:
                 owned = self._store.owned.get(shard)
                 if owned is None or owned.state.table is None or owned.moving:
                     continue
                 if waiting := self._take(shard, is_built_in):
                     updates = [one.update for one in waiting]
-                    batch = applied(owned.state.table, updates, self._room_bytes(), _late(owned.state.table, waiting))
+                    batch = applied(owned.state.table, updates, room_bytes, _late(owned.state.table, waiting))
                     prepared.append(self._prepare(shard, waiting, batch, owned))
             await self._commit(prepared)
         finally:
             self._rounds[targets] -= 1
             if not self._rounds[targets]:
                 del self._rounds[targets]
-            self._tasks.free(shards)
+            self.free(shards)
 
     async def _pull_round(self, shards: list[int]) -> None:
         """One call of the user's `pull` for all shards with updates for it; their batches are added while the next
@@ -212,7 +200,7 @@ class ValueRounds:
                 self._put_back(shard, [one for one in waiting if shard not in outcome or one not in outcome[shard][0]])
             if self._pulls.rests:
                 asyncio.get_running_loop().call_later(SCRIPT_RETRY_S, self.wake)
-            self._tasks.free([shard for shard in shards if shard not in outcome])
+            self.free([shard for shard in shards if shard not in outcome])
         try:
             prepared = []
             for shard, (waiting, results, failed) in outcome.items():
@@ -226,12 +214,15 @@ class ValueRounds:
                     prepared.append(self._prepare(shard, waiting, batch, basis))
             await self._commit(prepared)
         finally:
-            self._tasks.free(outcome)
+            self.free(outcome)
 
     def _room_bytes(self) -> int:
         """How much larger the tables owned here may become."""
-        tables = (owned.state.table for owned in self._store.owned.values())
-        return self._context.settings.value_bytes - sum(table.size_bytes for table in tables if table is not None)
+        room_bytes = self._context.settings.value_bytes
+        for owned in self._store.owned.values():
+            if owned.state.table is not None:
+                room_bytes -= owned.state.table.size_bytes
+        return room_bytes
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -257,12 +248,12 @@ class ValueRounds:
             quiet = []
             for shard, owned in list(self._store.owned.items()):
                 seen = owned, owned.state.version
-                is_free = owned.backup is not None and not owned.moving and shard not in self._tasks.busy
-                if is_free and former.get(shard) == seen and not self._tasks.is_halted:
+                is_free = owned.backup is not None and not owned.moving and shard not in self.busy
+                if is_free and former.get(shard) == seen and not self.is_halted:
                     quiet.append(shard)
                 former[shard] = seen
             if quiet:
-                self._tasks.start(quiet, self._check_round(quiet))
+                self.start(quiet, self._check_round(quiet))
 
     async def _check_round(self, shards: list[int]) -> None:
         try:
@@ -274,7 +265,7 @@ class ValueRounds:
                     prepared.append(self._prepare(shard, [], batch, owned))
             await self._commit(prepared)
         finally:
-            self._tasks.free(shards)
+            self.free(shards)
 
     async def close(self, shard: int, identity: DeltaId, void: list[KeyUpdate], reasons: list[str]) -> PushResult:
         """Record that every update of a batch of the other side of a split is known here: by a batch of its identity,

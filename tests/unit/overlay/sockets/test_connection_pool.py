@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from overlay.addresses import Address, NodeAddress
-from overlay.sockets.connection_pool import ConnectionPool, PooledConnection
+from overlay.sockets.connection_pool import KEEP_ALIVE_S, ConnectionPool, PooledConnection
 from overlay.sockets.send_queue import SendQueue
 from overlay.sockets.upload_meter import UploadMeter
 from overlay.system import SystemClock
 from overlay.transport import TransportError
+from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 PEER = Address("10.0.0.1", 9)
@@ -126,6 +127,40 @@ def test_connections_are_reused_last_in_first_out() -> None:
         assert not first.is_new
 
     asyncio.run(main())
+
+
+def test_an_idle_connection_is_closed_half_a_minute_after_its_last_use() -> None:
+    """Each by its own last use, whichever became idle first; one that is in use then stays open."""
+
+    async def main() -> None:
+        loop, pool = asyncio.get_running_loop(), ConnectionPool(None, SystemClock(), UploadMeter())
+        first, second, third = wires = [Wire() for _ in range(3)]
+        for wire in wires:
+            wire._task.cancel()  # nothing comes, and the other side stays
+        pooled = [PooledConnection(wire.connection, None, b"") for wire in wires]
+        pool.release(PEER, pooled[0])
+        await asyncio.sleep(10.0)
+        pool.release(PEER, pooled[1])
+        pool.release(Address("10.0.0.2", 9), pooled[2])
+        await asyncio.sleep(10.0)
+        assert pool.take_idle(PEER) is pooled[1]
+        await asyncio.sleep(KEEP_ALIVE_S - 20.5)
+        assert not first.connection.has_ended
+        await asyncio.sleep(1.0)
+        assert [wire.connection.has_ended for wire in wires] == [True, False, False]
+        pool.release(PEER, pooled[1])
+        await asyncio.sleep(10.0)
+        assert [wire.connection.has_ended for wire in wires] == [True, False, True]
+        last_s = loop.time() - 10.0
+        await asyncio.sleep(last_s + KEEP_ALIVE_S - 0.1 - loop.time())
+        assert not second.connection.has_ended
+        await asyncio.sleep(0.2)
+        assert second.connection.has_ended
+        assert third.connection.has_ended
+        assert (pool._idle, pool._timer) == ({}, None)
+        pool.close()
+
+    VirtualLoop().run(main(), limit_s=300.0)
 
 
 def test_connections_that_have_ended_are_not_reused() -> None:

@@ -50,6 +50,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.close_now()
 
+    def close(self) -> None:
+        self.close_now()
+
     def pause_reading(self) -> None:
         self.reads = False
 

@@ -195,6 +195,7 @@ def test_requests_in_flight_end_when_their_node_is_found_dead() -> None:
 
         assert not found.cancelled()
         assert ended == [("reset", 0.5), ("reset", 0.5), ("answered", 3.0), ("answered", 3.0)]
+        assert rpc._in_flight == {}
 
     run(scenario())
 

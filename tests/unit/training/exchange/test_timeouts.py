@@ -39,6 +39,13 @@ def test_the_median_and_four_deviations() -> None:
     assert measured(*seconds).timeout_s("push", PEER) == pytest.approx(2.2 + DEVIATIONS * 0.1)
 
 
+def test_times_below_the_floor_may_scatter_above_it() -> None:
+    """The estimate is that of its formula wherever the times lie, also where each of them is below the floor."""
+    seconds = [0.1, 1.9, 0.2, 1.8, 1.0]
+
+    assert measured(*seconds).timeout_s("push", PEER) == pytest.approx(1.0 + DEVIATIONS * 0.8)
+
+
 def test_quick_answers_meet_the_floor_and_slow_ones_the_ceiling() -> None:
     """A machine that stalls for a second is waited for, and no first silence lasts past the detection bound."""
     assert measured(*[0.001] * 8).timeout_s("push", PEER) == REQUEST.floor_s

@@ -1,0 +1,98 @@
+"""Tasks for shards: begun together once per turn, one at a time for each shard, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.harness.virtual_loop import run
+from training.exchange.shard_tasks import ShardTasks
+
+
+class _Works(ShardTasks):
+    """Works for all shards that wait and are not busy; each work ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("test-work")
+        self.waiting: list[int] = []
+        self.begun: list[list[int]] = []
+        self.ended: list[list[int]] = []
+        self.go_on = asyncio.Event()
+
+    def begin(self) -> None:
+        ready = [shard for shard in self.waiting if shard not in self.busy]
+        self.begun.append(ready)
+        self.waiting = [shard for shard in self.waiting if shard in self.busy]
+        if ready:
+            self.start(ready, self._work(ready))
+
+    async def _work(self, shards: list[int]) -> None:
+        try:
+            await self.go_on.wait()
+        finally:
+            self.ended.append(shards)
+            self.free(shards)
+
+
+async def _turns(count: int = 4) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_what_comes_in_one_turn_begins_together() -> None:
+    """Three wakes of one turn are one `begin`, and nothing begins inside `wake` itself."""
+
+    async def scenario() -> None:
+        works = _Works()
+        for shard in (3, 1, 2):
+            works.waiting.append(shard)
+            works.wake()
+        assert works.begun == []
+        await _turns()
+        assert works.begun == [[3, 1, 2]]
+        assert list(works.busy) == [3, 1, 2]
+        await works.stop()
+
+    run(scenario())
+
+
+def test_a_busy_shard_begins_again_only_when_it_is_free() -> None:
+    """`free` begins what is due by itself."""
+
+    async def scenario() -> None:
+        works = _Works()
+        works.waiting = [1]
+        works.wake()
+        await _turns()
+        works.waiting = [1, 2]
+        works.wake()
+        await _turns()
+        assert works.begun == [[1], [2]]
+        works.go_on.set()
+        await _turns(8)
+        assert works.begun[2:] == [[1], []]
+        assert works.ended == [[1], [2], [1]]
+        assert not works.busy
+        await works.stop()
+
+    run(scenario())
+
+
+def test_nothing_begins_after_halt_and_stop_waits_for_all() -> None:
+    """Tasks under way are cancelled and have ended when `stop` returns; a wake before or after begins nothing."""
+
+    async def scenario() -> None:
+        works = _Works()
+        works.waiting = [1]
+        works.wake()
+        await _turns()
+        works.waiting = [2]
+        works.wake()
+        assert not works.is_halted
+        await works.stop()
+        assert works.is_halted
+        assert works.ended == [[1]]
+        works.wake()
+        await _turns()
+        assert works.begun == [[1]]
+
+    run(scenario())
