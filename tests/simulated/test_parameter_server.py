@@ -483,6 +483,49 @@ def test_what_died_with_worker_and_server_is_named(caplog):
     assert "the update of task 17, step 4, by worker 02000000 is lost" in caplog.text
 
 
+def test_an_update_that_waits_is_sent_once_to_each_server():
+    """A worker that waits twenty seconds for the other one asks every second, and repeats the name alone; the next
+    server gets the update itself, and it counts once."""
+    options = ServerOptions(barrier="bsp", min_workers=2)
+    large = np.ones(5000)
+
+    async def history(is_killed):
+        pushed = []
+
+        def push(ctx, params):
+            pushed.append(ctx.node_id)
+            return [("w", large)]
+
+        world = World(
+            options,
+            lambda _: simple(push=push, stop=lambda ctx: ctx.step >= 1),
+            push_s=lambda name: 0.1 if name == "worker-3" else 20.0,
+        )
+        first, _second = world.add(server=True), world.add(server=True)
+        waiting, _slow = world.add(server=False), world.add(server=False)
+        sizes = []
+        call = waiting.call
+
+        async def counted(node, payload):
+            sizes.append((node, len(payload)))
+            return await call(node, payload)
+
+        waiting.call = counted
+        await asyncio.sleep(10.0)
+        if is_killed:
+            world.kill(first)
+        await world.ends()
+        whole = Counter(node for node, size in sizes if size > large.nbytes)
+        assert len(pushed) == 2
+        return whole, len(sizes), await world.record(), await world.store.get("w")
+
+    for is_killed, servers in ((False, 1), (True, 2)):
+        whole, asked, record, value = run(history(is_killed), limit_s=300.0)
+        assert list(whole.values()) == [1] * servers
+        assert asked > 15
+        assert (record.version, value.value.tolist()) == (2, [2.0] * 5000)
+
+
 def test_a_long_push_keeps_its_lease():
     """A task that takes three times its lease is not given to another worker, for its worker renews it."""
     options = ServerOptions(barrier="asp", lease_floor_s=2.0)

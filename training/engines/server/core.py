@@ -38,8 +38,8 @@ MAX_REPORT_COUNT = 64
 
 #: What becomes of a report. `waits`: it is not committed yet. `counted`: it is in the values. `stale`: refused, to be
 #: computed again from new values. `failed`: refused so often that the task goes to another worker. `superseded`:
-#: another attempt counts.
-Outcome = Literal["waits", "counted", "stale", "failed", "superseded"]
+#: another attempt counts. `unknown`: it came without its updates, and they are not here; it is to be sent whole.
+Outcome = Literal["waits", "counted", "stale", "failed", "superseded", "unknown"]
 #: Task and attempt.
 Name = tuple[int, int]
 #: A task's keys, encoded, each with its value unless the store has it.
@@ -186,6 +186,16 @@ class ServerCore:
         self.gate.completed(worker, contribution.step)
         self._waiting.setdefault(worker, {})[name] = contribution
         return "waits"
+
+    def repeated(self, worker: bytes, name: Name) -> Outcome:
+        """A worker repeats a report without its updates."""
+        if name in self._counted.get(worker, ()):
+            return "counted"
+        return "waits" if self.keeps(worker, name) else "unknown"
+
+    def keeps(self, worker: bytes, name: Name) -> bool:
+        """Whether this update is here and waits: its worker need not send it again."""
+        return name in self._waiting.get(worker, ())
 
     def told(self, worker: bytes, repeated: Collection[Name]) -> None:
         """The worker repeats these reports only: it has been told of all others that are committed."""

@@ -43,12 +43,24 @@ class HeldLease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True):
-    """The update of a task, computed from the values of `version`. With a `failure`, its `push` raised."""
+    """The update of a task, computed from the values of `version`. With a `failure`, its `push` raised. `is_short`: the
+    updates, and the work of the task, are left out, because the server has them (`Told.keeps`)."""
 
     held: HeldLease
     version: Count
     updates: Annotated[list[tuple[EncodedKey, bytes]], Meta(max_length=MAX_KEYS)] = []
     failure: str = ""
+    is_short: bool = False
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """Task and attempt."""
+        return self.held.task, self.held.attempt
+
+    def short(self) -> Computed:
+        """The report of an update that the server has."""
+        held = msgspec.structs.replace(self.held, work=[])
+        return msgspec.structs.replace(self, held=held, updates=[], is_short=True)
 
 
 class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
@@ -76,7 +88,8 @@ class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
-    task and attempt. `failure`: the run ended by an error. `workers`: how many live."""
+    task and attempt. `failure`: the run ended by an error. `workers`: how many live. `keeps`: updates that wait and
+    need not be sent again to this server, in this epoch."""
 
     epoch: Count
     server: bytes
@@ -88,6 +101,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     failure: Failure | None = None
     refused: str = ""
     workers: Count = 0
+    keeps: list[tuple[int, int]] = []
 
 
 def encode(message: Poll | Told) -> bytes:

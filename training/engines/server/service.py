@@ -12,21 +12,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from training.engines.program import VerbFailed
 from training.engines.server import messages
 from training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
-from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
+from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
 from training.engines.server.host import Asked, ServerHost
 from training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
+from training.engines.server.parked import ParkedPoll, unknown_reports, whole_reports
 from training.engines.server.program import ServerContext, ServerVerbs, raise_failure
 from training.engines.server.takeover import Takeover
-from training.engines.server.tasks import LeasedTask
 from training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
 from training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
 
@@ -47,16 +46,6 @@ STORE_S = 60.0
 STORE_PAUSE_S = 0.2
 
 _LOG = logging.getLogger("p2pnode.server")
-
-
-@dataclass(slots=True)
-class _Parked:
-    """A worker that waits for an answer."""
-
-    asked: Asked
-    poll: Poll
-    outcomes: list[tuple[int, int, Outcome]]
-    since: float
 
 
 class RunFailed(Exception):
@@ -84,7 +73,7 @@ class Serving:
         self.core = self._core(self._takeover.settled())
         self._is_settled = False
         self._recorded: set[bytes] = set()
-        self._parked: dict[bytes, _Parked] = {}
+        self._parked: dict[bytes, ParkedPoll] = {}
         self._heard: dict[bytes, float] = dict.fromkeys((one.worker for one in record.workers), host.clock())
         self._next_look = self._next_schedule = self._next_check = 0.0
         self._has_enough = bool(record.workers)
@@ -214,7 +203,7 @@ class Serving:
     async def _hear(self, asked: Asked) -> None:
         try:
             poll = messages.decode_poll(asked.payload)
-            contributions = [messages.contribution_of(one, asked.sender) for one in poll.reports if not one.failure]
+            contributions = [messages.contribution_of(one, asked.sender) for one in whole_reports(poll)]
         except (messages.BadPoll, BadValue) as error:
             await asked.answer(messages.encode(self._told(None, refused=str(error))))
             return
@@ -227,13 +216,17 @@ class Serving:
         now = self._host.clock()
         self._heard[asked.sender] = now
         await self._replace_parked(asked.sender)
+        if unknown := unknown_reports(self.core, asked.sender, poll, is_settled=self._is_settled):
+            parked = ParkedPoll(asked, poll, [(*name, "unknown") for name in unknown], now)
+            await asked.answer(messages.encode(self._told(parked)))
+            return
         if not self._is_settled:
             held = [] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)]
             self._takeover.heard(asked.sender, contributions, held)
             outcomes: list[tuple[int, int, Outcome]] = [(*one.name, "waits") for one in contributions]
-            self._parked[asked.sender] = _Parked(asked, poll, outcomes, now)
+            self._parked[asked.sender] = ParkedPoll(asked, poll, outcomes, now)
             return
-        self._parked[asked.sender] = _Parked(asked, poll, self._note(asked.sender, poll, contributions, now), now)
+        self._parked[asked.sender] = ParkedPoll(asked, poll, self._note(asked.sender, poll, contributions, now), now)
 
     async def _replace_parked(self, worker: bytes) -> None:
         """A worker asks again before it was answered: it waits for the newer answer."""
@@ -255,14 +248,17 @@ class Serving:
         core = self.core
         core.join(worker)
         self._has_enough = self._has_enough or len(core.workers) >= self._options.min_workers
-        for held in [*(one.held for one in poll.reports), *([] if poll.holds is None else [poll.holds])]:
+        mine = [one.held for one in poll.reports if not one.is_short]
+        for held in [*mine, *([] if poll.holds is None else [poll.holds])]:
             if held.holds:
                 core.claim(messages.lease_of(held, worker, now), now)
         found: dict[Name, Outcome] = {one.name: core.report(one, now) for one in contributions}
         for computed in poll.reports:
-            if computed.failure:
+            if computed.is_short:
+                found[computed.name] = core.repeated(worker, computed.name)
+            elif computed.failure:
                 core.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
-                found[computed.held.task, computed.held.attempt] = "failed"
+                found[computed.name] = "failed"
         core.told(worker, list(found))
         if poll.holds is not None:
             held = poll.holds
@@ -366,22 +362,14 @@ class Serving:
         tasks: dict[bytes, HeldLease] = {}
         for worker, parked in self._parked.items():
             lease = self.core.leases.of(worker)
-            is_known = lease is not None and parked.poll.holds is not None and _names(parked.poll.holds, lease)
-            if lease is not None and parked.poll.wants and not is_known:
+            if lease is not None and parked.poll.wants and not parked.names(lease):
                 tasks[worker] = messages.held_by(lease)
         values = await self._values(tasks)
         for worker, parked in list(self._parked.items()):
             task = tasks.get(worker)
-            if task is not None or self._has_news(worker, parked) or now - parked.since >= LONGEST_WAIT_S:
+            if task is not None or parked.has_news(self.core, worker) or now - parked.since >= LONGEST_WAIT_S:
                 del self._parked[worker]
                 await parked.asked.answer(messages.encode(self._told(parked, worker, task, values)))
-
-    def _has_news(self, worker: bytes, parked: _Parked) -> bool:
-        """Whether the worker's poll can be answered without a task."""
-        return not parked.poll.wants or any(
-            outcome != "waits" or self.core.is_counted(worker, (task, attempt))
-            for task, attempt, outcome in parked.outcomes
-        )
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:
         wanted = dict.fromkeys(decode_key(key) for task in tasks.values() for key, own in task.work if own is None)
@@ -392,16 +380,13 @@ class Serving:
 
     def _told(
         self,
-        parked: _Parked | None,
+        parked: ParkedPoll | None,
         worker: bytes = b"",
         task: HeldLease | None = None,
         values: dict[Key, bytes] | None = None,
         refused: str = "",
     ) -> Told:
-        outcomes: list[tuple[int, int, Outcome]] = []
-        for number, attempt, outcome in [] if parked is None else parked.outcomes:
-            is_counted = outcome == "waits" and self.core.is_counted(worker, (number, attempt))
-            outcomes.append((number, attempt, "counted" if is_counted else outcome))
+        outcomes, keeps = ([], []) if parked is None else parked.fates(self.core, worker)
         given = None
         if task is not None:
             sent = [(key, (values or {}).get(decode_key(key)) if own is None else own) for key, own in task.work]
@@ -417,6 +402,7 @@ class Serving:
             failure=self._failure,
             refused=refused,
             workers=len(self.core.workers),
+            keeps=keeps,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -444,7 +430,3 @@ class Serving:
             else:
                 for gone in (await host.members(list(missing))).gone:
                     missing.pop(gone, None)
-
-
-def _names(held: HeldLease, lease: LeasedTask[Work]) -> bool:
-    return (held.task, held.attempt) == (lease.task, lease.attempt)

@@ -47,6 +47,8 @@ class _Worker:
         self._server = b""
         self._tried: dict[bytes, None] = {}
         self._reports: dict[tuple[int, int], Computed] = {}
+        #: Reports that the server has, and its epoch: repeated without their updates.
+        self._kept: dict[tuple[int, int], int] = {}
         self._leased_until: dict[tuple[int, int], float] = {}
         self._completed = 0
         self._workers = 0
@@ -70,8 +72,9 @@ class _Worker:
 
     def _note(self, told: Told) -> None:
         self._workers = told.workers
+        self._kept = dict.fromkeys(told.keeps, told.epoch)
         for task, attempt, outcome in told.outcomes:
-            if outcome != "waits":
+            if outcome not in ("waits", "unknown"):
                 self._reports.pop((task, attempt), None)
                 self._leased_until.pop((task, attempt), None)
             self._completed += outcome == "counted"
@@ -81,10 +84,11 @@ class _Worker:
         return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds)
 
     def _as_of_now(self, computed: Computed) -> Computed:
-        held = computed.held
-        if self._host.clock() < self._leased_until.get((held.task, held.attempt), 0.0):
+        if self._server and self._kept.get(computed.name) == self._epoch:
+            computed = computed.short()
+        if self._host.clock() < self._leased_until.get(computed.name, 0.0):
             return computed
-        return msgspec.structs.replace(computed, held=msgspec.structs.replace(held, holds=False))
+        return msgspec.structs.replace(computed, held=msgspec.structs.replace(computed.held, holds=False))
 
     # -- tasks
 

@@ -55,6 +55,31 @@ def test_a_worker_is_told_that_its_update_counts_when_it_is_committed():
     assert (core.version, core.counted, core.idle()) == (1, 1, [A])
 
 
+def test_an_update_that_waits_need_not_be_sent_again():
+    """It is kept from its acceptance to its commit; a worker that counted as gone sends it whole, and is refused."""
+    core = server("bsp", WholeStep())
+    leases = give(core)
+    assert core.repeated(A, done(leases[A]).name) == "unknown"
+    assert core.report(done(leases[A]), 1.0) == "waits"
+    assert core.keeps(A, done(leases[A]).name)
+    assert core.repeated(A, done(leases[A]).name) == "waits"
+    assert core.repeated(B, done(leases[A]).name) == "unknown"
+    core.report(done(leases[B]), 1.0)
+    assert commit_all(core) == [[A, B]]
+    assert (core.repeated(A, done(leases[A]).name), core.keeps(A, done(leases[A]).name)) == ("counted", False)
+    core.leave(A)
+    assert core.repeated(A, done(leases[A]).name) == "unknown"
+
+
+def test_an_update_beyond_the_quota_is_not_kept():
+    """It waits for the next version at its worker, which sends it whole again."""
+    core = server("asp", Quota(1))
+    leases = give(core)
+    assert core.report(done(leases[A]), 1.0) == "waits"
+    assert core.report(done(leases[B]), 1.0) == "waits"
+    assert [core.keeps(one, done(leases[one]).name) for one in (A, B)] == [True, False]
+
+
 def test_what_a_worker_does_not_repeat_it_knows():
     """The list of committed updates stays short."""
     core = server("asp", EachAtOnce(), [A])

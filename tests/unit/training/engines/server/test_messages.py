@@ -1,5 +1,6 @@
 """What passes between servers and workers."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -32,6 +33,19 @@ def test_a_report_comes_back_as_it_was():
     assert held_by(lease_of(held, b"me", 1.0)) == held
 
 
+def test_a_short_report_names_the_update_alone():
+    """Task, attempt, step and version stay; updates and work are left out. An earlier version reads the rest."""
+    held = HeldLease(7, 2, 5, [(b"sw", b"\x01" * 1000)])
+    whole = Computed(held, 9, [(b"sw", b"\x01" * 1000)])
+    short = decode_poll(encode(Poll(1, 3, "{}", True, [whole.short()]))).reports[0]
+    assert (short.name, short.held.step, short.version, short.is_short) == ((7, 2), 5, 9, True)
+    assert (short.held.work, short.updates) == ([], [])
+    assert len(encode(Poll(1, 3, "{}", True, [short]))) < 40
+    fields = msgspec.msgpack.decode(encode(Poll(1, 3, "{}", True, [whole])))
+    fields[5] = [one[:-1] for one in fields[5]]
+    assert decode_poll(msgspec.msgpack.encode(fields)).reports == [whole]
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", encode(Told(1, b""))])
 def test_other_bytes_are_refused(data):
     """What is no poll is a `BadPoll`."""
@@ -41,8 +55,6 @@ def test_other_bytes_are_refused(data):
 
 def test_newer_fields_are_ignored():
     """A message of a later version with more fields is understood."""
-    import msgspec
-
     fields = msgspec.msgpack.decode(encode(Told(4, b"s", 2)))
     assert decode_told(msgspec.msgpack.encode([*fields, "new"])).epoch == 4
 
