@@ -56,6 +56,8 @@ class ReadValues(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     keys: Annotated[list[tuple[ShardIndex, EncodedKey]], Meta(max_length=MAX_ITEMS)]
+    #: An owner below these terms raises its own, or yields: the reader takes no value of a lower one.
+    fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
 class ReadResult(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +94,8 @@ class ListKeys(msgspec.Struct, frozen=True, array_like=True):
     shards: Annotated[
         list[tuple[ShardIndex, Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)]]], Meta(max_length=MAX_SHARDS)
     ]
+    #: As of `ReadValues`.
+    fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
 class KeysResult(msgspec.Struct, frozen=True, array_like=True):

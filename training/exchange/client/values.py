@@ -186,7 +186,7 @@ class SwarmValues:
             if owner.node_id == self._me:
                 results = self._handler.read(asked)
             else:
-                message = ReadValues(self._context.genesis, asked)
+                message = ReadValues(self._context.genesis, asked, self._store.ownership.stale_fences(shards))
                 answer = await self._context.rpc.ask(owner, "read_values", message, ReadValuesAnswer, PARTNER_TIMEOUT_S)
                 results = answer.results
         finally:
@@ -348,7 +348,8 @@ class SwarmValues:
             if owner.node_id == self._me:
                 results = await self._handler.list_keys(wanted)
             else:
-                message = ListKeys(self._context.genesis, wanted)
+                fences = self._store.ownership.stale_fences([shard for shard, _ in wanted])
+                message = ListKeys(self._context.genesis, wanted, fences)
                 answer = await self._context.rpc.ask(owner, "list_keys", message, ListKeysAnswer, PARTNER_TIMEOUT_S)
                 results = answer.results
         except TransportError as error:

@@ -165,6 +165,7 @@ class ValueHandler:
     # -- reads --------------------------------------------------------------------------------------------------
 
     async def _on_read(self, _sender: Contact, message: ReadValues, _stream: AsyncIterator[Buffer]) -> Response:
+        self._rebalance.challenge(message.fences)
         return Response(encode(ReadValuesAnswer(self.read(message.keys))))
 
     def read(self, keys: Sequence[tuple[int, bytes]]) -> list[ReadResult]:
@@ -195,6 +196,7 @@ class ValueHandler:
         return PushResult.retry(shard, "moving") if owned.moving else owned
 
     async def _on_list(self, _sender: Contact, message: ListKeys, _stream: AsyncIterator[Buffer]) -> Response:
+        self._rebalance.challenge(message.fences)
         return Response(encode(ListKeysAnswer(await self.list_keys(message.shards))))
 
     async def list_keys(self, shards: Sequence[tuple[int, bytes]]) -> list[KeysResult]:

@@ -109,11 +109,7 @@ class Rebalancer:
             self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
         if broken := self._repair.due():
             self._jobs.start(JobKind.REPAIR, b"", partial(self._repair.repair, broken))
-        lost_owner = [
-            shard
-            for shard, backed in self._store.backed.items()
-            if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
-        ]
+        lost_owner = self._orphaned_copies()
         # A leaving node takes a shard over only to hand it on; without another node its copy stays on its disk.
         if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
             self._jobs.start(JobKind.TAKE_OVER, b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
@@ -130,6 +126,14 @@ class Rebalancer:
     def write_off(self) -> list[Span]:
         """See `Failover.write_off`."""
         return self._failover.write_off()
+
+    def _orphaned_copies(self) -> list[int]:
+        """Shards that this node backs up, and whose owner is gone or has restarted."""
+        return [
+            shard
+            for shard, backed in self._store.backed.items()
+            if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
+        ]
 
     def _drop_gone_partners(self) -> None:
         is_gone = self._view.is_gone
@@ -245,14 +249,19 @@ class Rebalancer:
         return list(partners)
 
     async def leave(self, timeout_s: float) -> int:
-        """Hand over all owned shards; returns how many are still owned after `timeout_s`, or when no other node is
-        eligible."""
+        """Hand over all owned shards, and first take over those whose owner is gone: of two nodes that leave at one
+        moment, each may have handed shards to the other. Returns how many no other node has after `timeout_s`, or when
+        no other node is eligible."""
         self._run.enter(Phase.LEAVING)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._store.owned and self._view.has_eligible_others():
+                while self._left_behind() and self._view.has_eligible_others():
                     self._rebalance.wake()
                     await asyncio.sleep(LEAVE_POLL_INTERVAL_S)
         except TimeoutError:
             pass
-        return len(self._store.owned)
+        return self._left_behind()
+
+    def _left_behind(self) -> int:
+        """How many shards this node alone has."""
+        return len(self._store.owned) + len(self._orphaned_copies())

@@ -13,6 +13,7 @@ from tests.harness.virtual_loop import run
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.owner.value_rounds import CHECK_S, LATER
 from training.exchange.owner.values import MAX_WAITING_UPDATES
 from training.exchange.store.shard_store import ShardStore
@@ -43,11 +44,11 @@ async def last(updates: Sequence[EncodedUpdate], _: Mapping[bytes, EncodedValue]
 class Owner:
     """A node that owns both shards of a run without a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: ExchangeSettings = SETTINGS) -> None:
         self.store = ShardStore(IDS["a"], [(0, 0)] * 2, 0, SUM)
         for shard in range(2):
             self.own(shard, 1)
-        self.context = context_of(ScriptedSwarm(contact("a"), [contact("b")]), self.store, settings=SETTINGS)
+        self.context = context_of(ScriptedSwarm(contact("a"), [contact("b")]), self.store, settings=settings)
         self.deltas = DeltaHandler(self.context)
         self.values = self.deltas.values
 
@@ -118,6 +119,70 @@ def test_a_retry_joins_the_update_that_waits() -> None:
     run(scenario())
 
 
+def test_a_retry_of_what_is_known_waits_for_a_backup() -> None:
+    """A new owner may be the only node that has it: it acknowledges what it knows when the shard has a backup again,
+    and applies nothing for that."""
+
+    async def scenario() -> None:
+        owner = Owner(ExchangeSettings())
+        table = owner.store.owned[0].state.table
+        assert table is not None
+        table.apply(applied(table, [update(1, 5)], 1 << 20))
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
+        assert (result.status, result.reason) == ("retry", "no_backup_yet")
+        owner.store.owned[0].backup = contact("b")
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
+        assert (result.status, owner.value()) == ("ok", 5)
+        assert owner.context.swarm.requests == []  # type: ignore[attr-defined]
+
+    run(scenario())
+
+
+def test_an_update_that_became_known_while_it_waited_is_not_applied_again() -> None:
+    """The shard moved away and came back with it, before the round began that the update waited for."""
+
+    async def scenario() -> None:
+        owner, other = Owner(), Owner()
+        owner.store.owned[0].begin_move()
+        waiting = owner.values.rounds.enqueue(0, update(1, 5), IDS["x"])
+        await asyncio.sleep(0.1)
+        assert not waiting.result.done()
+        table = other.store.owned[0].state.table
+        assert table is not None
+        table.apply(applied(table, [update(1, 5)], 1 << 20))
+        owner.store.step_down(0)
+        owner.store.own(0, other.store.owned[0].state, term(3, "a"), contact("a"), 0.0, by_handover=True)
+        owner.values.rounds.wake()
+        await asyncio.sleep(0.1)
+        assert waiting.result.result().status == "ok"
+        assert owner.value() == 5
+
+    run(scenario())
+
+
+def test_an_update_that_the_other_side_has_acknowledged_waits_for_a_script_as_long_as_it_takes() -> None:
+    """It waited here as one of many, which are refused after a while; then the other side offered it."""
+
+    async def scenario() -> None:
+        owner, other = Owner(), Owner()
+        table = other.store.owned[0].state.table
+        assert table is not None
+        mine, theirs = update(1, 4, "pull"), update(2, 5, "pull")
+        await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs), ShardUpdate(1, mine)])
+        item = IncomingDelta.of_batch(0, b"", pulled(table, [theirs], [(theirs.key, theirs.update, 0)], {}, 1 << 20))
+        await owner.values.repair(DeltaId(IDS["b"], 1, 1), item)
+        await asyncio.sleep(3 * SCRIPT_WAIT_S)
+        (refused,) = await owner.values.accept(IDS["x"], [ShardUpdate(1, mine)])
+        assert refused.status == "refused"
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs)])
+        assert (result.status, result.reason) == ("retry", LATER)
+        owner.values.rounds.on_pull(last)
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs)])
+        assert (result.status, owner.value()) == ("ok", 5)
+
+    run(scenario())
+
+
 def test_updates_in_another_name_and_for_no_shard_are_refused() -> None:
     """An update is its sender's own; a shard beyond the last is a mistake."""
 
@@ -169,6 +234,7 @@ def test_two_sides_that_offer_the_same_update_have_it_applied_once() -> None:
 
     async def scenario() -> None:
         owner, other = Owner(), Owner()
+        CALLS.clear()
         owner.values.rounds.on_pull(last)
         one = update(1, 5, "pull")
         mine, theirs = owner.store.owned[0].state.table, other.store.owned[0].state.table

@@ -1,0 +1,157 @@
+"""Named values while nodes die at the worst moments, leave together, and join together: what was acknowledged stays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.harness.exchange_swarm import Member
+from tests.harness.value_swarm import SHARDS, Few, play
+from training.exchange.client.values import shard_of
+from training.exchange.terms import Term
+from training.values.encoding import encode_key
+from training.values.store import Stamped, ValueUpdate
+
+KEYS = [f"k{number}" for number in range(200)]
+
+
+async def fill(few: Few, name: str) -> None:
+    await few.store(name).update([ValueUpdate(key, b"x" * 200, 1, "replace") for key in KEYS])
+
+
+@pytest.mark.parametrize("seed", [19, 23, 25, 35])
+def test_nodes_that_leave_at_one_moment_lose_no_value(seed: int) -> None:
+    """Each hands shards to its backups, of which the other leaver is one: whoever gets them last hands them on."""
+
+    async def scenario(few: Few) -> None:
+        print("seed", seed)
+        await few.start("a", "b", "c", "d")
+        await fill(few, "d")
+        chance = random.Random(seed)
+        first, second = chance.sample("abcd", 2)
+
+        async def leave(name: str) -> tuple[int, int]:
+            await asyncio.sleep(chance.uniform(0.0, 0.05))
+            return await few.leave(name)
+
+        assert await asyncio.gather(leave(first), leave(second)) == [(0, 0), (0, 0)]
+        stays = next(name for name in "abcd" if name not in (first, second))
+        assert len(await few.store(stays).get_many(KEYS)) == len(KEYS)
+        assert few.events("values_lost") == []
+
+    play(scenario, seed=seed)
+
+
+def backup_of(few: Few, key: str) -> Member:
+    owner = few.owner(key)
+    assert owner.exchange is not None
+    backup = owner.exchange.store.owned[shard_of(encode_key(key), SHARDS)].backup
+    assert backup is not None
+    return next(one for one in few.world.running() if one.contact.node_id == backup.node_id)
+
+
+@pytest.mark.parametrize("who", ["owner", "backup"])
+@pytest.mark.parametrize("moment", ["asked", "forwarding", "forwarded", "answered"])
+def test_a_set_that_owner_or_backup_dies_in_counts_once(who: str, moment: str) -> None:
+    """The node dies when it is asked, before the backup has the batch, when it has it, or before the answer arrives:
+    the call ends, and each of its updates is in the value once."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c", "d")
+        key = few.key_of("a")
+        backup = backup_of(few, key).name
+        other = next(name for name in "bcd" if name != backup)
+        await few.store(other).update([ValueUpdate(key, 1, 0, "add")])
+        name, after_s = {
+            "asked": ("update_values", 0.0),
+            "forwarding": ("forward", 0.0),
+            "forwarded": ("forward", 0.021),
+            "answered": ("forward", 0.035),
+        }[moment]
+        victim = "a" if who == "owner" else backup
+        struck: list[float] = []
+
+        def strike(_source: str, target: str, request: str, _payload: bytes) -> None:
+            if request == name and not struck and target in ("a", backup):
+                struck.append(after_s)
+                asyncio.get_running_loop().call_later(after_s, few.world.kill, victim)
+
+        few.world.observers.append(strike)
+        await few.store(other).update([ValueUpdate(key, 10, 0, "add"), ValueUpdate(key, 100, 0, "add")])
+        assert struck
+        await few.whole()
+        for reader in few.world.running():
+            assert await few.store(reader.name).get(key) == Stamped(111, 0)
+
+    play(scenario)
+
+
+def test_two_nodes_that_join_at_once_get_their_shares() -> None:
+    """While values are set all the time: none is lost, none counts twice, and both joiners own shards."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        await fill(few, "a")
+        made = 0
+
+        async def count() -> None:
+            nonlocal made
+            while True:
+                await few.store("b").update([ValueUpdate(f"n{made % 16}", 1, 0, "add")])
+                made += 1
+
+        counting = asyncio.create_task(count())
+        for name in ("c", "d"):
+            member = await few.world.start(name)
+            assert member.exchange is not None
+            await member.exchange.join(few.world.members["a"].contact)
+
+        def shares() -> list[int]:
+            return [len(one.exchange.store.owned) for one in few.world.running() if one.exchange is not None]
+
+        async with asyncio.timeout(60.0):
+            while not all(shares()):  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.2)
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        await few.whole()
+        assert sum(shares()) == SHARDS
+        assert len(await few.store("d").get_many(KEYS)) == len(KEYS)
+        found = await few.store("c").get_many([f"n{number}" for number in range(16)])
+        # The last call was cancelled, and may have counted.
+        assert sum(one.value for one in found.values()) in (made, made + 1)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("verb", ["get", "keys"])
+def test_a_value_of_a_lower_term_than_was_seen_is_not_taken(verb: str) -> None:
+    """An owner that was replaced may answer still, with old values: the reader asks until the owner is above the term
+    that the reader has seen."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        key = few.key_of("a")
+        shard = shard_of(encode_key(key), SHARDS)
+        await few.store("b").set(key, 1)
+        reader, owner = (few.world.members[name].exchange for name in "ca")
+        assert reader is not None
+        assert owner is not None
+        before = owner.store.owned[shard].term
+        seen = Term(before.number + 1, few.world.members["b"].contact.node_id)
+        reader.store.ownership.raise_fence(shard, seen)
+        asked: list[str] = []
+        name = "read_values" if verb == "get" else "list_keys"
+        few.world.observers.append(lambda _s, target, request, _p: asked.append(target) if request == name else None)
+        if verb == "get":
+            assert await few.store("c").get(key) == Stamped(1, 0)
+        else:
+            assert await few.store("c").keys() == [key]
+        assert asked.count("a") > 1
+        (now,) = few.owners(shard)
+        assert now.exchange is not None
+        assert now.exchange.store.owned[shard].term > seen
+
+    play(scenario)
