@@ -8,6 +8,7 @@ under the rule `clip`, and is worth a warning under every rule.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushResult, RefusalReason
@@ -27,10 +28,28 @@ SAMPLE_FACTOR = 4.0
 SPARSE_FACTOR = 4.0
 #: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
 MAX_PENDING_PER_NODE = 16
+#: A node is warned of when at least half of its deltas were unusually long in each of so many steps in a row. Near a
+#: minimum single batches are: of 30,000 deltas of the digits 38 were, a minority of each step; those of one that scales
+#: its deltas are in all.
+UNUSUAL_STEPS = 5
 #: Seconds between two warnings about unusual lengths of one node; all are counted.
 UNUSUAL_WARNING_INTERVAL_S = 60.0
 #: Nodes whose last warning is remembered.
 MAX_WARNED_NODES = 1024
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """The deltas of a node's present step that were added here, and how many steps in a row before it were unusual."""
+
+    step: tuple[int, int] = (0, 0)
+    deltas: int = 0
+    unusual: int = 0
+    run: int = 0
+
+    @property
+    def is_unusual(self) -> bool:
+        return self.unusual > 0 and 2 * self.unusual >= self.deltas
 
 
 class DeltaValidator:
@@ -45,6 +64,7 @@ class DeltaValidator:
         self._log = context.environment.log
         self._first = FirstNorms()
         self._warned_s: dict[bytes, float] = {}
+        self._lengths: dict[bytes, _Lengths] = {}
 
     def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Check the values, and set length and clipping factor of the item; None if it may be added."""
@@ -106,9 +126,9 @@ class DeltaValidator:
             self._first.forget(item.shard)
         counters, now = self._counters, self._clock.monotonic()
         counters.clipped += item.scale < 1.0
-        if not item.unusual:
+        counters.unusual_norms += item.unusual
+        if not self._is_persistent(identity, unusual=item.unusual) or not item.unusual:
             return
-        counters.unusual_norms += 1
         warned_s = self._warned_s.get(identity.node)
         if warned_s is not None and now - warned_s < UNUSUAL_WARNING_INTERVAL_S:
             return
@@ -126,6 +146,22 @@ class DeltaValidator:
             median=float(f"{median:.4g}"),
             clipped=item.scale < 1.0,
         )
+
+    def _is_persistent(self, identity: DeltaId, *, unusual: bool) -> bool:
+        """Whether the deltas of a node were unusually long for several steps in a row, the present one included."""
+        lengths = self._lengths.get(identity.node)
+        if lengths is None:
+            if not unusual:
+                return False
+            if len(self._lengths) >= MAX_WARNED_NODES:
+                del self._lengths[next(iter(self._lengths))]
+            lengths = self._lengths[identity.node] = _Lengths()
+        if (identity.incarnation, identity.step) != lengths.step:
+            lengths.run = lengths.run + 1 if lengths.is_unusual else 0
+            lengths.step, lengths.deltas, lengths.unusual = (identity.incarnation, identity.step), 0, 0
+        lengths.deltas += 1
+        lengths.unusual += unusual
+        return lengths.is_unusual and lengths.run + 1 >= UNUSUAL_STEPS
 
     def refuse(self, shard: int, reason: RefusalReason) -> PushResult:
         """A final refusal, counted by its reason."""

@@ -19,6 +19,7 @@ from training.exchange.owner.validation import (
     MAX_PENDING_PER_NODE,
     SAMPLE_FACTOR,
     SPARSE_FACTOR,
+    UNUSUAL_STEPS,
     UNUSUAL_WARNING_INTERVAL_S,
     WEIGHT_FACTOR,
     DeltaValidator,
@@ -138,8 +139,8 @@ def test_the_first_deltas_wait_until_there_is_a_median() -> None:
     run(scenario())
 
 
-def test_an_unusual_length_is_counted_and_warned_about_now_and_then() -> None:
-    """Each one is counted; a warning about the same node follows after an interval only."""
+def test_lengths_that_stay_unusual_are_warned_about_now_and_then() -> None:
+    """Each one is counted; a warning comes after five steps in a row, the next one after a while."""
 
     async def scenario() -> None:
         store = owner_of("a")
@@ -147,18 +148,42 @@ def test_an_unusual_length_is_counted_and_warned_about_now_and_then() -> None:
             store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
         validator, context = validator_of(store, workers=3.0)
 
-        def add() -> None:
-            item = item_of(100.0)
-            assert validator.validate(PUSH, IDENTITY, item) is None
-            validator.note_added(IDENTITY, item)
+        def add(step: int, length: float = 100.0) -> None:
+            item, identity = item_of(length), DeltaId(IDENTITY.node, IDENTITY.incarnation, step)
+            assert validator.validate(PUSH, identity, item) is None
+            validator.note_added(identity, item)
 
-        add()
-        add()
+        warned = records_of(context)
+        for step in range(1, UNUSUAL_STEPS):
+            add(step)
+        assert warned == []
+        add(UNUSUAL_STEPS)
+        add(UNUSUAL_STEPS + 1)
         await asyncio.sleep(UNUSUAL_WARNING_INTERVAL_S + 1)
-        add()
+        add(UNUSUAL_STEPS + 2)
 
-        assert context.counters.unusual_norms == 3
-        assert [record.event for record in records_of(context)] == ["delta_norm_unusual"] * 2
+        assert context.counters.unusual_norms == UNUSUAL_STEPS + 2
+        assert [record.event for record in warned] == ["delta_norm_unusual"] * 2
+
+    run(scenario())
+
+
+def test_single_unusual_steps_and_shards_are_ordinary_training() -> None:
+    """A long delta every other step, and one long shard of three in every step, warn of nobody."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        for node in range(3):
+            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
+        validator, context = validator_of(store, workers=3.0)
+        for step in range(1, 40):
+            for length in (100.0, 1.0, 1.0) if step > 20 else (100.0 if step % 2 else 1.0,):
+                item, identity = item_of(length), DeltaId(IDENTITY.node, 1, step)
+                assert validator.validate(PUSH, identity, item) is None
+                validator.note_added(identity, item)
+
+        assert context.counters.unusual_norms > 20
+        assert records_of(context) == []
 
     run(scenario())
 
