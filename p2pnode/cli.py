@@ -15,7 +15,21 @@ from typing import Annotated
 import typer
 
 from p2pnode import __version__
-from p2pnode.commands import advise, ask, dashboard, demo, files, forget, key, records, simulate, start, watch
+from p2pnode.commands import (
+    advise,
+    ask,
+    dashboard,
+    demo,
+    files,
+    forget,
+    key,
+    logs,
+    records,
+    simulate,
+    start,
+    stop,
+    watch,
+)
 from p2pnode.commands.output import print_error, print_line
 from p2pnode.errors import ExitCode, UserError
 
@@ -34,7 +48,17 @@ def _register() -> None:
     app.command("start", cls=start.StartCommand)(start.start)
     # Options after the program's name belong to the program: `run python train.py --port 1`.
     app.command("run", cls=start.StartCommand, context_settings={"allow_interspersed_args": False})(start.run)
-    for command in (ask.status, ask.peers, watch.watch, ask.leave, ask.pause, ask.resume, ask.trust):
+    for command in (
+        ask.status,
+        ask.peers,
+        watch.watch,
+        logs.logs,
+        stop.stop,
+        ask.leave,
+        ask.pause,
+        ask.resume,
+        ask.trust,
+    ):
         app.command(command.__name__)(command)
     app.command("dashboard")(dashboard.dashboard)
     app.command("init")(files.init)

@@ -45,6 +45,7 @@ from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
+from p2pnode.log_file import BoundedLog
 from p2pnode.malloc import trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
@@ -101,7 +102,7 @@ def run(
     with (
         locked(folder),
         emptied_on_failure(folder, fresh=fresh) as outcome,
-        logs.LogStream(sys.stderr) as stream,
+        logs.LogStream(sys.stderr, BoundedLog.of(folder)) as stream,
     ):
         # Again: the first look was at a directory that another process may have been using.
         check_run(run_of(folder), config, folder)
@@ -131,8 +132,9 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     clock = SystemClock()
     events = EventRing()
     log = EventLog(events, logs.configure(config.log, stream), clock)
+    bound, put = BoundedLog.of(folder), descriptor_writer(sys.stdout.fileno())
     printed = BackgroundOutput(
-        descriptor_writer(sys.stdout.fileno()),
+        put if bound is None else bound.wrap(put),
         note=missing_output,
         on_drop=lambda: log.warning("output_dropped", reason="nobody reads the standard output of this process"),
     )

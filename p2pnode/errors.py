@@ -27,6 +27,8 @@ class ExitCode(IntEnum):
     IDENTITY_IN_USE = 11
     CUT_SHORT = 12
     DATA = 13
+    CANNOT_WORK = 14
+    STILL_LEAVING = 15
 
 
 #: The meaning of each code, for the documentation.
@@ -45,6 +47,8 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
     ExitCode.CUT_SHORT: "the training script had not ended by itself in its time (finish_s, stop_s) and was killed",
     ExitCode.DATA: "a file of records, or one to be made into records, is missing, damaged or of another format",
+    ExitCode.CANNOT_WORK: "`p2pnode doctor` found what keeps a node from working",
+    ExitCode.STILL_LEAVING: "`p2pnode stop` has waited for its time, and the node still leaves",
 }
 
 #: What the same command meets again however often it is started: a supervisor must not restart after these. 3 asks for

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.directory_lock import LOCK_FILE
+from p2pnode.log_file import LOG_FILE
 
-#: What a trainer printed: the message of the failed start refers to it.
-KEPT_PREFIX = "trainer.log"
+#: What a trainer printed, and the log of a node in the background: they say why the start failed.
+KEPT_PREFIXES = ("trainer.log", LOG_FILE)
 
 
 class StartOutcome:
@@ -25,9 +26,9 @@ class StartOutcome:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Whether the directory is missing, or has nothing but a lock."""
+    """Whether the directory is missing, or has nothing but a lock and logs."""
     try:
-        return all(entry.name == LOCK_FILE for entry in folder.iterdir())
+        return all(entry.name == LOCK_FILE or entry.name.startswith(KEPT_PREFIXES) for entry in folder.iterdir())
     except FileNotFoundError:
         return True
     except OSError:
@@ -53,7 +54,7 @@ def emptied_on_failure(folder: Path, *, fresh: bool) -> Iterator[StartOutcome]:
 def _empty(folder: Path) -> None:
     # The lock last: until then no other node can start here.
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == LOCK_FILE):
-        if entry.name.startswith(KEPT_PREFIX):
+        if entry.name.startswith(KEPT_PREFIXES):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -28,6 +28,7 @@ from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import PlannedNode, inherited, plan, with_servers
+from p2pnode.log_file import BoundedLog
 
 POLL_INTERVAL_S = 0.1
 #: When a node has ended, the others are looked at this often.
@@ -55,7 +56,9 @@ class LocalStart(NamedTuple):
 class _Node:
     """One node's process."""
 
-    def __init__(self, number: int, folder: Path, command: Sequence[str], given: str) -> None:
+    def __init__(
+        self, number: int, folder: Path, command: Sequence[str], given: str, bound: BoundedLog | None = None
+    ) -> None:
         self.number = number
         self.folder = folder
         # A session of its own: a Ctrl-C at the terminal reaches only this process, which passes it on.
@@ -71,7 +74,7 @@ class _Node:
             self.process.stdin.write(given.encode())
             self.process.stdin.close()
         self.printers = [
-            threading.Thread(target=_forward, args=(source, target, f"[{number}] ".encode()), daemon=True)
+            threading.Thread(target=_forward, args=(source, target, f"[{number}] ".encode(), bound), daemon=True)
             for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
         ]
         for printer in self.printers:
@@ -97,11 +100,13 @@ class _Node:
 _printing = threading.Lock()
 
 
-def _forward(source: IO[bytes], target: Any, prefix: bytes) -> None:
+def _forward(source: IO[bytes], target: Any, prefix: bytes, bound: BoundedLog | None = None) -> None:
     """Copy lines with a prefix, whole ones at a time, until the source ends."""
     with source:
         while line := source.readline(MAX_LINE_BYTES):
             with _printing, contextlib.suppress(OSError, ValueError):
+                if bound is not None:
+                    bound.count(len(prefix) + len(line))
                 target.buffer.write(prefix + line.rstrip(b"\n") + b"\n")
                 target.buffer.flush()
 
@@ -138,12 +143,14 @@ def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -
     except ValueError as error:
         raise UserError(f"--local {start.nodes}: {error}", "choose other ports, or none", ExitCode.USAGE) from None
     elsewhere = bool(config.swarm.bootstrap or start.invitation)
+    bound = BoundedLog.of(home / LOCAL)
     # The founder of an earlier start first: the others wait for it.
     planned.sort(key=lambda node: not read_record(home / LOCAL / str(node.number)).founder)
     for node in with_servers(planned, start.servers):
         folder = home / LOCAL / str(node.number)
         arguments = _arguments(start, node, folder, known)
-        nodes.append(_Node(node.number, folder, [sys.executable, "-m", "p2pnode", *arguments], start.invitation))
+        command = [sys.executable, "-m", "p2pnode", *arguments]
+        nodes.append(_Node(node.number, folder, command, start.invitation, bound))
         if not known and not elsewhere:
             _until_up(nodes, interrupts)
             known = [address] if (address := _address_of(folder)) else []

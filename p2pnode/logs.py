@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TextIO
 
 from overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.config.settings import LogSettings
+from p2pnode.log_file import BoundedLog
 from p2pnode.status.events import Writer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -39,9 +40,11 @@ class LogStream:
     A context: its end waits until the last line was written, but not for ever.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, bound: BoundedLog | None = None) -> None:
+        """`bound` counts what is written, where the stream is a log file."""
         self._is_terminal = stream.isatty()
-        self._output = BackgroundOutput(descriptor_writer(stream.fileno()), note=_missing_lines)
+        write = descriptor_writer(stream.fileno())
+        self._output = BackgroundOutput(write if bound is None else bound.wrap(write), note=_missing_lines)
 
     def isatty(self) -> bool:
         return self._is_terminal

@@ -19,6 +19,7 @@ from p2pnode.commands.output import print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.log_file import FORMER_FILE, LOG_FILE
 from p2pnode.terminal import numbers
 
 #: What a node writes, and what it is to the user.
@@ -44,6 +45,8 @@ WRITTEN = {
     "status.json": "the address of its API",
     "trainer.log": "what its trainer printed",
     "trainer.log.1": "what its trainer printed before",
+    LOG_FILE: "its log, where it ran in the background",
+    FORMER_FILE: "its log before",
     "trainer": "the socket of its trainer",
     "devices": "what its further trainers printed, where it has several",
     "lock": "the lock",
@@ -87,7 +90,8 @@ def forget(
         raise UserError("nothing was removed", "add --force to remove it without being asked", ExitCode.USAGE)
     for contents in found:
         _remove(contents)
-    (folder / LOCAL / "lock").unlink(missing_ok=True)
+    for shared in ("lock", LOG_FILE, FORMER_FILE):
+        (folder / LOCAL / shared).unlink(missing_ok=True)
     for place in (folder / LOCAL, folder):
         with contextlib.suppress(OSError):  # missing, or not empty
             place.rmdir()

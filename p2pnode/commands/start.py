@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOption, StateDirOption, loaded
+from p2pnode.commands.output import print_line
 from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
@@ -69,6 +70,10 @@ ServersOption = Annotated[
         help="How many nodes of --local are servers of a parameter server; the others are its workers.",
     ),
 ]
+BackgroundOption = Annotated[
+    bool,
+    typer.Option("--background", help="Return when it runs; `p2pnode logs` shows its log, `p2pnode stop` ends it."),
+]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
 InviteOption = Annotated[
     str | None,
@@ -92,6 +97,7 @@ def start(
     settings: SetOption = None,
     reopen: ReopenOption = False,
     local: LocalOption = 0,
+    background: BackgroundOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
@@ -103,7 +109,7 @@ def start(
     --local 3
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    return _start(_Request(None, config, settings, flags, invite, reopen, local))
+    return _start(_Request(None, config, settings, flags, invite, reopen, local, background=background))
 
 
 def run(
@@ -119,6 +125,7 @@ def run(
     reopen: ReopenOption = False,
     local: LocalOption = 0,
     servers: ServersOption = 0,
+    background: BackgroundOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node around your own program, which calls p2pnode.attach to train, or p2pnode.engine.
@@ -135,7 +142,7 @@ def run(
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers))
+    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers, background))
 
 
 Flags = dict[str, tuple[str, str | None]]
@@ -152,6 +159,17 @@ class _Request(NamedTuple):
     reopens: bool
     local: int
     servers: int = 0
+    background: bool = False
+
+    def arguments(self, *left_out: str) -> list[str]:
+        """The options as another process gets them, without the settings `left_out`."""
+        found = [] if self.config is None else ["--config", str(self.config)]
+        for key, (_, text) in self.flags.items():
+            if text is not None and key not in left_out:
+                found += ["--set", f"{key}={text}"]
+        for setting in self.settings or []:
+            found += ["--set", setting]
+        return found
 
 
 def _start(request: _Request) -> int:
@@ -168,6 +186,8 @@ def _start(request: _Request) -> int:
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     for problem in warnings_for_script(found.config, found.origins) if request.command is not None else []:
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
+    if request.background:
+        return _in_background(request, found, invitation)
     if request.local:
         return _several(request, found, invitation)
     return _daemon(
@@ -183,16 +203,54 @@ def _several(request: _Request, found: Loaded, invitation: Invitation | None) ->
     """Start nodes beside each other, each told what this command was told."""
     from p2pnode.local_run import LocalStart, run_local
 
-    arguments = [] if request.config is None else ["--config", str(request.config)]
-    for key, (_, text) in request.flags.items():
-        if text is not None and key not in OWN:
-            arguments += ["--set", f"{key}={text}"]
-    for setting in request.settings or []:
-        arguments += ["--set", setting]
     line = "" if invitation is None else invitation.line
     return run_local(
-        LocalStart(found, request.local, arguments, request.command, line, request.reopens, request.servers)
+        LocalStart(
+            found,
+            request.local,
+            request.arguments(*OWN),
+            request.command,
+            line,
+            request.reopens,
+            request.servers,
+        )
     )
+
+
+def _in_background(request: _Request, found: Loaded, invitation: Invitation | None) -> int:
+    """Start this as a process of its own, and say how it is seen and ended."""
+    from p2pnode import background
+    from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input
+    from p2pnode.log_file import LOG_FILE
+    from p2pnode.screen import progress_bar
+
+    folder = found.config.state_folder
+    arguments = ["start" if request.command is None else "run", *request.arguments("node.state_dir")]
+    arguments += ["--set", f"node.state_dir={toml(str(folder.absolute()))}"]
+    if "log.format" not in found.chosen:
+        arguments += ["--set", 'log.format="json"']
+    if request.local:
+        arguments += ["--local", str(request.local), "--servers", str(request.servers)][: 4 if request.command else 2]
+    if request.reopens:
+        arguments.append("--reopen")
+    given = b""
+    if invitation is not None:
+        arguments += ["--invite", "-"]
+        given = invitation.line.encode()
+    elif found.config.swarm.key_file == "-":
+        given = own_input().read(MAX_FILE_BYTES)
+    if request.command is not None:
+        arguments += ["--", *request.command]
+    asked = background.Background(arguments, folder, given, request.local)
+    with progress_bar("start") as bar:
+        nodes = background.start(asked, bar.show)
+    where = f" --state-dir {folder}" if request.flags["node.state_dir"][1] is not None else ""
+    for node in nodes:
+        print_line(f"{node.node_id[:8]} runs in the background (process {node.pid}, HTTP API at {node.address})")
+        print_line(f"          {background.summary_of(node)}")
+    print_line(f"its log: p2pnode logs --follow{where}   ({asked.log_folder / LOG_FILE})")
+    print_line(f"its end: p2pnode stop{where}")
+    return 0
 
 
 def _invited(invitation: Invitation, flags: Flags) -> Flags:

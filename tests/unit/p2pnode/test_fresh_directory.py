@@ -9,6 +9,7 @@ import pytest
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.directory_lock import locked
 from p2pnode.fresh_directory import emptied_on_failure, is_fresh
+from p2pnode.log_file import LOG_FILE
 
 
 def start(folder: Path, *, exit_code: int | None, writes: tuple[str, ...] = ("identity", "api-token")) -> None:
@@ -59,3 +60,12 @@ def test_a_directory_that_is_used_keeps_everything(tmp_path: Path) -> None:
     assert (entered / "identity").exists()
     assert (older / "identity").exists()
     assert (older / "swarm.json").exists()
+
+
+def test_a_log_that_was_begun_before_the_start_changes_nothing(tmp_path: Path) -> None:
+    """`start --background` opens it first: the directory is fresh, and only the log stays."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / LOG_FILE).write_text("why it failed\n")
+    start(folder, exit_code=4)
+    assert [path.name for path in folder.iterdir()] == [LOG_FILE]

@@ -1,0 +1,152 @@
+"""`p2pnode logs`: what a node has logged, from the node itself, or from its log file if it runs in the background."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2pnode.client import NodeClient, NotReachable, RunningNode
+from p2pnode.commands.options import (
+    AddressOption,
+    ConfigOption,
+    JsonOption,
+    RunOption,
+    StateDirOption,
+    TokenFileOption,
+    loaded,
+    node_client,
+    place_flags,
+    running_in,
+)
+from p2pnode.commands.output import print_line, print_lines, print_notice
+from p2pnode.config.state_folders import LOCAL
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.log_entries import LEVELS, Entry, EntryFilter, last, of_event, of_line
+from p2pnode.log_file import LOG_FILE, Follower, lines_of
+from p2pnode.terminal.log_view import clock_text, log_lines
+
+#: Seconds for which one request waits for news, and between two looks at a file.
+WAIT_S, LOOK_S = 10.0, 0.2
+#: Seconds until a node that does not answer is asked again.
+RETRY_S = 1.0
+
+Show = Callable[[Iterable[Entry]], None]
+
+
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last ones.")] = 100,
+    level: Annotated[str, typer.Option("--level", "-l", help="From here up: debug, info, warning, error.")] = "info",
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", "-e", metavar="NAME", help="These events alone, such as peer_dead or 'peer_*'."),
+    ] = None,
+    address: AddressOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show what a node has logged; docs/events.md says what each event means and what to do.
+
+    Example: p2pnode logs --follow --level warning
+    """
+    if level not in LEVELS:
+        raise UserError(f'--level: "{level}" is none', f"give one of {', '.join(LEVELS)}", ExitCode.USAGE)
+    wanted = EntryFilter(level, tuple(event or ()))
+    show = _json_printer() if as_json else _printer()
+    try:
+        if address is None:
+            folder = loaded(config, None, place_flags(state_dir, run), for_running=True).config.state_folder
+            runs = running_in(folder)
+            file = _newest(folder / LOG_FILE, folder / LOCAL / LOG_FILE)
+            if file.is_file() and (runs is None or level == "debug"):
+                return _from_file(file, wanted, lines, show, runs if follow else None)
+            if runs is not None and level == "debug":
+                print_notice("only a node in the background has a log file with debug events; these are from info up")
+        client = node_client(address, state_dir, config, token_file, run)
+        return _from_node(client, wanted, lines, show, follow=follow)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _newest(*files: Path) -> Path:
+    """The one that was written last; the first where there is none."""
+    return max((file for file in files if file.is_file()), key=lambda file: file.stat().st_mtime, default=files[0])
+
+
+def _from_node(client: NodeClient, wanted: EntryFilter, lines: int, show: Show, *, follow: bool) -> int:
+    """The events that the node keeps; those of a later start of it too."""
+    page = client.events()
+    show(last(map(of_event, page["events"]), wanted, lines))
+    seen, is_away = int(page["last"]), False
+    while follow:
+        try:
+            page = client.events(seen, wait_s=WAIT_S)
+        except NotReachable as error:
+            if not is_away:
+                print_notice(f"{error.message}; still trying, Ctrl-C ends")
+            is_away = True
+            time.sleep(RETRY_S)
+            continue
+        if page["dropped"]:
+            print_notice(f"{page['dropped']} events were no longer kept")
+        show(entry for entry in map(of_event, page["events"]) if wanted.takes(entry))
+        seen, is_away = int(page["last"]), False
+    return 0
+
+
+def _from_file(file: Path, wanted: EntryFilter, lines: int, show: Show, follow: RunningNode | None) -> int:
+    """The log file; `follow` the node that writes it, until it has ended."""
+    try:
+        with Follower(file) as follower:
+            show(last(map(of_line, [*lines_of(file), *follower.read()]), wanted, lines))
+            while follow is not None:
+                is_over = not follow.alive
+                show(entry for entry in map(of_line, follower.read()) if wanted.takes(entry))
+                if is_over:
+                    print_notice("the node has ended")
+                    break
+                time.sleep(LOOK_S)
+    except OSError as error:
+        raise UserError(
+            f"cannot read the log file {file}: {error.strerror or error}",
+            "run the command as the user that runs the node",
+            ExitCode.STATE_DIRECTORY,
+        ) from None
+    return 0
+
+
+def _json_printer() -> Show:
+    def show(entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            print_line(json.dumps({"schema": 1, **entry.as_json}))
+
+    return show
+
+
+def _printer() -> Show:
+    def show(entries: Iterable[Entry]) -> None:
+        taken = list(entries)
+        if taken:
+            print_lines(
+                lambda style: [
+                    line
+                    for entry in taken
+                    for line in log_lines(
+                        clock_text(entry.time_s, time.time(), whole=style.width is None),
+                        entry.level,
+                        entry.event,
+                        entry.fields,
+                        style,
+                    )
+                ]
+            )
+
+    return show

@@ -1,0 +1,120 @@
+"""`node.log`, the log of a node in the background: who writes it bounds it, who reads it follows it through a change.
+
+The file is the standard error of its process. When it is full it becomes `node.log.1` and the next one begins, so the
+two take at most twice `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+#: Its name in the state directory, and that of the one before.
+LOG_FILE, FORMER_FILE = "node.log", "node.log.1"
+#: Days of an ordinary node.
+MAX_BYTES = 16 << 20
+#: Only its owner reads it: a script may print anything.
+MODE = 0o600
+
+
+def open_log(folder: Path) -> int:
+    """A descriptor that appends to the log of a state directory. Raises `OSError`."""
+    return os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
+
+
+def is_log_of(folder: Path, descriptor: int) -> bool:
+    """Whether a descriptor is open on the log of this directory."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), (folder / LOG_FILE).stat())
+    except OSError:
+        return False
+
+
+class BoundedLog:
+    """Counts what is written to the log of a directory, and begins a new file when the present one is full.
+
+    Its descriptors are those of this process: standard output and error. Any thread may call it.
+    """
+
+    def __init__(self, folder: Path, descriptors: tuple[int, ...] = (1, 2), *, max_bytes: int = MAX_BYTES) -> None:
+        self._folder = folder
+        self._descriptors = [one for one in descriptors if is_log_of(folder, one)]
+        self._max_bytes = max_bytes
+        self._left = max_bytes - (folder / LOG_FILE).stat().st_size
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, folder: Path) -> BoundedLog | None:
+        """For this process, if its standard error is the log of this directory."""
+        return cls(folder) if is_log_of(folder, 2) else None
+
+    def wrap(self, write: Callable[[bytes], object]) -> Callable[[bytes], None]:
+        """`write`, counted."""
+
+        def put(data: bytes) -> None:
+            self.count(len(data))
+            write(data)
+
+        return put
+
+    def count(self, size_bytes: int) -> None:
+        """So many bytes are about to be written."""
+        with self._lock:
+            if self._left <= 0:
+                with contextlib.suppress(OSError):  # a full disk: the present file goes on
+                    self._begin_anew()
+                self._left = self._max_bytes
+            self._left -= size_bytes
+
+    def _begin_anew(self) -> None:
+        if any(is_log_of(self._folder, one) for one in self._descriptors):  # not yet by another process
+            (self._folder / LOG_FILE).replace(self._folder / FORMER_FILE)
+        opened = open_log(self._folder)
+        try:
+            for descriptor in self._descriptors:
+                os.dup2(opened, descriptor)
+        finally:
+            os.close(opened)
+
+
+def lines_of(file: Path) -> Iterator[str]:
+    """The lines of the file before this one, where there is one."""
+    with contextlib.suppress(FileNotFoundError), (file.with_name(FORMER_FILE)).open(errors="replace") as former:
+        for line in former:
+            yield line.rstrip("\n")
+
+
+class Follower:
+    """Reads whole lines as they are written, also those after the file has been replaced. A context: it closes it."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises `OSError`."""
+        self._path = file
+        self._file = file.open("rb")
+        self._rest = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self) -> list[str]:
+        """The whole lines since the last call. Raises `OSError`."""
+        found = self._lines()
+        with contextlib.suppress(FileNotFoundError):
+            if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                found += self._lines()  # what was written before the change
+                self._file.close()
+                self._file = self._path.open("rb")
+                self._rest = b""
+                found += self._lines()
+        return found
+
+    def _lines(self) -> list[str]:
+        *whole, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]

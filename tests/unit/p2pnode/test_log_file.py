@@ -1,0 +1,79 @@
+"""The log file is bounded, and its readers follow it through a change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2pnode.log_file import FORMER_FILE, LOG_FILE, BoundedLog, Follower, is_log_of, lines_of, open_log
+
+
+@pytest.fixture
+def descriptor(tmp_path: Path) -> Iterator[int]:
+    opened = open_log(tmp_path)
+    yield opened
+    os.close(opened)
+
+
+def test_a_full_file_becomes_the_former_one(tmp_path: Path, descriptor: int) -> None:
+    """Two files of at most that size and one line remain, with the newest lines; no other user reads them."""
+    log = BoundedLog(tmp_path, (descriptor,), max_bytes=100)
+    write = log.wrap(lambda data: os.write(descriptor, data))
+    for number in range(50):
+        write(b"%9d\n" % number)
+
+    sizes = [(tmp_path / name).stat().st_size for name in (LOG_FILE, FORMER_FILE)]
+    assert all(0 < size <= 110 for size in sizes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOG_FILE, FORMER_FILE]
+    with Follower(tmp_path / LOG_FILE) as follower:
+        kept = [int(line) for line in [*lines_of(tmp_path / LOG_FILE), *follower.read()]]
+    assert kept == list(range(kept[0], 50))
+    assert is_log_of(tmp_path, descriptor)
+    assert (tmp_path / LOG_FILE).stat().st_mode & 0o077 == 0
+
+
+def test_a_file_that_was_long_before_is_counted(tmp_path: Path, descriptor: int) -> None:
+    """The next start of a node does not begin to count at zero."""
+    os.write(descriptor, b"x" * 200)
+    BoundedLog(tmp_path, (descriptor,), max_bytes=100).count(1)
+    assert (tmp_path / FORMER_FILE).stat().st_size == 200
+
+
+def test_one_that_another_process_changed_is_not_moved_again(tmp_path: Path, descriptor: int) -> None:
+    """Local nodes that were started twice share a log: the second one to notice goes over to the new file."""
+    log = BoundedLog(tmp_path, (descriptor,), max_bytes=10)
+    os.write(descriptor, b"first\n")
+    (tmp_path / LOG_FILE).replace(tmp_path / FORMER_FILE)
+    (tmp_path / LOG_FILE).write_bytes(b"other\n")
+    log.count(20)
+    log.count(1)
+    os.write(descriptor, b"second\n")
+
+    assert (tmp_path / LOG_FILE).read_bytes() == b"other\nsecond\n"
+    assert (tmp_path / FORMER_FILE).read_bytes() == b"first\n"
+
+
+def test_only_the_log_of_the_directory_is_one(tmp_path: Path, descriptor: int) -> None:
+    """A redirection to another file is bounded by who made it."""
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        assert is_log_of(tmp_path, descriptor)
+        assert not is_log_of(tmp_path, other)
+        assert not is_log_of(tmp_path / "missing", other)
+    finally:
+        os.close(other)
+
+
+def test_a_follower_gives_whole_lines_and_goes_over_to_the_next_file(tmp_path: Path, descriptor: int) -> None:
+    """A line appears when it is complete; what was written before the change is not lost."""
+    with Follower(tmp_path / LOG_FILE) as follower:
+        os.write(descriptor, b"one\ntw")
+        assert follower.read() == ["one"]
+        os.write(descriptor, b"o\nthree\n")
+        (tmp_path / LOG_FILE).replace(tmp_path / FORMER_FILE)
+        (tmp_path / LOG_FILE).write_bytes(b"four\n\xff\n")
+        assert follower.read() == ["two", "three", "four", "\ufffd"]
+        assert follower.read() == []
