@@ -1,13 +1,15 @@
-"""`python -m documentation` writes docs/http-api.md and docs/python-api.md; a test keeps both equal to the code."""
+"""`python -m documentation` writes the pages of the APIs and of the metrics; a test keeps them equal to the code."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from documentation.http_api import http_page
+from documentation.metrics import metrics_page
 from documentation.python_api import python_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 (DOCS / "http-api.md").write_text(http_page(), encoding="utf-8")
 (DOCS / "python-api.md").write_text(python_page(), encoding="utf-8")
+(DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")

@@ -13,8 +13,10 @@ import yaml  # type: ignore[import-untyped]
 
 from documentation import site
 from documentation.http_api import http_page
+from documentation.metrics import families, metrics_page
 from documentation.python_api import SECTIONS, Entry, public_members, python_page
 from p2pnode.config.load import load
+from tests.harness.exposition import known_families
 from tests.harness.repository import ROOT
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
@@ -46,11 +48,19 @@ def anchors(document: str) -> set[str]:
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize(("page", "made"), [("docs/http-api.md", http_page), ("docs/python-api.md", python_page)])
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [("docs/http-api.md", http_page), ("docs/python-api.md", python_page), ("docs/metrics.md", metrics_page)],
+)
 def test_generated_pages_equal_the_code(page: str, made: object) -> None:
     """The page at hand is the one the code generates; `make generated` renews it."""
     assert callable(made)
     assert text_of(page) == made()
+
+
+def test_every_metric_is_described() -> None:
+    """The page of metrics has each family that the tests of /metrics know."""
+    assert {one.name for one in families(ROOT)} == set(known_families())
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:

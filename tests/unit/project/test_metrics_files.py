@@ -70,6 +70,15 @@ def test_every_metric_that_is_asked_for_exists(place: str, expression: str) -> N
     assert named <= set(known_families()) | ITS_OWN
 
 
+@pytest.mark.parametrize("prefix", ["device", "dispatch", "exchange", "line", "server", "values"])
+def test_each_part_of_a_node_has_a_panel(prefix: str) -> None:
+    """The dashboard shows metrics of devices, records, exchange, line, servers and named values."""
+    shown = {name for place, text in expressions().items() if place.startswith("panel") for name in metrics_in(text)}
+
+    assert any(name.startswith(f"p2pnode_{prefix}_") for name in known_families())
+    assert any(name.startswith(f"p2pnode_{prefix}_") for name in shown)
+
+
 def test_names_of_metrics_are_found_in_expressions() -> None:
     """The check itself is not vacuous: functions, labels and groupings are no metrics, everything else is."""
     assert metrics_in('sum by (a_b) (rate(c_d_total{e_f="g_h"}[5m])) / on (i_j) up offset 5m') == {"c_d_total", "up"}
