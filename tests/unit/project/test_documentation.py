@@ -108,6 +108,9 @@ def test_the_site_is_strict_and_loads_nothing_from_elsewhere() -> None:
     )
     assert settings["theme"]["font"] is False
     assert "offline" in settings["plugins"]
+    # Without one of this name the plugin adds a script of unpkg.com.
+    assert [name for name in settings["extra"]["polyfills"] if "iframe-worker" in name] == ["assets/iframe-worker.js"]
+    assert (ROOT / "docs" / "assets" / "iframe-worker.js").exists()
 
 
 def test_links_to_files_outside_docs_become_pages(tmp_path: Path) -> None:
