@@ -18,8 +18,11 @@ from p2pnode import __version__
 from p2pnode.commands import (
     advise,
     ask,
+    bundle,
+    completion,
     dashboard,
     demo,
+    doctor,
     files,
     forget,
     key,
@@ -60,6 +63,9 @@ def _register() -> None:
         ask.trust,
     ):
         app.command(command.__name__)(command)
+    app.command("doctor")(doctor.doctor)
+    app.command("bundle")(bundle.bundle)
+    app.command("completion")(completion.completion)
     app.command("dashboard")(dashboard.dashboard)
     app.command("init")(files.init)
     app.command("export")(files.export)
@@ -92,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (`p2pnode.errors`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
+    completion.prepare()
     try:
         return int(app(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
     except UserError as error:

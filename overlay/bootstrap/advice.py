@@ -24,6 +24,10 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         "this state directory belongs to another swarm of the same name: name another one with --state-dir, or empty "
         "it with `p2pnode forget`",
     ),
+    (
+        "does not use TLS",
+        "that swarm has no key, and this node has one: take the address of a member of yours, and its node.port",
+    ),
     ("protocol version", "install the same version of p2pnode on both machines"),
     ("not as a p2pnode", "another program listens there: check the port, which is node.port of the other node"),
     ("without proof", "something between the machines answers for that node: give its own address and port"),

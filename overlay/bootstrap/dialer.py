@@ -114,7 +114,7 @@ class Dialer:
         answers."""
         for address in await self._addresses(label):
             try:
-                if not _why_unreachable(self._local.bound, address):
+                if not why_unreachable(self._local.bound, address):
                     return await self._hello(address, genesis)
             except HelloRejected:
                 continue
@@ -177,7 +177,7 @@ class Dialer:
 
     async def _try_one(self, target: _Target, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]) -> None:
         try:
-            reason = _why_unreachable(self._local.bound, target.address)
+            reason = why_unreachable(self._local.bound, target.address)
             if reason:
                 raise HelloRejected(reason, final=False)
             outcomes.put_nowait((target, await self._hello(target.address, genesis)))
@@ -215,7 +215,7 @@ class Dialer:
             self._log.warning("bootstrap_failed", address=address, reason=reason)
 
 
-def _why_unreachable(bound: Address, address: Address) -> str:
+def why_unreachable(bound: Address, address: Address) -> str:
     """Why a socket bound to `bound` cannot send to an address; empty where it can."""
     if bound.host == "::":
         return ""

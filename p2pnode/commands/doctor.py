@@ -1,0 +1,78 @@
+"""`p2pnode doctor`: what keeps a node from working, each finding with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from p2pnode.commands.options import (
+    ConfigOption,
+    JsonOption,
+    RunOption,
+    SetOption,
+    StateDirOption,
+    loaded,
+    place_flags,
+    running_in,
+)
+from p2pnode.commands.output import print_line, print_lines
+from p2pnode.terminal.doctor_view import finding_lines
+
+
+def doctor(
+    config: ConfigOption = None,
+    state_dir: StateDirOption = None,
+    run: RunOption = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="A peer to try; may be given several times."),
+    ] = None,
+    settings: SetOption = None,
+    time_server: Annotated[str, typer.Option("--time-server", metavar="HOST", help="Compare the clock with it.")] = "",
+    offline: Annotated[bool, typer.Option("--offline", help="Leave out what asks other machines.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Look for what keeps a node from joining or training: ports, addresses, key, clock, disk, GPU, each bootstrap.
+
+    Exit code 14 if something does. A node that runs is asked; without one the swarm is visited for a moment, under
+    another identity.
+
+    Example: p2pnode doctor --run digits --bootstrap 192.0.2.10:8468
+    """
+    from p2pnode.config.documentation import toml
+    from p2pnode.doctor.check import Check, exit_code
+    from p2pnode.doctor.examine import Asked, examine
+    from p2pnode.screen import progress_bar
+
+    flags = place_flags(state_dir, run) | {
+        "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
+    }
+    found = loaded(config, settings, flags, for_running=True).config
+    asked = Asked(found, running_in(found.state_folder), time_server, network=not offline)
+    checks: list[Check] = []
+
+    async def look() -> None:
+        with progress_bar("looking") as bar:
+            async for check in examine(asked):
+                checks.append(check)
+                if not as_json:
+                    bar.close()
+                    print_lines(partial(finding_lines, *check))
+
+    asyncio.run(look())
+    code = exit_code(checks)
+    if as_json:
+        print_line(json.dumps({"schema": 1, "works": not code, "checks": [one.as_json for one in checks]}, indent=2))
+    else:
+        errors = sum(check.level == "error" for check in checks)
+        print_line("")
+        print_line(
+            "nothing keeps this node from working"
+            if not code
+            else f"{errors} {'finding keeps' if errors == 1 else 'findings keep'} this node from working"
+        )
+    return int(code)

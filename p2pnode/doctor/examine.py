@@ -1,0 +1,110 @@
+"""All findings of the doctor, in order, each as soon as it is known."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from p2pnode import __version__
+from p2pnode.client import NodeClient, RunningNode
+from p2pnode.config.rules import check_start, warnings_for
+from p2pnode.config.settings import Config
+from p2pnode.directory_lock import is_locked
+from p2pnode.doctor import gather, machine
+from p2pnode.doctor.check import Check, error, info, warning
+from p2pnode.doctor.running import node_checks
+from p2pnode.doctor.visit import visit
+from p2pnode.errors import UserError
+from p2pnode.keys.key_files import find_keys, own_input
+from training import kernels
+
+
+class Asked(NamedTuple):
+    """What to look at. `node`: the one that runs on the state directory. `time_server`: to compare the clock with."""
+
+    config: Config
+    node: RunningNode | None
+    time_server: str = ""
+    #: Without: what needs other machines is left out.
+    network: bool = True
+
+
+async def examine(asked: Asked) -> AsyncIterator[Check]:
+    """Raises nothing that a user can mend: it is a finding."""
+    for check in _machine(asked):
+        yield check
+    for check in _place(asked):
+        yield check
+    if asked.node is not None:
+        for check in _running(asked.node):
+            yield check
+        return
+    folder = asked.config.state_folder
+    if is_locked(folder):
+        yield error(
+            "node",
+            f"a process has the state directory {folder}, and no HTTP API of it answers",
+            "it starts, or hangs: look again in a moment, then end it with `p2pnode stop --now`",
+        )
+        return
+    ports = gather.port_checks(asked.config)
+    for check in ports:
+        yield check
+    if not asked.network or any(check.level == "error" for check in ports):
+        return
+    async for check in _swarm(asked):
+        yield check
+
+
+def _machine(asked: Asked) -> list[Check]:
+    found = [machine.version_check(__version__, platform.python_version(), kernels.name())]
+    found.append(machine.files_check(gather.file_limit()))
+    found.append(machine.delay_check(gather.longest_delay_s()))
+    offset, server = None, asked.time_server
+    if server:
+        try:
+            offset = gather.clock_offset_s(server)
+        except (OSError, ValueError) as failure:
+            what = f"the time server {server} did not answer: {getattr(failure, 'strerror', None) or failure}"
+            found.append(info("clock", what, "name another one, or let UDP to port 123 out"))
+    found.append(machine.clock_check(gather.clock_is_set(), offset, server))
+    found += machine.torch_check(gather.torch_facts(), asked.config.training.device, gather.has_nvidia())
+    return found
+
+
+def _place(asked: Asked) -> list[Check]:
+    config, folder = asked.config, asked.config.state_folder
+    runs = "" if asked.node is None else f"its node is process {asked.node.pid}, HTTP API at {asked.node.address}"
+    found = [machine.folder_check(str(folder), folder.exists(), gather.is_writable(folder), runs)]
+    try:
+        found.append(machine.disk_check(str(folder), gather.free_bytes(folder), gather.checkpoint_bytes(folder)))
+    except OSError as failure:
+        found.append(error("disk", f"{folder}: {failure.strerror or failure}", "name another folder with --state-dir"))
+    found += [machine.secret_check(file) for file in gather.secret_files(config)]
+    found += [error("settings", problem.what, problem.do) for problem in check_start(config)]
+    found += [warning("settings", problem.what, problem.do) for problem in warnings_for(config)]
+    alone = gather.loopback_check(config)
+    return found if alone is None else [*found, alone]
+
+
+def _running(node: RunningNode) -> list[Check]:
+    client = NodeClient.of(node)
+    try:
+        return node_checks(client.status(), client.peers(), __version__)
+    except UserError as failure:
+        return [error("node", f"process {node.pid} runs, and its API does not answer: {failure.message}", failure.hint)]
+
+
+async def _swarm(asked: Asked) -> AsyncIterator[Check]:
+    config = asked.config
+    if config.swarm.key_file == "-":
+        yield info("key", "the swarm key comes through standard input, so the swarm was not visited")
+        return
+    try:
+        keys = find_keys(config, dict(os.environ), own_input())
+        async for check in visit(config, keys):
+            yield check
+    except UserError as failure:
+        yield error("key", failure.message, failure.hint)

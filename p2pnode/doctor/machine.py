@@ -1,0 +1,125 @@
+"""Judges what `gather` has found on this machine: versions, limits, clock, disk, files of the node, torch. Pure."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from p2pnode.doctor.check import Check, error, info, ok, warning
+from p2pnode.terminal.numbers import duration, size
+
+#: A node of a swarm of hundreds has as many connections; each is a descriptor.
+FEW_FILES = 1024
+#: Less leaves no room for any checkpoint.
+LEAST_FREE_BYTES = 64 << 20
+#: A new checkpoint is written before the oldest goes.
+CHECKPOINTS = 2
+#: Round trips of a heartbeat in a local network; a machine that pauses longer is taken for a dead one now and then.
+LATE_S, TOO_LATE_S = 0.1, 1.0
+#: A closed swarm takes no connection from a clock that is off by more (`overlay.sealing.init_filter.CLOCK_BOUND_S`).
+CLOCK_BOUND_S = 60.0
+#: Half of the bound: the other machine may be off by as much to the other side.
+CLOCK_WARNING_S = CLOCK_BOUND_S / 2
+SECRET_BITS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class SecretFile(NamedTuple):
+    """A file that only its owner may read. `mode` None: it is not there."""
+
+    path: str
+    what: str
+    mode: int | None
+
+
+def version_check(version: str, python: str, arithmetic: str) -> Check:
+    what = f"p2pnode {version} on Python {python}, {arithmetic} arithmetic"
+    if arithmetic == "compiled":
+        return ok("version", what)
+    return info("version", what, "install a C compiler and p2pnode again: the exchange is several times faster")
+
+
+def files_check(limit: int) -> Check:
+    what = f"this process may open {limit} files"
+    if limit > FEW_FILES:
+        return ok("file limit", what)
+    return warning(
+        "file limit", f"{what}; each peer takes one or two", "raise it: ulimit -n 65536, or LimitNOFILE= in the unit"
+    )
+
+
+def delay_check(longest_s: float) -> Check:
+    what = f"a wait of 10 ms took up to {duration(longest_s)}"
+    if longest_s < LATE_S:
+        return ok("delay", what)
+    do = "see what else runs here (top); set training.threads lower than the number of cores"
+    if longest_s < TOO_LATE_S:
+        return warning("delay", f"{what}: this machine is busy", do)
+    return warning("delay", f"{what}: peers may take this node for a dead one", do)
+
+
+def clock_check(is_set: bool | None, offset_s: float | None, server: str = "") -> Check:
+    """`is_set`: whether the kernel says that a service keeps the clock right; None: it does not say. `offset_s`: by how
+    much it is ahead of a time server."""
+    do = "set it: turn on NTP (timedatectl set-ntp true, or chrony)"
+    if offset_s is not None:
+        how = f"{duration(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} {server}"
+        if abs(offset_s) > CLOCK_BOUND_S:
+            return error("clock", f"this clock is {how}; a closed swarm lets nobody in above {CLOCK_BOUND_S:g} s", do)
+        if abs(offset_s) > CLOCK_WARNING_S:
+            return warning("clock", f"this clock is {how}; a closed swarm allows {CLOCK_BOUND_S:g} s", do)
+        return ok("clock", f"this clock is {how}")
+    if is_set:
+        return ok("clock", "a time service keeps this clock right")
+    what = "no time service is known to keep this clock right" if is_set is False else "it is not known who sets it"
+    return info("clock", what, "compare it with a server: p2pnode doctor --time-server pool.ntp.org")
+
+
+def disk_check(folder: str, free_bytes: int, checkpoint_bytes: int) -> Check:
+    what = f"{size(free_bytes)} free for {folder}"
+    do = "free space on that disk, or name another folder with --state-dir"
+    if free_bytes < LEAST_FREE_BYTES:
+        return error("disk", what, do)
+    if free_bytes < CHECKPOINTS * checkpoint_bytes:
+        return warning("disk", f"{what}; a checkpoint takes {size(checkpoint_bytes)}", do)
+    return ok("disk", what)
+
+
+def folder_check(folder: str, exists: bool, is_writable: bool, runs: str) -> Check:
+    if exists and not is_writable:
+        return error("state", f"{folder} cannot be written", "run it as its owner, or name another with --state-dir")
+    if runs:
+        return ok("state", f"{folder}; {runs}")
+    return ok("state", folder if exists else f"{folder} is made by the first start")
+
+
+def secret_check(file: SecretFile) -> Check:
+    """The mode of a file with a secret. The group may read keys of service accounts, and others nothing."""
+    if file.mode is None:
+        return ok("secrets", f"there is no {file.what} yet")
+    if file.mode & stat.S_IRWXO or file.mode & (stat.S_IWGRP | stat.S_IXGRP):
+        return error(
+            "secrets", f"others may read or write {file.path} (mode {file.mode:04o})", f"chmod 600 {file.path}"
+        )
+    return ok("secrets", f"{file.what}: only its owner reads it (mode {file.mode:04o})")
+
+
+def torch_check(found: Mapping[str, Any], device: str, has_nvidia: bool) -> list[Check]:
+    """`found`: what a Python that imports torch says, or why it could not; `device`: the setting."""
+    if "missing" in found:
+        return [warning("torch", "PyTorch is not installed", 'pip install "p2pnode[torch]" where the trainer runs')]
+    if "error" in found:
+        return [error("torch", f"PyTorch cannot be imported: {found['error']}", "install it again, or another build")]
+    checks = [ok("torch", f"PyTorch {found['version']}, imported in {duration(found['seconds'])}")]
+    devices = found.get("devices") or []
+    wants = device.startswith("cuda")
+    if devices:
+        checks.append(ok("GPU", f"{len(devices)}: {', '.join(dict.fromkeys(devices))} (CUDA {found.get('cuda')})"))
+    elif has_nvidia or wants:
+        why = "it is built without CUDA" if not found.get("cuda") else found.get("why") or "the driver does not answer"
+        what = f"PyTorch sees no GPU: {why}"
+        do = "install a build of PyTorch for CUDA (https://pytorch.org); compare nvidia-smi with its CUDA version"
+        checks.append(error("GPU", what, do) if wants else warning("GPU", what, do))
+    else:
+        checks.append(info("GPU", "no NVIDIA device here: it trains on the CPU"))
+    return checks
