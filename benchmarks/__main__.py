@@ -3,10 +3,10 @@
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `robust`, `process_faults` and `memory` take minutes too, `large` as well and up to 20 GB of memory, and
-`characters`, `async_rule` and `accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner`
-and `wan` need network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed
-aim is said and shown in the table; it is no failure of the command.
+`agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` as well and up to 20 GB of
+memory, and `characters`, `async_rule` and `accuracy`, which needs the MNIST files, half an hour each; `partition`,
+`slow_joiner` and `wan` need network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a
+half. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ BY_NAME = (
     "records",
     "dispatch_store",
     "values",
+    "devices",
 )
 
 
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: sparse; '
+        "devices: daemons, elastic, path; "
         'async_rule: such as "pssp 1/0 carry=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
@@ -100,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         "--data-dir",
         type=Path,
         default=None,
-        help="outer_rule, codecs, accuracy, barriers: folder with the MNIST files",
+        help="outer_rule, codecs, accuracy, barriers, devices: folder with the MNIST files",
     )
     line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
     line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")

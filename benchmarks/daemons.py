@@ -23,7 +23,7 @@ from p2pnode.config import documentation
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
 
 RUN = "benchmark"
 #: Longest wait for anything a node should come to within seconds.
@@ -71,6 +71,7 @@ class Daemons:
         command: tuple[str, ...] = ("p2pnode", "start"),
         barrier: BarrierSettings | None = None,
         exchange: ExchangeSettings | None = None,
+        devices: DevicesSettings | None = None,
         port: int = 0,
     ) -> Daemon:
         """Start a daemon; returns at once. `command` is a module and its arguments before `--config`. With a
@@ -84,6 +85,7 @@ class Daemons:
             training=training,
             barrier=barrier or BarrierSettings(),
             exchange=exchange or ExchangeSettings(),
+            devices=devices or DevicesSettings(),
             status=StatusSettings(port=0),
             log=LogSettings(format="console"),
         )

@@ -62,7 +62,7 @@ class BareLoop:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def ask(self, order: dict[str, float]) -> dict[str, Any]:
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -113,11 +113,11 @@ def _ratio(case: Case, repetitions: int) -> Series:
         training = TrainingSettings(task=TASK, options=options, eval_steps=0, checkpoint_s=0.0, threads=THREADS)
         node = group.start(training)
         wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
-        _pause(node)
+        pause(node)
         bare.rate(1.0)
         theirs, ours = [bare.rate(WINDOW_S)], []
         for _ in range(repetitions):
-            ours.append(_node_rate(node))
+            ours.append(node_rate(node))
             theirs.append(bare.rate(WINDOW_S))
     ratios = between(ours, theirs)
     low, high = median_interval(ratios)
@@ -155,7 +155,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[cut - 1], ordered[-cut]
 
 
-def _node_rate(node: Daemon) -> float:
+def node_rate(node: Daemon) -> float:
     """Optimiser steps per second of the node over about one window, from the end of one step to that of another."""
     assert node.client is not None
     node.client.post("/resume")
@@ -163,7 +163,7 @@ def _node_rate(node: Daemon) -> float:
     began_at, began_s = _edge(node)
     time.sleep(WINDOW_S)
     ended_at, ended_s = _edge(node)
-    _pause(node)
+    pause(node)
     return (ended_at - began_at) / (ended_s - began_s)
 
 
@@ -177,7 +177,7 @@ def _edge(node: Daemon) -> tuple[int, float]:
     return after["training"]["optimizer_steps"], time.monotonic()
 
 
-def _pause(node: Daemon) -> None:
+def pause(node: Daemon) -> None:
     """Pause the node and wait until the step in hand is over."""
     assert node.client is not None
     node.client.post("/pause")

@@ -135,6 +135,13 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "the one with the lowest loss."
         ),
     ] = "average"
+    merge: Annotated[
+        Literal["auto", "memory", "collective"],
+        Meta(
+            description="With average: how the trainers of a node merge. memory: in shared memory; collective: by "
+            "torch.distributed; auto: collective where each has a GPU of its own."
+        ),
+    ] = "auto"
     coordination: Annotated[
         Literal["none", "global"],
         Meta(

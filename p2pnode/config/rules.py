@@ -290,6 +290,13 @@ def _devices(config: Config) -> list[ConfigProblem]:
                 "one trainer",
             )
         )
+    if config.devices.merge == "collective" and config.devices.step == "leader":
+        found.append(
+            ConfigProblem(
+                'devices.merge = "collective" and devices.step = "leader" do not go together',
+                'leader steps are made in shared memory: leave devices.merge out, or use devices.step = "average"',
+            )
+        )
     if period and training.local_steps % period:
         found.append(
             ConfigProblem(

@@ -14,10 +14,11 @@ import numpy as np
 
 from tests.harness.environment import make_environment
 from tests.harness.stub_trainer import StubTrainer
+from training.devices.groups import DeviceGroups
 from training.devices.host import HostParts, HostTrainer
 from training.settings import DevicesSettings, TrainingSettings
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
 from training.trainer_link.step_messages import StepAnswer
 
 SIZE = 8
@@ -33,6 +34,9 @@ class StubDevice(StubTrainer):
         self.began: list[float] = []
         #: Local steps of each order that was reported.
         self.taken: list[int] = []
+        self.merges: list[MergeOrder] = []
+        #: All devices of the node, where a group of them works.
+        self.fellows: Sequence[StubDevice] = ()
         self.recent_loss: float | None = None
         #: Set to fail with it at the next step.
         self.fails_with: TrainerFailed | None = None
@@ -48,6 +52,22 @@ class StubDevice(StubTrainer):
         assert self._answer is not None
         assert not self._answer.done(), "two answers to one request"
         self._answer.set_result(answer)
+
+    async def merge(self, order: MergeOrder) -> bool:
+        """Its own delta is in place already; in a group of `fellows` the one that writes has their mean instead."""
+        self._need_running()
+        self.merges.append(order)
+        while self._hanging is not None:
+            self._set_state("hung")
+            await self._hanging.wait()
+        self._set_state("running")
+        await asyncio.sleep(0.01)
+        if len(order.members) > 1 and not self.fellows:
+            return False
+        if len(order.members) > 1 and order.writes:
+            deltas = [self.fellows[index].merges[-1].weight * self.fellows[index].delta for index in order.members]
+            self.delta[:] = sum(deltas)
+        return True
 
     def die(self, failure: TrainerFailed | None = None) -> None:
         """As if its process were killed now."""
@@ -98,7 +118,9 @@ class StubDevice(StubTrainer):
         return StepReport(order.step, self.rate, 8 * steps, steps, self.pace_s * steps, {}, self.recent_loss)
 
 
-def host_of(devices: Sequence[StubDevice], log: Any = None, **settings: Any) -> HostTrainer:
+def host_of(
+    devices: Sequence[StubDevice], log: Any = None, groups: DeviceGroups | None = None, **settings: Any
+) -> HostTrainer:
     """One trainer made of these; settings of `[devices]`, and `local_steps` and `max_restarts` of `[training]`."""
     vector: Vector = np.zeros(SIZE, np.float32)
     for device in devices:
@@ -107,7 +129,7 @@ def host_of(devices: Sequence[StubDevice], log: Any = None, **settings: Any) -> 
     leaders = [np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)]
     environment = make_environment(log=log) if log is not None else make_environment()
     host = HostTrainer(
-        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: leaders),
+        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: leaders, groups),
         DevicesSettings(**settings),
         TrainingSettings(**of_training),
         environment,

@@ -36,7 +36,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def host(world: World, devices: str, command: list[str] | None = None, **settings: object) -> HostTrainer:
     """The trainer of a node with these devices, which ends with the world."""
-    of_devices = {key: settings.pop(key) for key in ("period", "step", "c1", "p1", "avg_size") if key in settings}
+    of_devices = {
+        key: settings.pop(key) for key in ("period", "step", "c1", "p1", "avg_size", "merge") if key in settings
+    }
     settings = {"task": "tests.harness.tasks:Plain", "threads": 1, **settings}
     environment = Environment(
         clock=SystemClock(),
@@ -256,3 +258,37 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
     world.run(scenario)
     assert sorted(path.name for path in seen.iterdir()) == ["0-of-2-2-0", "1-of-2-2-1"]
     assert len({path.read_text() for path in seen.iterdir()}) == 2
+
+
+def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp_path: Path) -> None:
+    """With gloo the node's vector is the same, to rounding, as with shared memory, also in the cycles within a step.
+    When a trainer has died the others merge without it, and when it is back with it."""
+    found = {}
+
+    async def scenario(world: World) -> np.ndarray:
+        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge)
+        await trainer.start()
+        for step in range(1, 4):
+            await trainer.train(order(step, 4))
+            trainer.vector += trainer.delta
+        if merge == "collective":
+            assert (world.state_dir / "devices").is_dir()
+            pid = trainer.devices()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            for step in range(4, 9):
+                await trainer.train(order(step, 4))
+            await until(lambda: world.log.fields("device_restarted") != [], 20.0)
+            before = trainer.devices()[0].optimizer_steps
+            await trainer.train(order(9, 4))
+            await trainer.train(order(10, 4))
+            assert trainer.devices()[0].optimizer_steps > before
+            assert np.isfinite(trainer.delta).all()
+            assert world.log.fields("devices_not_merged") == []
+        await trainer.stop()
+        return trainer.vector.copy()
+
+    for merge in ("memory", "collective"):
+        found[merge] = (world if merge == "memory" else World(tmp_path / "other")).run(scenario)
+    assert np.abs(found["memory"]).max() > 0.01
+    assert np.abs(found["memory"] - found["collective"]).max() < 1e-6

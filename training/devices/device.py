@@ -9,7 +9,7 @@ from typing import Protocol
 
 from overlay.environment import Environment
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 from training.trainer_link.step_messages import StepAnswer
 
 FIRST_RESTART_S = 0.5
@@ -25,6 +25,10 @@ class DeviceTrainer(Trainer, Protocol):
 
     def answer_step(self, number: int, answer: StepAnswer) -> None:
         """StepAnswer the request of this number of the present order."""
+        ...
+
+    async def merge(self, order: MergeOrder) -> bool:
+        """Merge the delta that the last order kept; False if the group has failed. Raises `TrainerFailed`."""
         ...
 
 

@@ -17,7 +17,8 @@ from overlay.environment import Environment
 from training.devices.coordination import Coordination
 from training.devices.data_routes import DataRoutes
 from training.devices.device import Device, DeviceFacts, DeviceTrainer
-from training.devices.node_step import NodeBuffers, NodeStep
+from training.devices.groups import DeviceGroups
+from training.devices.node_step import CycleParts, NodeBuffers, NodeStep
 from training.devices.opening import device_file, joint_hello, start_all
 from training.devices.positions import AveragePositions, LeaderPositions
 from training.devices.turn import CycleRun
@@ -42,11 +43,13 @@ from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFrom
 
 
 class HostParts(NamedTuple):
-    """The trainers of a node, and the names of their devices. `leaders`: the memory of the leaders' values."""
+    """The trainers of a node, and the names of their devices. `leaders`: the memory of the leaders' values. `groups`:
+    how trainers merge by `torch.distributed`, if they do."""
 
     names: Sequence[str]
     trainers: Sequence[DeviceTrainer]
     leaders: Callable[[], list[Vector]] = list
+    groups: DeviceGroups | None = None
 
 
 class HostTrainer:
@@ -67,6 +70,7 @@ class HostTrainer:
         self._environment = environment
         self._log = environment.log
         self._leaders = parts.leaders
+        self._groups = parts.groups
         self._devices = [
             Device(index, name, trainer, environment, training.max_restarts, self._restart)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
@@ -163,7 +167,7 @@ class HostTrainer:
         self.delta = np.zeros_like(shared)
         self._step = NodeStep(
             self._devices,
-            self._cycles,
+            CycleParts(self._cycles, self._groups),
             AveragePositions(total)
             if settings.step == "average"
             else LeaderPositions(total, self._leaders(), settings.c1, settings.c2),

@@ -15,16 +15,20 @@ from typing import NamedTuple
 import numpy as np
 
 from overlay.environment import Environment
-from training.devices.arithmetic import combined, is_finite
+from training.devices.arithmetic import combined, is_finite, weights_of
 from training.devices.device import Device
+from training.devices.groups import DeviceGroups
 from training.devices.positions import AveragePositions, LeaderPositions
 from training.devices.turn import CycleRun, DeviceOrder
 from training.settings import DevicesSettings
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed, TrainerLeft, Vector
+from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, TrainerLeft, Vector
 
 #: A trainer whose deltas are not finite so many times in a row is started again from its last saved state.
 NOT_FINITE_CYCLES = 3
+
+#: A merge looks so often whether those that it waits for hang.
+MERGE_LOOK_S = 0.5
 
 OnFailure = Callable[[Device, TrainerFailed], None]
 
@@ -47,13 +51,20 @@ class NodeBuffers(NamedTuple):
             np.copyto(self.shared, self.vector)
 
 
+class CycleParts(NamedTuple):
+    """What runs a cycle, and how trainers merge by `torch.distributed`; None: in shared memory."""
+
+    cycles: CycleRun
+    groups: DeviceGroups | None = None
+
+
 class NodeStep:
     """Trains step after step. Made when the model is known."""
 
     def __init__(
         self,
         devices: Sequence[Device],
-        cycles: CycleRun,
+        parts: CycleParts,
         positions: AveragePositions | LeaderPositions,
         buffers: NodeBuffers,
         settings: DevicesSettings,
@@ -64,7 +75,12 @@ class NodeStep:
         self.positions = positions
         self.buffers = buffers
         self._devices = devices
-        self._cycles = cycles
+        self._cycles = parts.cycles
+        self._groups = parts.groups
+        #: What trainers were told, until it was seen how that ended.
+        self._merging: dict[int, asyncio.Task[bool]] = {}
+        #: Those that have merged since the step began, and go on from where they stand.
+        self._merged: set[int] = set()
         self._settings = settings
         self._period = period
         self._executor = environment.executor
@@ -77,6 +93,7 @@ class NodeStep:
     def forget(self, index: int) -> None:
         """A trainer has begun anew."""
         self._not_finite.pop(index, None)
+        self._merged.discard(index)
         self.positions.forget(index)
 
     async def train(self, order: StepOrder, handshake: BufferHandshake | None, first: int) -> StepReport:
@@ -94,7 +111,12 @@ class NodeStep:
                 orders = self._orders(order, cycle, first)
                 reports += await self._cycle(order, cycles, orders, handshake if is_last else None, is_last=is_last)
         except BaseException:
-            await asyncio.gather(*(device.cancel() for device in self._devices))
+            for task in self._merging.values():
+                task.cancel()
+            await asyncio.gather(
+                *(device.cancel() for device in self._devices), *self._merging.values(), return_exceptions=True
+            )
+            self._merging.clear()
             raise
         finally:
             if handshake is not None:
@@ -110,6 +132,7 @@ class NodeStep:
         if carried is not None and not is_finite(carried):
             carried = None  # no owner adds it
         buffers.offer()
+        self._merged.clear()
         self.positions.begin(carried, buffers.vector)
 
     def _orders(self, order: StepOrder, cycle: int, first: int) -> dict[int, StepOrder]:
@@ -126,7 +149,7 @@ class NodeStep:
                 workers=order.workers * count,
                 is_first=order.is_first and index == first,
                 node_index=order.node_index * count + index,
-                carry=1.0 if positions.is_elsewhere else 0.0,
+                carry=1.0 if positions.is_elsewhere and index not in self._merged else 0.0,
                 asks=True,
                 done=cycle * self._period,
                 local_pull=local_pull,
@@ -134,6 +157,8 @@ class NodeStep:
                 loss_window=settings.avg_size if isinstance(positions, LeaderPositions) else 0,
                 keeps_base=True,
                 overlaps=order.carry >= 1.0,
+                keeps_delta=self._groups is not None,
+                continues=index in self._merged,
             )
             for index in range(count)
         }
@@ -149,9 +174,11 @@ class NodeStep:
     ) -> list[StepReport]:
         positions, run = self.positions, self._executor.run
         late = self._late_reports()
+        if self._groups is not None:
+            await self._write_own(late)
         for index, report in late.items():
             await run(positions.late, index, report, self._devices[index].trainer.delta)
-        free = {device.index: device for device in self._devices if device.is_free}
+        free = {device.index: device for device in self._devices if self._is_free(device)}
         if not free:
             raise self._no_device()
         given: dict[int, DeviceOrder] = {}
@@ -172,14 +199,68 @@ class NodeStep:
         finally:
             if telling is not None:
                 telling.cancel()
-        finite = {index: report for index, report in reports.items() if await self._is_finite(index)}
+        finite = {index: report for index, report in reports.items() if await self._is_finite(index, report)}
         if not finite:
             if not reports:
                 raise self._no_device()
             finite = reports  # The owners refuse it, and the step loop says so.
-        deltas = {index: self._devices[index].trainer.delta for index in finite}
-        await run(partial(positions.combine, finite, deltas, is_last=is_last))
-        return [*finite.values(), *late.values()]
+        trained = finite if self._groups is None else await self._merge(self._groups, finite)
+        if not trained:
+            raise self._no_device()
+        deltas = {index: self._devices[index].trainer.delta for index in trained}
+        await run(partial(positions.combine, trained, deltas, is_last=is_last))
+        return [*trained.values(), *late.values()]
+
+    def _is_free(self, device: Device) -> bool:
+        """Whether it takes an order: it is in no other, and in no merge in which it hangs."""
+        is_merging = device.index in self._merging and self._has_merged(device.index) is None
+        return device.is_free and not is_merging
+
+    async def _merge(self, groups: DeviceGroups, reports: dict[int, StepReport]) -> dict[int, StepReport]:
+        """Merge what these trainers keep; the report of all, at the one that has written the mean. Where that fails
+        each writes its own delta, and has its own report."""
+        self._merged.clear()
+        if len(reports) > 1:
+            done = await self._told(groups.orders(weights_of(reports)))
+            if len(done) == len(reports):
+                self._merged |= reports.keys()
+                return {min(reports): combined(next(iter(reports.values())).step, list(reports.values()), 0.0)}
+            groups.failed()
+            lacking = sorted(reports.keys() - done)
+            self._log.warning("devices_not_merged", lacking=lacking, effect="this once in shared memory")
+        await self._write_own(reports)
+        return reports
+
+    async def _write_own(self, reports: dict[int, StepReport]) -> None:
+        """Have these trainers write the deltas that they keep; those that cannot are removed from the reports."""
+        assert self._groups is not None
+        written = await self._told({index: self._groups.alone(index) for index in reports})
+        for index in reports.keys() - written:
+            del reports[index]
+
+    async def _told(self, orders: dict[int, MergeOrder]) -> set[int]:
+        """Those that have done what they were told. One that hangs is waited for no longer than the others."""
+        for index, order in orders.items():
+            if index not in self._merging:
+                task = asyncio.create_task(self._devices[index].trainer.merge(order), name=f"merge-device-{index}")
+                self._merging[index] = task
+        asked = {index: self._merging[index] for index in orders}
+        while any(self._devices[index].state != "hung" for index, task in asked.items() if not task.done()):
+            left = [task for task in asked.values() if not task.done()]
+            await asyncio.wait(left, timeout=MERGE_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        return {index for index in orders if self._has_merged(index)}
+
+    def _has_merged(self, index: int) -> bool | None:
+        """Whether a trainer has done what it was told last; None while it is at it."""
+        task = self._merging.get(index)
+        if task is not None and not task.done():
+            return None
+        self._merging.pop(index, None)
+        try:
+            return task is not None and task.result()
+        except TrainerFailed as failure:
+            self._on_failure(self._devices[index], failure)
+            return False
 
     def _late_reports(self) -> dict[int, StepReport]:
         """What trainers that were hung have come to since: it counts now, and they are free again."""
@@ -192,10 +273,10 @@ class NodeStep:
                     self._on_failure(device, failure)
         return found
 
-    async def _is_finite(self, index: int) -> bool:
+    async def _is_finite(self, index: int, report: StepReport) -> bool:
         """Whether a trainer's delta may count; one that never may starts again from its last saved state."""
         device = self._devices[index]
-        if await self._executor.run(is_finite, device.trainer.delta):
+        if report.is_finite if self._groups else await self._executor.run(is_finite, device.trainer.delta):
             self._not_finite.pop(index, None)
             return True
         self._not_finite[index] = count = self._not_finite.get(index, 0) + 1

@@ -10,7 +10,7 @@ from training.supervisor.opening import checked_total
 from training.supervisor.process_trainer import ProcessTrainer
 from training.supervisor.session import TrainerSession
 from training.trainer_link import messages
-from training.trainer_link.interface import Vector
+from training.trainer_link.interface import MergeOrder, Vector
 from training.trainer_link.shared_memory import HostVectors, SharedVectors, TrainerMemory
 from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
@@ -64,6 +64,11 @@ class DeviceProcess(ProcessTrainer):
     def answer_step(self, number: int, answer: StepAnswer) -> None:
         """See `DeviceTrainer.answer_step`."""
         self._send(StepAnswered(self._turn, number, answer))
+
+    async def merge(self, order: MergeOrder) -> bool:
+        """See `DeviceTrainer.merge`."""
+        answer = await self._ask(lambda turn: messages.Merge(turn, order), messages.Merged)
+        return answer.is_done
 
     async def _allocate(self, total: int) -> SharedVectors | TrainerMemory:
         if self._host_memory is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from overlay.environment import Environment
+from training.devices.groups import DeviceGroups, backend_of
 from training.devices.host import HostParts, HostTrainer
 from training.devices.names import resolved_devices, threads_each
 from training.devices.process import DeviceProcess, HostMemory
@@ -19,6 +20,10 @@ from training.trainer_link.interface import Trainer
 
 #: Sockets and output of all trainers but the first, below the state directory.
 FURTHER = "devices"
+#: A merge is given up after this share of `training.hang_s`, before those that wait for a member count as hung too.
+PATIENCE = 0.75
+#: The beginning of the names of files by which groups of trainers meet, there.
+GROUP = "group"
 #: NVIDIA's driver has a folder for each GPU here.
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -65,10 +70,24 @@ def make_trainer(
         )
         trainer.share(memory, index)
         trainers.append(trainer)
-    host = HostTrainer(HostParts(names, trainers, memory.leaders), devices, training, environment, on_state)
+    parts = HostParts(names, trainers, memory.leaders, _groups(training, devices, names, state_dir))
+    host = HostTrainer(parts, devices, training, environment, on_state)
     for trainer in trainers:
         trainer.watch_state(host.trainer_state_changed)
     return host
+
+
+def _groups(
+    training: TrainingSettings, devices: DevicesSettings, names: list[str], state_dir: Path
+) -> DeviceGroups | None:
+    backend = backend_of(devices.merge, names) if devices.step == "average" else None
+    if backend is None:
+        return None
+    folder = state_dir / FURTHER
+    # Files of groups of an earlier process, whose numbers come again.
+    for old in folder.glob(f"{GROUP}.*"):
+        old.unlink(missing_ok=True)
+    return DeviceGroups(backend, str((folder / GROUP).absolute()), max(1.0, PATIENCE * training.hang_s))
 
 
 def count_gpus() -> int:

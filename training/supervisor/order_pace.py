@@ -17,9 +17,10 @@ class OrderPace:
 
     def __init__(self, hang_s: float) -> None:
         self._hang_s = hang_s
-        #: Only turns and evaluations have a duration: the other orders write a file.
+        #: Turns, merges and evaluations have a duration: the other orders write a file.
         self._durations_s: dict[type[messages.Order], deque[float]] = {
             messages.Train: deque(maxlen=PACE_STEPS),
+            messages.Merge: deque(maxlen=PACE_STEPS),
             messages.Evaluate: deque(maxlen=PACE_STEPS),
         }
         #: What the present process has done before: the first of each kind may take long.

@@ -46,7 +46,15 @@ from training.trainer_link.interface import (
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 from training.trainer_link.shared_memory import SharedVectors, TrainerMemory
 
-Answer = TypeVar("Answer", messages.Trained, messages.Evaluated, messages.Copied, messages.Written, messages.Described)
+Answer = TypeVar(
+    "Answer",
+    messages.Trained,
+    messages.Merged,
+    messages.Evaluated,
+    messages.Copied,
+    messages.Written,
+    messages.Described,
+)
 
 #: A timeout that fires this much too late means that the daemon itself was stopped: it restarts the measurement.
 OVERSLEPT_S = 1.0

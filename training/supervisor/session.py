@@ -297,6 +297,7 @@ class TrainerSession:
                 self._end_file(self._files[message.turn], message)
             case (
                 messages.Trained()
+                | messages.Merged()
                 | messages.Evaluated()
                 | messages.Copied()
                 | messages.Written()

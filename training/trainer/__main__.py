@@ -156,6 +156,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                         if runner.records is not None:
                             runner.records.report(turn, order.step)
                         connection.send(messages.Trained(turn, report))
+                case messages.Merge(turn, merge):
+                    connection.send(messages.Merged(turn, runner.merge.merge(merge, delta)))
                 case messages.Evaluate(turn, step):
                     evaluation = runner.evaluate(step, vector, connection.interrupted)
                     if evaluation is not None:

@@ -328,7 +328,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
 
     def _load(self, carry: float) -> None:
         if not carry:
-            self._model_vector.load(self._vector, keeps_base=self._devices.keeps_base)
+            self._devices.load(self._vector)
             return
         assert self._connection is not None
         self._model_vector.load_carried(self._vector, self._delta, carry)
@@ -358,6 +358,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
                     )
                     self._ranks.lead(found)
                     return found
+                case messages.Merge(turn, merge):
+                    self._connection.send(messages.Merged(turn, self._devices.merge(merge, self._delta)))
                 case messages.Evaluate(turn, _):
                     self._connection.send(messages.Evaluated(turn, None))
                 case messages.Save(turn, path):
@@ -381,9 +383,9 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.
-        self._model_vector.delta(self._delta)
+        is_finite = self._devices.report(self._delta)
         recent = self._devices.recent_loss()
-        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent)
+        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent, is_finite)
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._connection.send(messages.Trained(self._turn, report))
 

@@ -120,7 +120,7 @@ class DaemonConnection:
         if isinstance(message, messages.RunEnded | messages.Stop):
             self._inbox.put(message)
             raise StopAsked
-        if isinstance(message, messages.Train | messages.Evaluate | messages.Save | messages.Describe):
+        if isinstance(message, messages.Order):
             self._turn = message.turn
             self._asked = 0
         return message

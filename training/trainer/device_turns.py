@@ -7,10 +7,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from training.trainer.connection import DaemonConnection
+from training.trainer.device_merge import DeviceMerge
 from training.trainer.leaders import LeaderPulls
 from training.trainer.recent_losses import RecentLosses
 from training.trainer.vector import ModelVector
-from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
+from training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
 from training.trainer_link.messages import Start
 from training.trainer_link.step_messages import StepAnswer
 
@@ -23,6 +24,7 @@ class DeviceTurns:
         self._connection = connection
         self._leaders = LeaderPulls(model_vector, ())
         self._losses = RecentLosses()
+        self._merge = DeviceMerge(model_vector)
         self._order: StepOrder | None = None
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
@@ -43,10 +45,17 @@ class DeviceTurns:
         """Optimiser steps of the present step of the swarm in earlier turns."""
         return 0 if self._order is None else self._order.done
 
-    @property
-    def keeps_base(self) -> bool:
-        """Whether the shared vector may change before the turn is reported."""
-        return self._order is not None and self._order.keeps_base
+    def load(self, vector: Vector) -> None:
+        """Load what a turn without a carry begins with."""
+        self._merge.load(self._order, vector)
+
+    def report(self, delta: Vector) -> bool:
+        """Write the delta of the turn, or keep it for a merge; see `DeviceMerge.report`."""
+        return self._merge.report(self._order, delta)
+
+    def merge(self, order: MergeOrder, delta: Vector) -> bool:
+        """See `DeviceMerge.merge`."""
+        return self._merge.merge(order, delta)
 
     def overlaps(self, carry: float) -> bool:
         """Whether the shared vector of a turn with this carry lacks the step before, which is being exchanged."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
+from training.trainer.device_merge import DeviceMerge
 from training.trainer.leaders import LeaderPulls
 from training.trainer.loading import user_code_errors
 from training.trainer.model_description import ModelDescriber
@@ -88,6 +89,7 @@ class TaskRunner:
         self.task = task
         self.spec = spec
         self.model_vector = ModelVector(spec.model)
+        self.merge = DeviceMerge(self.model_vector)
         self._describer = ModelDescriber(spec.model, self.model_vector, warn)
         self.samples_seen = 0
         self._name = name
@@ -126,7 +128,7 @@ class TaskRunner:
             self.model_vector.load_carried(vector, delta, order.carry)
             link.loaded()
         else:
-            self.model_vector.load(vector, keeps_base=order.keeps_base)
+            self.merge.load(order, vector)
         self._schedule.seek((order.step - 1) * order.local_steps + order.done)
         self._leaders.begin(order)
         tally = _Tally()
@@ -143,7 +145,7 @@ class TaskRunner:
         if order.carry and not link.delta_is_free():
             return None
         began_s += time.perf_counter() - waiting_s  # The trainer stood still.
-        self.model_vector.delta(delta)
+        is_finite = self.merge.report(order, delta)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()
         self._losses.add(tally.losses, order.loss_window)
@@ -154,7 +156,8 @@ class TaskRunner:
         if tally.skipped:
             metrics["scaler_skipped"] = float(tally.skipped)
         seconds = time.perf_counter() - began_s
-        return StepReport(order.step, loss, tally.samples, tally.steps, seconds, metrics, self._losses.mean())
+        recent = self._losses.mean()
+        return StepReport(order.step, loss, tally.samples, tally.steps, seconds, metrics, recent, is_finite)
 
     def _has_records(self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool]) -> bool:
         with user_code_errors(self._name, "decode()", fatal=False):

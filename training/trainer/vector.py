@@ -78,6 +78,8 @@ class ModelVector:
         self._outputs = self._bases
         # For a model whose base is the given vector otherwise; allocated by the first load that needs a copy.
         self._own_base: Tensor | None = None
+        # A delta that is kept on the device; allocated by the first `keep_delta`.
+        self._kept: Tensor | None = None
         # What was added to the vector, in parts like the tensors, and its factor; empty: nothing.
         self._carried: list[Tensor] = []
         self._carry = 0.0
@@ -194,6 +196,27 @@ class ModelVector:
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             torch.sub(tensor.to(base.device, torch.float32), base, out=base)
         shared.copy_(self._base)
+
+    @torch.no_grad()
+    def keep_delta(self) -> bool:
+        """As `delta`, but on the model's device, in `kept`, and the base stays; whether all values are finite."""
+        if self._kept is None:
+            self._kept = torch.empty_like(self._base)
+        for tensor, base, part in zip(self._tensors, self._bases, self._views(self._kept), strict=True):
+            torch.sub(tensor.to(base.device, torch.float32), base, out=part)
+        return bool(torch.isfinite(self._kept).all())
+
+    @property
+    def kept(self) -> Tensor:
+        """What `keep_delta` has kept, `float32[total]` on the model's device; it must not be changed."""
+        assert self._kept is not None
+        return self._kept
+
+    @torch.no_grad()
+    def go_on(self, by: Tensor) -> None:
+        """Begin at the last base plus `by`, `float32[total]` on its device. The base must be the model's own."""
+        self._base.add_(by)
+        self.load_base()
 
     @torch.no_grad()
     def keep(self) -> list[Tensor]:

@@ -61,7 +61,8 @@ class StepOrder(msgspec.Struct, frozen=True):
     `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. `local_pull` and `global_pull`:
     so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of `recent_loss`.
     `keeps_base`: `vector` may change before the report, so its base is a copy. `overlaps`: the delta of the node's step
-    before is being exchanged, so that `vector` lacks it.
+    before is being exchanged, so that `vector` lacks it. `keeps_delta`: report without writing `delta`, because a merge
+    follows (`MergeOrder`). `continues`: begin where that merge has ended.
     """
 
     step: int
@@ -77,11 +78,29 @@ class StepOrder(msgspec.Struct, frozen=True):
     loss_window: int = 0
     keeps_base: bool = False
     overlaps: bool = False
+    keeps_delta: bool = False
+    continues: bool = False
+
+
+class MergeOrder(msgspec.Struct, frozen=True):
+    """Orders trainer `index` of a node to merge the delta that it keeps with those of the other `members`, by
+    `torch.distributed`. Group number `group` meets by the file `place`. The deltas are summed with their weights, and
+    the member that `writes` puts the mean into `delta`. A single member writes its own delta."""
+
+    index: int
+    members: tuple[int, ...]
+    group: int
+    place: str
+    backend: str
+    weight: float = 1.0
+    writes: bool = True
+    timeout_s: float = 0.0
 
 
 class StepReport(msgspec.Struct, frozen=True):
     """The result of a `StepOrder`: `seconds` is the time spent training, `loss` the mean over its optimiser steps.
-    `recent_loss` is that of the last `loss_window` batches; None without so many, or where it is not finite."""
+    `recent_loss` is that of the last `loss_window` batches; None without so many, or where it is not finite.
+    `is_finite` is False if a delta that is kept for a merge has a value that is not."""
 
     step: int
     loss: float
@@ -90,6 +109,7 @@ class StepReport(msgspec.Struct, frozen=True):
     seconds: float
     metrics: dict[str, float]
     recent_loss: float | None = None
+    is_finite: bool = True
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -20,7 +20,14 @@ import msgspec
 from training.errors import TrainingError
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineFromScript
-from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerHello
+from training.trainer_link.interface import (
+    Evaluation,
+    MergeOrder,
+    ModelDescription,
+    StepOrder,
+    StepReport,
+    TrainerHello,
+)
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
 from training.trainer_link.step_messages import StepAnswered, StepWanted
 
@@ -73,6 +80,13 @@ class Memory(msgspec.Struct, frozen=True, tag="memory"):
 class Train(msgspec.Struct, frozen=True, tag="train"):
     turn: int
     order: StepOrder
+
+
+class Merge(msgspec.Struct, frozen=True, tag="merge"):
+    """As one of several trainers of a node: merge the delta that was kept."""
+
+    turn: int
+    order: MergeOrder
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
@@ -163,6 +177,13 @@ class Trained(msgspec.Struct, frozen=True, tag="trained"):
     report: StepReport
 
 
+class Merged(msgspec.Struct, frozen=True, tag="merged"):
+    """The answer to a `Merge`. Not `is_done`: the group has failed, and the trainer has its delta as it was."""
+
+    turn: int
+    is_done: bool
+
+
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     turn: int
     evaluation: Evaluation | None
@@ -216,11 +237,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     fatal: bool
 
 
-Order = Train | Evaluate | Save | Describe
+Order = Train | Merge | Evaluate | Save | Describe
 FromDaemon = (
     Start
     | Memory
     | Train
+    | Merge
     | Evaluate
     | Save
     | Describe
@@ -244,6 +266,7 @@ FromTrainer = (
     | BuffersLoaded
     | StepWanted
     | Trained
+    | Merged
     | Evaluated
     | Copied
     | Written

@@ -56,6 +56,12 @@ def overrides(*settings: str) -> list[Override]:
         (["barrier.method=custom", "barrier.custom=nonsense"], "needs a function", "package.module:function"),
         (["liveness.probe_timeout_s=2"], "is longer than", "shorter"),
         (["exchange.codec=sparse", "exchange.robust=trimmed-mean"], "do not go together", "robust = clip"),
+        (["training.devices=cpu*0"], "the list is empty", '"cpu*4"'),
+        (["training.devices=gpu 0"], '"gpu 0" names no device', '["cuda:0", "cuda:1"]'),
+        (["training.devices=auto,cpu"], "stands alone", '"auto"'),
+        (["training.devices=cpu*65"], "at most 64 trainers", '"cpu*4"'),
+        (["devices.period=3"], "does not divide training.local_steps = 10", "devices.period = 0"),
+        (["devices.merge=collective", "devices.step=leader"], "do not go together", 'devices.step = "average"'),
     ],
 )
 def test_impossible_combinations_are_refused(settings: list[str], what: str, do: str) -> None:

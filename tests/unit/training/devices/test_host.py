@@ -7,8 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from tests.harness.environment import ListLog
 from tests.harness.stub_device import SIZE, StubDevice, host_of
 from tests.harness.virtual_loop import run
+from training.devices.groups import DeviceGroups
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
 from training.trainer_link.step_messages import StepAnswer
@@ -349,5 +351,79 @@ def test_each_trainer_saves_a_file_of_its_own() -> None:
         await host.train(order(1, 2))
         await asyncio.sleep(1.0)
         assert devices[1].restored == ["/checkpoints/trainer.state.1"]
+
+    run(scenario())
+
+
+def test_trainers_that_merge_by_themselves_go_on_from_their_mean() -> None:
+    """The one that writes has the mean of all, weighted by samples; in a step nobody loads it, and a new step begins at
+    the vector. One that was restarted loads."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), period=1, local_steps=2)
+        for device in devices:
+            device.fellows = devices
+        await host.start()
+        report = await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+        assert (report.samples, report.optimizer_steps) == (32, 4)
+        for device in devices:
+            assert [(one.keeps_delta, one.continues, one.carry) for one in device.orders] == [
+                (True, False, 0.0),
+                (True, True, 0.0),
+            ]
+        await host.train(order(2, 2, carry=0.5), taken())
+        assert [(one.continues, one.carry) for one in devices[0].orders[2:]] == [(False, 1.0), (True, 0.0)]
+
+    run(scenario())
+
+
+def taken() -> BufferHandshake:
+    """Of a delta that may be overwritten."""
+    handshake = BufferHandshake()
+    handshake.delta_taken.set()
+    return handshake
+
+
+def test_a_merge_that_fails_is_made_in_shared_memory() -> None:
+    """Each writes its own delta then, so nothing that was trained is lost, and the next merge has a new group."""
+
+    async def scenario() -> None:
+        log = ListLog([], "host", None)
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, log, DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+        assert [one.members for one in devices[1].merges] == [(0, 1), (1,)]
+        for device in devices:
+            device.fellows = devices
+        await host.train(order(2, 2))
+        assert [device.merges[-1].group for device in devices] == [2, 2]
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+
+    run(scenario())
+
+
+def test_a_trainer_that_hangs_in_a_merge_holds_nobody_up() -> None:
+    """The others write their own deltas, and it takes no order before it has come out of the merge."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        training = asyncio.create_task(host.train(order(1, 2)))
+        await asyncio.sleep(2.001)
+        devices[1].hang()
+        async with asyncio.timeout(30.0):
+            await training
+            assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+            await host.train(order(2, 2))
+        assert [len(device.orders) for device in devices] == [2, 1]
+        devices[1].resume()
+        await asyncio.sleep(1.0)
+        await host.train(order(3, 2))
+        assert [len(device.orders) for device in devices] == [3, 2]
 
     run(scenario())
