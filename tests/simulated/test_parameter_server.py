@@ -440,6 +440,28 @@ def test_a_worker_that_comes_too_late_hears_of_the_end():
     assert run(history(), limit_s=300.0) == 0
 
 
+def test_a_worker_whose_only_server_died_says_what_is_lost():
+    """After two minutes without a server the error names the last one and the version of its values; a worker that has
+    never met one is told how to start one."""
+
+    async def history():
+        world = World(ServerOptions(), lambda _: simple(stop=lambda ctx: False))
+        server, worker = world.add(server=True), world.add(server=False)
+        await asyncio.sleep(2.0)
+        version = (await world.record()).version
+        world.kill(server)
+        late = world.add(server=False)
+        found = await asyncio.gather(worker.task, late.task, return_exceptions=True)
+        return server.node_id.hex()[:8], version, [str(one) for one in found]
+
+    name, version, (lost, never) = run(history(), limit_s=300.0)
+    assert version > 5
+    assert f"The last one, {name}, had version " in lost
+    assert version <= int(lost.split("had version ")[1].split()[0]) <= version + 1
+    assert "node.role=server" in never
+    assert "had version" not in never
+
+
 def test_a_silent_owner_of_keys_is_waited_for():
     """While the backup of a dead owner takes over, the commit is tried again; it counts once."""
 

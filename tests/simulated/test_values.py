@@ -247,6 +247,22 @@ def test_an_answer_that_is_lost_is_given_again() -> None:
     play(scenario)
 
 
+def test_many_updates_travel_in_requests_of_a_bounded_size() -> None:
+    """Three thousand of one owner in three requests or more, and as many reads: none holds a loop for long."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        keys = [key for key in (f"n{number}" for number in range(9000)) if few.owner(key).name == "a"][:3000]
+        sent: list[str] = []
+        few.world.observers.append(lambda source, _t, name, _p: sent.append(name) if source == "b" else None)
+        await few.store("b").update([ValueUpdate(key, 1, 0, "add") for key in keys])
+        assert sent.count("update_values") >= 3
+        assert len(await few.store("b").get_many(keys)) == len(keys) == 3000
+        assert sent.count("read_values") >= 3
+
+    play(scenario)
+
+
 def test_an_owner_that_dies_loses_nothing_that_it_acknowledged() -> None:
     """Its backup has every batch, and answers the retry of one that it has."""
 

@@ -19,6 +19,9 @@ VALUES_PER_TURN = 1 << 18
 #: An identity in a message takes as long to be put in order as so many values to be added.
 VALUES_PER_ROW = 1 << 10
 
+#: The same for an update of a named value to be decoded, applied or answered: about ten microseconds.
+VALUES_PER_UPDATE = 1 << 12
+
 #: A delta is decoded and replicated in parts of so many values: as a whole it would take six more bytes per value at
 #: its owner, and as much again at the backup.
 VALUES_PER_PART = 1 << 22

@@ -30,7 +30,7 @@ class UpdateValues(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
-class ShardUpdate(msgspec.Struct, frozen=True, array_like=True):
+class ShardUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An update, and the shard of its key."""
 
     shard: ShardIndex

@@ -35,7 +35,7 @@ class BadBatch(TrainingError):
     """Bytes that are no batch."""
 
 
-class KeyUpdate(msgspec.Struct, frozen=True, array_like=True):
+class KeyUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One update of an encoded key, by an encoded value. `number` counts the updates of its origin to this shard."""
 
     node: _NodeId
@@ -56,7 +56,7 @@ class KeyUpdate(msgspec.Struct, frozen=True, array_like=True):
         return len(self.key) + len(self.update)
 
 
-class KeyResult(msgspec.Struct, frozen=True, array_like=True):
+class KeyResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key's new value: `value`, or, where that is None, the update at `place` of the batch."""
 
     key: _Key

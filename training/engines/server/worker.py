@@ -45,6 +45,9 @@ class _Worker:
         self._run = run
         self._epoch = 0
         self._server = b""
+        #: Who answered last, and the version of the values then.
+        self._last = b""
+        self._version = 0
         self._tried: dict[bytes, None] = {}
         self._reports: dict[tuple[int, int], Computed] = {}
         #: Reports that the server has, and its epoch: repeated without their updates.
@@ -139,10 +142,20 @@ class _Worker:
                 return told
             if host.clock() >= deadline:
                 raise NoServer(
-                    f"no server has answered for {NO_SERVER_S:g} s: start a node with `--role server` in this swarm"
+                    f"no server has answered for {NO_SERVER_S:g} s: start a node with `--set node.role=server` in this "
+                    f"swarm{self._lost()}"
                 )
             await host.sleep(RETRY_S)
         return Told(epoch=self._epoch, server=self._server, ended="leaving")
+
+    def _lost(self) -> str:
+        """What there was, for people; nothing where no server has ever answered."""
+        if not self._epoch:
+            return ""
+        return (
+            f". The last one, {self._last.hex()[:8]}, had version {self._version} of the values; if no other server had"
+            " them, they are lost, unless it starts again with its state directory"
+        )
 
     async def _ended(self) -> Told | None:
         """What the servers' record says, if their run is over: nobody serves any more then."""
@@ -170,6 +183,7 @@ class _Worker:
         self._tried.clear()
         if told.epoch:
             self._server, self._epoch = server, told.epoch
+            self._last, self._version = server, told.version
             return told
         self._server = b"" if told.server == server else told.server
         return None

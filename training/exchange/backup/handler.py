@@ -76,7 +76,7 @@ class BackupHandler:
             if self._store.holds_values:
                 batch = await read_item(reader, entry.shard, 0)
                 self._counters.bytes_received += len(batch.encoded)
-                await turn.after(len(batch.encoded))
+                await turn.after(batch.work)
                 theirs = DeltaId(message.node, message.incarnation, entry.number or message.step)
                 results.append(self._accept(entry, batch.buffered(theirs, 1.0, synchronous=False), sender))
                 continue

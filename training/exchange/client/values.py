@@ -22,12 +22,12 @@ from overlay.transport import TransportError
 from training.encoding.frames import Part, blob_framed_bytes, blob_frames, sized
 from training.exchange.client.owner_pump import OwnerPump
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import PushResult
 from training.exchange.owner.value_rounds import LATER
-from training.exchange.owner.values import MAX_REQUEST_BYTES, ValueHandler
+from training.exchange.owner.values import ValueHandler
 from training.exchange.value_messages import (
-    MAX_ITEMS,
     ListKeys,
     ListKeysAnswer,
     ReadResult,
@@ -64,6 +64,9 @@ from training.values.store import (
 TIMEOUT_S = 30.0
 #: Bytes of updates that wait for their answers; a call that brings more waits before it adds any.
 MAX_OUTGOING_BYTES = 64 * 1024 * 1024
+#: Of one request: so many are encoded, or decoded by its owner, in a millisecond or two.
+SENT_ITEMS = 1024
+SENT_BYTES = 1024 * 1024
 
 
 def shard_of(key: bytes, shards: int) -> int:
@@ -176,7 +179,7 @@ class SwarmValues:
                     self._reads.pop(shard, None)
 
     async def _send_reads(self, owner: Contact, shards: list[int]) -> list[int]:
-        asked = [(shard, key) for shard in shards for key in self._reads.get(shard, ())][:MAX_ITEMS]
+        asked = [(shard, key) for shard in shards for key in self._reads.get(shard, ())][:SENT_ITEMS]
         if not asked:
             return []
         # Who asks from now on is answered by the next request: this one may have been answered before.
@@ -236,7 +239,9 @@ class SwarmValues:
         started: list[tuple[int, _Outgoing]] = []
         try:
             async with asyncio.timeout(TIMEOUT_S):
+                turn = LoopYielder()
                 for given in updates:
+                    await turn.after(VALUES_PER_UPDATE // 4)
                     while self._outgoing_bytes > MAX_OUTGOING_BYTES:
                         self._has_room.clear()
                         await self._has_room.wait()
@@ -277,10 +282,10 @@ class SwarmValues:
 
     async def _send_updates(self, owner: Contact, shards: list[int]) -> list[int]:
         sent: list[tuple[int, _Outgoing]] = []
-        left_bytes = MAX_REQUEST_BYTES
+        left_bytes = SENT_BYTES
         for shard in shards:
             for one in self._updates.get(shard, ()):
-                if len(sent) >= MAX_ITEMS or left_bytes <= 0:
+                if len(sent) >= SENT_ITEMS or left_bytes <= 0:
                     break
                 left_bytes -= one.update.size_bytes
                 sent.append((shard, one))
@@ -293,7 +298,9 @@ class SwarmValues:
             results = await self._request(owner, shards, updates)
         self._directory.answered(owner, results)
         again: dict[int, None] = {}
+        turn = LoopYielder()
         for (shard, one), result in zip(sent, results, strict=False):
+            await turn.after(VALUES_PER_UPDATE // 4)
             if result.status == "ok":
                 self._finish(shard, one, None)
             elif result.status == "refused":

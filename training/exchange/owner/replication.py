@@ -107,7 +107,7 @@ class DeltaReplicator:
                 results.append(result)
                 if result.status == "ok":
                     self._forget_forwarded(identity, item.shard)
-                    await turn.after(item.delta.size)
+                    await turn.after(item.work)
             if not groups:
                 return results
             jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned
@@ -170,7 +171,7 @@ class ValueRounds(ShardTasks):
     async def _round(self, targets: tuple[bytes, ...], shards: list[int]) -> None:
         self._rounds[targets] = self._rounds.get(targets, 0) + 1
         try:
-            prepared, room_bytes = [], self._room_bytes()
+            prepared, room_bytes, turn = [], self._room_bytes(), LoopYielder()
             for shard in shards:
                 owned = self._store.owned.get(shard)
                 if owned is None or owned.state.table is None or owned.moving:
@@ -179,6 +180,7 @@ class ValueRounds(ShardTasks):
                     updates = [one.update for one in waiting]
                     batch = applied(owned.state.table, updates, room_bytes, _late(owned.state.table, waiting))
                     prepared.append(self._prepare(shard, waiting, batch, owned))
+                    await turn.after(VALUES_PER_UPDATE * len(waiting))
             await self._commit(prepared)
         finally:
             self._rounds[targets] -= 1

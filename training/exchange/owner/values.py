@@ -14,6 +14,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
@@ -82,7 +83,10 @@ class ValueHandler:
 
     async def accept(self, sender: bytes, updates: Sequence[ShardUpdate]) -> list[PushResult]:
         """Apply updates, and answer each; within `ANSWER_S`."""
-        answers = [self._begin(sender, one.shard, one.update) for one in updates]
+        answers, turn = [], LoopYielder()
+        for one in updates:
+            answers.append(self._begin(sender, one.shard, one.update))
+            await turn.after(VALUES_PER_UPDATE)
         waiting = [one.result for one in answers if isinstance(one, Waiting) and not one.result.done()]
         if waiting:
             self.rounds.wake()

@@ -20,6 +20,7 @@ from overlay.capacity import split
 from overlay.peers import Activity, Contact
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.inspection import ShardInspector
@@ -35,6 +36,8 @@ from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import Span
 
 TICK_S = 0.5
+#: To rank the candidates of a shard after a change of membership takes as long as so many values to be added.
+VALUES_PER_RANKING = VALUES_PER_TURN // 2
 #: A table of named values is kept for so long, and so many times as long as it takes to be moved.
 VALUES_TENURE_S, TENURE_MOVES = 1.0, 4.0
 #: Of a line that was not measured yet.
@@ -159,7 +162,9 @@ class Rebalancer:
         me = self._swarm.node_id
         learners: dict[bytes, tuple[Contact, list[int]]] = {}
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
+        turn = LoopYielder()
         for shard in list(self._store.owned):
+            await turn.after(VALUES_PER_RANKING)
             ranked = await self._directory.candidates(shard)
             owned = self._store.owned.get(shard)
             if owned is None or owned.learner is not None or owned.is_broken:

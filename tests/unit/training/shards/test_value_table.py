@@ -1,5 +1,6 @@
 """The table of values of a shard: the same batches give the same table, in any order."""
 
+import gc
 import itertools
 
 import msgspec
@@ -23,6 +24,17 @@ def update(number, key="k", value=1, reducer="add", stamp=0, node=NODE):
 def value_of(table, key):
     entry = table.entries[encode_key(key)]
     return decode_value(entry.value), entry.timestamp
+
+
+def test_the_collector_does_not_know_the_entries_of_a_table():
+    """Nor the updates that wait: it would look through a hundred thousand of them again and again."""
+    one = update(1)
+    table = ValueTable()
+    table.apply(applied(table, [one], ROOM))
+    (entry,) = table.entries.values()
+    assert not gc.is_tracked(entry)
+    assert not gc.is_tracked(one)
+    assert not gc.is_tracked(table.entries)
 
 
 UPDATES = st.lists(

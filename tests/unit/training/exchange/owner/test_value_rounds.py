@@ -10,6 +10,7 @@ import numpy as np
 from tests.harness.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stores import IDS, SUM, contact, term
 from tests.harness.virtual_loop import run
+from training.exchange.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
@@ -179,6 +180,37 @@ def test_an_update_that_the_other_side_has_acknowledged_waits_for_a_script_as_lo
         owner.values.rounds.on_pull(last)
         (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs)])
         assert (result.status, owner.value()) == ("ok", 5)
+
+    run(scenario())
+
+
+def test_others_run_while_many_updates_are_taken_and_applied() -> None:
+    """A thousand updates, in one request or in one round: at most a millisecond or so passes between two turns."""
+
+    async def turns_of(updates: int, *, in_one_round: bool) -> int:
+        owner, turns = Owner(), 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        some = [ShardUpdate(number % 2, update(number)) for number in range(1, updates + 1)]
+        if in_one_round:
+            for one in some:
+                owner.values.rounds.enqueue(one.shard, one.update, IDS["x"])
+        results = await owner.values.accept(IDS["x"], some[-2:] if in_one_round else some)
+        counting.cancel()
+        assert {one.status for one in results} == {"ok"}
+        return turns
+
+    async def scenario() -> None:
+        few = await turns_of(2, in_one_round=True)
+        assert await turns_of(1024, in_one_round=False) - few >= 1024 * VALUES_PER_UPDATE // VALUES_PER_TURN
+        # After the batch of each of the two shards, and when each is added.
+        assert await turns_of(1024, in_one_round=True) - few == 2 + 2
 
     run(scenario())
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from overlay.peers import Activity, Contact
 from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
-from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
@@ -293,5 +293,31 @@ def test_a_table_of_values_is_kept_no_longer_than_its_move_takes_a_few_times() -
         assert rebalancer._tenure_s(owned) == VALUES_TENURE_S + TENURE_MOVES / 4
         owned.state.table.size_bytes *= 100
         assert rebalancer._tenure_s(owned) == 5.0
+
+    run(scenario())
+
+
+def test_others_run_while_the_candidates_of_all_shards_are_ranked() -> None:
+    """After a change of membership that takes a few tenths of a millisecond for each shard."""
+
+    async def scenario() -> None:
+        shards = 40
+        store = ShardStore(ME.node_id, [(0, 0)] * shards, 0, SUM)
+        for shard in range(shards):
+            state = store.fresh_state(shard, np.zeros(0, np.float32))
+            store.own(shard, state, term(1, "a"), ME, 0.0, by_handover=False)
+        rebalancer, _, _ = rebalancer_of(store)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        await rebalancer.tick()
+        counting.cancel()
+        assert turns >= shards // 2 - 1
 
     run(scenario())
