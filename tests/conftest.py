@@ -14,7 +14,12 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# An example that waits for a core, or imports something, is late and not wrong.
+hypothesis.settings.register_profile("p2pnode", deadline=None)
+hypothesis.settings.load_profile("p2pnode")
 
 # Before NumPy is loaded: two threads of OpenBLAS on small matrices wait for each other, ten times as long as one works.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -13,6 +13,7 @@ tasks and timers it makes. `stall` delays these alone, as a busy loop would.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import heapq
 import selectors
@@ -34,6 +35,12 @@ SPIN_TURNS = 2_000_000
 #: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
 #: interpreter's own moments would make the history depend on how many objects happen to be allocated.
 COLLECT_TURNS = 400_000
+
+
+@functools.cache
+def _is_frozen() -> bool:
+    """Whether objects were frozen before the first run of this process. Asked once: counting them passes them all."""
+    return gc.get_freeze_count() > 0
 
 
 class Deadlock(Exception):
@@ -204,7 +211,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         too.
         """
         self._limit = self._now + limit_s
-        collecting, is_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+        collecting, is_frozen = gc.isenabled(), _is_frozen()
         # What was there before is left alone, garbage too: looking through it costs more than most histories.
         gc.freeze()
         gc.disable()

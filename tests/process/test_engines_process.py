@@ -37,7 +37,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             bootstrap = nodes[0].address
         chosen = {"exchange.shards": 8, "training.linger_s": 20.0, **(settings or {})}
         command = [sys.executable, *script]
-        nodes.append(ProcessNode(tmp_path, f"n{len(nodes)}", chosen, bootstrap=bootstrap, script=command))
+        name = f"n{len(nodes)}"
+        nodes.append(ProcessNode(tmp_path, name, chosen, bootstrap=bootstrap, script=command, forks=True))
         return nodes[-1]
 
     yield run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -130,6 +131,18 @@ def test_loop_is_closed_and_nothing_leaks() -> None:
     with pytest.raises(LookupError):
         loop.run(main())
     assert loop.is_closed()
+
+
+def test_frozen_objects_stay_frozen_and_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests/conftest.py froze is frozen after a run, and no later run counts it: that passes each object."""
+
+    async def main() -> None:
+        await asyncio.sleep(1.0)
+
+    run(main())
+    assert gc.get_freeze_count() > 0
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("the frozen objects are counted again"))
+    run(main())
 
 
 def test_speed() -> None:
