@@ -35,7 +35,13 @@ def pins() -> dict[str, str]:
 def requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [Requirement(text) for text in [*project["dependencies"], *extras["torch"], *extras["dev"]]]
+    return [
+        Requirement(text)
+        for text in [
+            *project["dependencies"],
+            *(one for name in ("torch", "dev", "deploy", "docs") for one in extras[name]),
+        ]
+    ]
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
