@@ -68,12 +68,14 @@ def leave(
     run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Ask a node to leave: it hands over its shards and ends with exit code 0."""
     return _request(
         node_client(address, state_dir, config, token_file, run),
         "/leave",
         "is leaving; `p2pnode status` shows when it has ended",
+        as_json=as_json,
     )
 
 
@@ -83,9 +85,11 @@ def pause(
     run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Ask a node to pause training after its current step; it continues to own its shards."""
-    return _request(node_client(address, state_dir, config, token_file, run), "/pause", "pauses after its current step")
+    client = node_client(address, state_dir, config, token_file, run)
+    return _request(client, "/pause", "pauses after its current step", as_json=as_json)
 
 
 def resume(
@@ -94,9 +98,11 @@ def resume(
     run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Ask a paused node to train again."""
-    return _request(node_client(address, state_dir, config, token_file, run), "/resume", "trains again")
+    client = node_client(address, state_dir, config, token_file, run)
+    return _request(client, "/resume", "trains again", as_json=as_json)
 
 
 def trust(
@@ -106,13 +112,18 @@ def trust(
     run: RunOption = None,
     config: ConfigOption = None,
     token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Have a node trust a member again that it leaves out (`members_distrusted` in /status)."""
     client = node_client(address, state_dir, config, token_file, run)
-    return _request(client, f"/trust?{urlencode({'id': member})}", f"trusts {member} again")
+    return _request(client, f"/trust?{urlencode({'id': member})}", f"trusts {member} again", as_json=as_json)
 
 
-def _request(client: NodeClient, path: str, outcome: str) -> int:
+def _request(client: NodeClient, path: str, outcome: str, *, as_json: bool) -> int:
     client.post(path)
-    print_line(f"the node at {client.address} {outcome}")
+    if as_json:
+        accepted = path.removeprefix("/").partition("?")[0]
+        print_line(json.dumps({"schema": 1, "address": client.address, "accepted": accepted}))
+    else:
+        print_line(f"the node at {client.address} {outcome}")
     return 0

@@ -27,6 +27,7 @@ from p2pnode.config import documentation
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.screen import progress_bar
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
@@ -99,6 +100,7 @@ def export(
     state_dir: StateDirOption = None,
     config: ConfigOption = None,
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Write the whole model of the newest checkpoint of a state directory, for a strict load_state_dict.
 
@@ -117,7 +119,10 @@ def export(
     except BadModelFile as error:
         hint = "start the node again for a moment, so that it writes what is missing"
         raise UserError(f"the model cannot be exported: {error}", hint, ExitCode.TRAINER) from None
-    print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
+    if as_json:
+        print_line(json.dumps({"schema": 1, "path": str(path), "step": step, "checkpoint": str(vector.parent)}))
+    else:
+        print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
     return 0
 
 
@@ -127,9 +132,11 @@ def _write_model(folder: Path, vector: Path, draft: Path) -> None:
 
     whole = draft if draft.suffix == ".safetensors" else draft.with_suffix(".safetensors")
     try:
-        with whole.open("wb") as file:
+        with whole.open("wb") as file, progress_bar("export") as bar:
+            total = vector.stat().st_size
             for piece in _model(folder, vector):
                 file.write(piece)
+                bar.show(min(file.tell(), total), total, "bytes")
         if whole != draft:
             convert(whole, draft)
     finally:

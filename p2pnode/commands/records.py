@@ -22,6 +22,7 @@ from p2pnode.commands.files import ForceOption
 from p2pnode.commands.options import JsonOption
 from p2pnode.commands.output import print_line, print_notice
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.screen import is_redrawable, progress_bar
 from p2pnode.terminal.lines import columns
 from p2pnode.terminal.numbers import size
 
@@ -137,6 +138,7 @@ def pack(
     progress = _Progress()
     with _explained(out):
         found = find_sources(sources)
+        total = _plain_bytes(source.path for source in found)
         chosen = common_format(found) if kind is FormatName.AUTO else SourceFormat(kind.value)
         records = records_of(found, chosen, written)
         first = next(records, None)  # before a file is made: most mistakes show in the first record
@@ -145,13 +147,13 @@ def pack(
         to: RecordSeries | RecordWriter
         if append:
             with append_records(out, torn="truncate" if truncate_torn else "refuse", **limits) as to:
-                progress.write(to, first, records)
+                progress.write(to, first, records, total)
             paths = [out]
         else:
             with create_series(
                 out, records_per_file=records_per_file, file_bytes=file_bytes, overwrite=force, **limits
             ) as to:
-                progress.write(to, first, records)
+                progress.write(to, first, records, total)
             paths = to.paths
     answer = {
         "schema": 1,
@@ -305,20 +307,38 @@ def _print_record(record: bytes, raw: bool, place: tuple[str, int, int] | bool) 
 
 
 class _Progress:
-    """Says on standard error every two seconds how far a long conversion is."""
+    """Shows how far a long conversion is: a bar on a terminal, otherwise a line every two seconds."""
 
     def __init__(self) -> None:
         self._next_s = time.monotonic() + _PROGRESS_S
-        self._records = 0
+        self._is_terminal = is_redrawable(sys.stderr)
 
-    def write(self, to: RecordSeries | RecordWriter, first: bytes, rest: Iterable[bytes]) -> None:
-        """Write all records."""
-        to.write(first)
-        for number, record in enumerate(rest, 2):
-            to.write(record)
-            if number % _PROGRESS_RECORDS == 0 and time.monotonic() >= self._next_s:
-                self._next_s = time.monotonic() + _PROGRESS_S
-                print_notice(f"{number} records so far")
+    def write(self, to: RecordSeries | RecordWriter, first: bytes, rest: Iterable[bytes], total_bytes: int = 0) -> None:
+        """Write all records. `total_bytes`: of the sources, about what the records will have; 0: not known."""
+        with progress_bar("pack") as bar:
+            to.write(first)
+            done = len(first)
+            for number, record in enumerate(rest, 2):
+                to.write(record)
+                done += len(record)
+                if number % _PROGRESS_RECORDS:
+                    continue
+                if self._is_terminal:
+                    bar.show(done, max(done, total_bytes) if total_bytes else 0, "bytes")
+                elif time.monotonic() >= self._next_s:
+                    self._next_s = time.monotonic() + _PROGRESS_S
+                    print_notice(f"{number} records so far")
+
+
+def _plain_bytes(paths: Iterable[Path]) -> int:
+    """The size of sources that are not compressed; 0 if one is, whose contents are longer."""
+    sizes = []
+    for path in paths:
+        if path.suffix in (".gz", ".npz"):
+            return 0
+        with contextlib.suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
 
 
 def _paths(files: list[str]) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 from p2pnode.terminal.curve import progress_text
 from p2pnode.terminal.lines import Line, Style, Tone, labelled, wrapped
 from p2pnode.terminal.numbers import duration, number, rate, share, short, size
+from p2pnode.terminal.status_parts import device_rows, repair_rows, server_rows, value_rows
 
 #: The tone of each state of a node or a peer.
 STATE_TONES: Mapping[str, Tone] = {
@@ -121,7 +122,13 @@ def status_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
         *_connected(status),
         *_learning(status),
         *_waiting(status),
+        *device_rows(
+            [entry for entry in listed(status, "devices") if isinstance(entry, dict)], part(status, "coordination")
+        ),
         *_exchange(status),
+        *repair_rows(part(status, "exchange")),
+        *value_rows(part(status, "values")),
+        *server_rows(part(status, "server")),
         *_dispatch(part(status, "dispatch")),
         *_result(part(status, "result")),
     ]:

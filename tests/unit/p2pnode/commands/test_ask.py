@@ -80,3 +80,13 @@ def test_a_change_is_requested_and_named(
     assert command() == 0
     assert client.posted == [path]
     assert f"the node at 127.0.0.1:8080 {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(ask.leave, "leave"), (ask.pause, "pause"), (ask.resume, "resume"), (partial(ask.trust, "abababab"), "trust")],
+)
+def test_a_change_is_named_in_json(command: Callable[..., int], name: str, client: Client, capsys: Output) -> None:
+    """One object with the node's address, for scripts."""
+    assert command(as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "address": client.address, "accepted": name}

@@ -1,0 +1,89 @@
+"""docs/terminal.md has every command with `--json`, and the keys that it prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from p2pnode import background
+from p2pnode.cli import app, main
+from p2pnode.client import RunningNode
+from p2pnode.commands import stop
+from p2pnode.demo.plan import DemoPlan, DemoResult, summary
+from p2pnode.doctor import gather
+from tests.harness.repository import ROOT
+
+PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| (`[a-z ]+`(?:, `[a-z ]+`)*) \| (.+) \|$", re.MULTILINE)
+NAME = re.compile(r"`([a-z_ ]+)`")
+
+
+def keys_named() -> dict[str, list[str]]:
+    """The keys of each command; those in brackets belong to what is inside."""
+    return {
+        command: NAME.findall(re.sub(r"\([^()]*\)", "", text))
+        for names, text in ROW.findall(PAGE)
+        for command in NAME.findall(names)
+    }
+
+
+def commands_with_json(command: Any, path: str = "") -> Iterator[str]:
+    if any("--json" in option.opts for option in command.params):
+        yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_with_json(below, f"{path} {name}".strip())
+
+
+def test_every_command_with_json_is_in_the_table_and_no_other() -> None:
+    """Who adds the option adds a row."""
+    assert sorted(commands_with_json(typer.main.get_command(app))) == sorted(keys_named())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "show", "--origin"],
+        ["config", "default"],
+        ["records", "pack", "lines.txt", "--out", "lines.recordio"],
+        ["records", "index", "made.recordio"],
+        ["records", "check", "made.recordio"],
+        ["doctor", "--offline", "--set", "node.port=0", "--set", "status.port=0"],
+        ["bundle", "b.tar.gz"],
+        ["simulate", "--nodes", "4", "--duration", "2"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_command_prints_the_keys_of_its_row(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One object with its schema, and exactly these keys."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(gather, "torch_facts", lambda: {"missing": True})
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    if arguments[0] == "records" and arguments[1] != "pack":
+        assert main(["records", "pack", "lines.txt", "--out", "made.recordio"]) == 0
+        capsys.readouterr()
+
+    assert main([*arguments, "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    names = keys_named()
+    command = next(name for name in (" ".join(arguments[:2]), arguments[0]) if name in names)
+    assert answer.pop("schema") == 1
+    assert sorted(answer) == sorted(name for name in names[command] if not name.startswith("--"))
+
+
+def test_the_rows_of_what_costs_too_much_to_run() -> None:
+    """The demo's figures and one that `stop` has ended."""
+    assert ["schema", *keys_named()["demo"]] == list(summary(DemoPlan(), DemoResult(True, "", 1.0, (), ()), []))
+    node = RunningNode("127.0.0.1:1", 1, "ab")
+    ended = stop._as_json(background.Ended(node, 1.0, is_clean=True, left_behind={}))
+    (row,) = [text for names, text in ROW.findall(PAGE) if names == "`stop`"]
+    assert NAME.findall(row) == ["ended", *ended]
