@@ -27,6 +27,7 @@ from overlay.peers import Activity
 from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.malloc import trim_heap
 from tests.harness.environment import NoLog
 from training.exchange.client.values import shard_of
 from training.exchange.exchange import Exchange
@@ -211,6 +212,7 @@ async def timed(
 async def _main(folder: Path, source: str) -> None:
     node = ValueNode(folder)
     await node.start(source)
+    trim_heap()  # as a daemon does: imported modules are not collected again and again
     print(json.dumps({"address": str(node.overlay.address)}), flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

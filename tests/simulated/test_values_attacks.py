@@ -10,9 +10,10 @@ import pytest
 from tests.harness.exchange_swarm import Member
 from tests.harness.value_swarm import SHARDS, Few, play
 from training.exchange.client.values import shard_of
+from training.exchange.store import state_files
 from training.exchange.terms import Term
 from training.values.encoding import encode_key
-from training.values.store import Stamped, ValueUpdate
+from training.values.store import Stamped, StoreUnavailable, ValueUpdate
 
 KEYS = [f"k{number}" for number in range(200)]
 
@@ -153,5 +154,39 @@ def test_a_value_of_a_lower_term_than_was_seen_is_not_taken(verb: str) -> None:
         (now,) = few.owners(shard)
         assert now.exchange is not None
         assert now.exchange.store.owned[shard].term > seen
+
+    play(scenario)
+
+
+def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
+    """The only server dies: its worker hears that no owner answers, and does not begin the values anew. When the server
+    starts again with its disk, they are as it wrote them."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        worker = await few.world.start("b")
+        assert worker.overlay is not None
+        assert worker.exchange is not None
+        worker.overlay.eligible = False
+        few.world.spread(worker)
+        await worker.exchange.join(few.world.members["a"].contact)
+        await asyncio.sleep(3.0)
+        for number in range(16):
+            await few.store("b").set(f"k{number}", number)
+        before = few.world.members["a"].exchange
+        assert before is not None
+        parts = state_files.encode(before.context.genesis, before.states_to_save(), clean=False)
+        saved = b"".join(parts)
+        few.world.kill("a")
+        with pytest.raises(StoreUnavailable, match="'k3'"):
+            await few.store("b").get("k3")
+        assert few.events("values_lost") == []
+        assert not worker.exchange.store.owned
+        again = await few.world.start("a")
+        assert again.exchange is not None
+        again.exchange.offer_states(state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0, 0.0))
+        await again.exchange.join(worker.contact)
+        found = await few.store("b").get_many([f"k{number}" for number in range(16)])
+        assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
 
     play(scenario)

@@ -226,6 +226,10 @@ class OwnerDirectory:
     async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:
         requests: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, to in orphans.items():
+            has_copy = shard in self._store.stored or self._store.unowned_copy(shard) is not None
+            if to is None and self._store.holds_values and not has_copy:
+                # No node may own it, and this one has nothing of it. Its owner may start again, with its disk.
+                continue
             if to is None or to.node_id == self._swarm.node_id:
                 self._rebalance.take_over(shard)
             else:
