@@ -20,6 +20,7 @@ LEARNERS = "tests/unit/training/exchange/recovery/test_learners.py"
 PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
+VALUES = "tests/simulated/test_values_attacks.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
 
@@ -418,6 +419,30 @@ MUTATIONS = (
         "client/push_log.py",
         "        self._changed.set()\n        return identity",
         "        return identity",
+    ),
+    _mutation(
+        "recovery",
+        "a leaving node goes with the last copies of what another leaver had given it",
+        f"{VALUES}::test_nodes_that_leave_at_one_moment_lose_no_value[23]",
+        "recovery/rebalancing.py",
+        "return len(self._store.owned) + len(self._orphaned_copies())",
+        "return len(self._store.owned)",
+    ),
+    _mutation(
+        "recovery",
+        "a node that may own nothing begins the values of a dead server anew",
+        f"{VALUES}::test_a_node_that_may_own_nothing_takes_no_values_over",
+        "directory.py",
+        "if to is None and self._store.holds_values and not has_copy:",
+        "if False:",
+    ),
+    _mutation(
+        "client",
+        "takes a named value of a term below one that it has seen",
+        f"{VALUES}::test_a_value_of_a_lower_term_than_was_seen_is_not_taken[get]",
+        "client/values.py",
+        "is_old = result is not None and result.term < self._store.ownership.fence(shard)",
+        "is_old = False",
     ),
     *FIRST_HOUR,
 )

@@ -12,7 +12,8 @@ from tests.harness.value_swarm import SHARDS, Few, play
 from training.exchange.client.values import shard_of
 from training.exchange.store import state_files
 from training.exchange.terms import Term
-from training.values.encoding import encode_key
+from training.shards.value_table import TableEntry
+from training.values.encoding import decode_value, encode_key
 from training.values.store import Stamped, StoreUnavailable, ValueUpdate
 
 KEYS = [f"k{number}" for number in range(200)]
@@ -188,5 +189,57 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
         await again.exchange.join(worker.contact)
         found = await few.store("b").get_many([f"k{number}" for number in range(16)])
         assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
+
+    play(scenario)
+
+
+def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() -> None:
+    """Nodes had written what they hold at different moments. Of each shard the swarm takes the copy with the most
+    updates, all nodes read the same, and an update that was sent before and is not in it may be made again."""
+
+    async def scenario(few: Few) -> None:
+        names, keys = "abc", [f"k{number}" for number in range(24)]
+        await few.start(*names)
+        saved: dict[str, bytes] = {}
+        genesis = bytes.fromhex(few.world.manifest.genesis)
+        for number, name in enumerate("bcab"):
+            await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
+            exchange = few.world.members[name].exchange
+            assert exchange is not None
+            saved[name] = b"".join(state_files.encode(genesis, exchange.states_to_save(), clean=False))
+        for name in names:
+            few.world.kill(name)
+
+        newest: dict[int, dict[bytes, TableEntry]] = {}
+        for raw in saved.values():
+            for shard, stored in state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0, 0.0).items():
+                assert stored.state.table is not None
+                entries = stored.state.table.entries
+                if sum(one.timestamp for one in entries.values()) >= sum(
+                    one.timestamp for one in newest.get(shard, {}).values()
+                ):
+                    newest[shard] = entries
+        assert len(newest) == SHARDS
+        members = [await few.world.start(name) for name in names]
+        for member in members:
+            assert member.exchange is not None
+            member.exchange.delay_takeover(30.0)
+            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0, 0.0)
+            member.exchange.offer_states(states)
+        first, *others = [member.exchange for member in members if member.exchange is not None]
+        await first.resume(2, 5.0)
+        for exchange in others:
+            await exchange.join(members[0].contact)
+        await few.whole()
+        for name in names:
+            found = await few.store(name).get_many(keys)
+            for key in keys:
+                entry = newest[shard_of(encode_key(key), SHARDS)][encode_key(key)]
+                assert found[key] == Stamped(decode_value(entry.value), entry.timestamp)
+        before = {key: one.value for key, one in (await few.store("c").get_many(keys)).items()}
+        assert min(before.values()) < max(before.values())
+        await few.store("c").update([ValueUpdate(key, 10, 0, "add") for key in keys])
+        after = await few.store("b").get_many(keys)
+        assert {key: one.value for key, one in after.items()} == {key: value + 10 for key, value in before.items()}
 
     play(scenario)
