@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgspec
@@ -57,7 +57,7 @@ class ServerOptions:
 
     def text(self) -> str:
         """For the comparison with those of other nodes."""
-        return msgspec.json.encode(asdict(self)).decode()
+        return msgspec.json.encode(self).decode()
 
     def make_barrier(self) -> Barrier:
         return make_barrier(BarrierSettings(method=self.barrier, staleness=self.staleness, sample=self.sample))

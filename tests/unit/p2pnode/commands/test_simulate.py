@@ -86,7 +86,7 @@ def test_what_cannot_be_simulated_is_said(
 def test_the_commands_of_the_document_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each `p2pnode simulate --…` of docs/psp.md ends with 0, with a trace as `/steps` gives it."""
+    """Each `p2pnode simulate --…` of docs/psp.md ends with 0, with a trace as `/steps` gives it, here of 4 s."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
     commands = re.findall(r"^p2pnode (simulate --.*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(commands) >= 2
@@ -94,6 +94,6 @@ def test_the_commands_of_the_document_run(
     rows = [{"step": step, "train_seconds": 0.1 + 0.01 * (step % 7)} for step in range(1, 50)]
     Path("steps.json").write_text(json.dumps(rows))
     for command in commands:
-        assert main(command.split()) == 0, command
+        assert main([*command.split(), "--duration", "4"]) == 0, command
         assert "pbsp" in capsys.readouterr().out
     assert Path("out.png").exists()
