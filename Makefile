@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
 DEPLOY := $(VENV)/.deploy
 SITE := $(VENV)/.site
+BROWSER := $(VENV)/.browser
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -37,7 +38,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks test-deploy mutations check format generated docs bench pins clean
+.PHONY: help venv demo test test-frameworks test-deploy test-browser screenshots mutations check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -81,6 +82,17 @@ test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; AR
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -rs tests/unit/project/test_deploy.py \
 	  tests/unit/project/test_metrics_files.py $(ARGS)
 
+# playwright drives the Chromium of the system: 50 MB, without a browser of its own.
+$(BROWSER): $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	@touch $@
+
+test-browser: $(BROWSER) ## Look at the dashboard with a real browser (Chromium); ARGS go to pytest
+	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+screenshots: $(BROWSER) ## Make the pictures of docs/ again: the dashboard of a swarm, and a terminal
+	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
+
 mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them
 	@$(BIN)/python -m tests.mutations $(ARGS)
 
@@ -114,7 +126,7 @@ bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchm
 pins: ## Resolve constraints.txt again
 	@$(find_python); "$$python" -m venv --clear build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks,deploy,docs]"
+	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks,deploy,docs,browser]"
 	@{ grep '^#' constraints.txt; build/pins/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 	@rm -rf build/pins

@@ -7,6 +7,8 @@ read when the first browser asks, because most nodes never serve one.
 from __future__ import annotations
 
 import hashlib
+import re
+import zlib
 from importlib import resources
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -36,12 +39,28 @@ HEADERS = {
 }
 
 
+_COMMENTS = re.compile(rb"^[ \t]*(?://[^\n]*|/\*\*.*?\*/[ \t]*)\n", re.MULTILINE | re.DOTALL)
+
+
 class File(NamedTuple):
-    """One file, ready to be served. `tag` is its entity tag, with the quotes."""
+    """One file, ready to be served. `packed` is the body in gzip, for slow lines. `tag` is the entity tag, with its
+    quotes; it is weak, because both are the same file."""
 
     body: bytes
+    packed: bytes
     content_type: str
     tag: str
+
+
+def lean(script: bytes) -> bytes:
+    """A script without comments that have lines of their own: a fifth of it, which no browser needs."""
+    return _COMMENTS.sub(b"", script)
+
+
+def packed(body: bytes) -> bytes:
+    """In gzip, with no time in it: the same body gives the same bytes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
 
 
 def read_files() -> dict[str, File]:
@@ -52,7 +71,7 @@ def read_files() -> dict[str, File]:
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix not in CONTENT_TYPES:
             continue
-        body = entry.read_bytes()
-        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        files[names.get(entry.name, STATIC + entry.name)] = File(body, CONTENT_TYPES[suffix], tag)
+        body = entry.read_bytes() if ".min." in entry.name or suffix != ".js" else lean(entry.read_bytes())
+        tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'
+        files[names.get(entry.name, STATIC + entry.name)] = File(body, packed(body), CONTENT_TYPES[suffix], tag)
     return files

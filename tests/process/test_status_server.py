@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import socket
@@ -272,6 +273,10 @@ def test_the_pages_and_their_files_are_served_under_a_strict_policy() -> None:
             assert response.headers["content-type"].startswith(kind)
             assert response.headers["x-content-type-options"] == "nosniff"
             assert "default-src 'none'; script-src 'self'" in response.headers["content-security-policy"]
+            packed = await asked("GET", path, {"Accept-Encoding": "br, gzip"})
+            assert packed.headers["content-encoding"] == "gzip"
+            assert gzip.decompress(packed.body) == response.body
+            assert len(packed.body) < len(response.body)
             again = await asked("GET", path, {"If-None-Match": response.headers["etag"]})
             assert (again.status, again.body) == (304, b"")
         for path in ("/static/nothing.js", "/static/..%2fpages.py", "/static/package.json", "/static/"):
@@ -288,6 +293,9 @@ def test_the_history_has_a_row_at_once() -> None:
         assert len(history["times"]) >= 1
         assert {len(values) for values in history["series"].values()} == {len(history["times"])}
         assert history["series"]["loss"][0] is None
+        packed = await asked("GET", "/history", {"Accept-Encoding": "gzip"})
+        assert packed.headers["content-encoding"] == "gzip"
+        assert json.loads(gzip.decompress(packed.body)).keys() == history.keys()
         assert abs(history["times"][0] - time.time()) < 10
 
     served(scenario)

@@ -21,6 +21,7 @@ import { stacked } from "./series.js";
  * @property {Line[]} lines
  * @property {boolean} [stacked] shares of a whole
  * @property {boolean} [fromZero]
+ * @property {boolean} [rightFromZero]
  * @property {boolean} [share] from 0 to 1
  */
 
@@ -107,7 +108,7 @@ export class Chart {
         scales: {
           x: { time: true },
           left: { range: (_, low, high) => this.#range(low, high) },
-          right: { range: (_, low, high) => padded(low, high) },
+          right: { range: (_, low, high) => (this.plan.rightFromZero ? fromZero(high) : padded(low, high)) },
         },
         axes: [
           { ...axis, font, size: 28, gap: 4, space: 70, values: clockLabels },
@@ -153,7 +154,7 @@ export class Chart {
 
   #range(low, high) {
     if (this.plan.stacked || this.plan.share) return [0, 1];
-    if (this.plan.fromZero) return [0, high > 0 ? high * 1.08 : 1];
+    if (this.plan.fromZero) return fromZero(high);
     return padded(low, high);
   }
 
@@ -175,6 +176,10 @@ export class Chart {
     const width = this.place.clientWidth;
     if (this.#plot && width && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
   }
+}
+
+function fromZero(high) {
+  return [0, high > 0 ? high * 1.08 : 1];
 }
 
 function padded(low, high) {

@@ -2,10 +2,10 @@
 
 import { Chart } from "./charts.js";
 import { Distribution } from "./distribution.js";
-import { badge, byId, definitions, element, setText } from "./dom.js";
+import { badge, byId, definitions, element, setText, stateBadge } from "./dom.js";
 import { EventList } from "./events.js";
-import { dispatchFacts, exchangeFacts, lineFacts, machineFacts, resultFacts, sections, vitals } from "./facts.js";
-import { count, duration, milliseconds, number, percent, plural, shortId } from "./format.js";
+import { dispatchFacts, exchangeFacts, lineFacts, machineFacts, resultFacts, sections, vitals, work } from "./facts.js";
+import { NONE, count, duration, milliseconds, number, percent, plural, shortId } from "./format.js";
 import { run } from "./page.js";
 import { PLANS, RANGES, learningPlan } from "./plans.js";
 import { Table } from "./table.js";
@@ -25,7 +25,7 @@ const peers = new Table(byId("peers"), {
   empty: "No peers. Others join with: p2pnode start --bootstrap and this node's address.",
   columns: [
     { title: "Peer", kind: "id", value: (peer) => element("code", { title: peer.id, text: shortId(peer.id) }) },
-    { title: "State", value: (peer) => badge(stateOf(peer.state).tone, stateOf(peer.state).word) },
+    { title: "State", value: (peer) => stateBadge(peer.state) },
     { title: "Step", kind: "number", value: (peer) => count(peer.step) },
     { title: "Lag", kind: "number", hint: "steps of this node minus its steps", value: (peer) => lag(peer.lag) },
     { title: "Step took", kind: "number", value: (peer) => duration(peer.step_seconds || null) },
@@ -44,7 +44,7 @@ const lost = new Table(byId("lost"), {
   empty: "No one since this node's start.",
   columns: [
     { title: "Peer", kind: "id", value: (peer) => element("code", { title: peer.id, text: shortId(peer.id) }) },
-    { title: "How", value: (peer) => badge(stateOf(peer.how).tone, stateOf(peer.how).word) },
+    { title: "How", value: (peer) => stateBadge(peer.how) },
     { title: "When", kind: "number", value: (peer) => ago(peer.seconds_ago) },
     { title: "At step", kind: "number", value: (peer) => count(peer.step) },
     { title: "Address", kind: "wide", value: (peer) => element("code", { text: peer.address }) },
@@ -57,13 +57,15 @@ const devices = new Table(byId("devices"), {
   key: (device) => String(device.index),
   empty: "",
   columns: [
-    { title: "Device", kind: "id", value: (device) => element("code", { text: device.device }) },
+    { title: "Device", kind: "id", value: (device) => element("code", { text: `${device.index} ${device.device}` }) },
     { title: "State", value: (device) => badge(DEVICE_TONES[device.state] ?? "idle", device.state) },
     { title: "Loss", kind: "number", value: (device) => number(device.loss) },
     { title: "Each step", kind: "number", value: (device) => duration(device.step_seconds || null) },
     { title: "Samples", kind: "number", value: (device) => number(device.samples) },
     { title: "Optimizer steps", kind: "number wide", value: (device) => count(device.optimizer_steps) },
     { title: "Failures", kind: "number", value: (device) => count(device.failures) },
+    { title: "Process", kind: "number wide", value: (device) => (device.pid === null ? NONE : String(device.pid)) },
+    { title: "Part", value: (device) => (device.leads ? "leads" : "") },
   ],
 });
 
@@ -136,6 +138,17 @@ function drawHealth(findings) {
   );
 }
 
+function drawWork(status) {
+  const all = work(status);
+  byId("work").hidden = all.length === 0;
+  const rows = all.map(({ name, share, text }) => {
+    // Without a value a bar says that nobody knows how far it is.
+    const bar = element("progress", { max: 1, value: share, "aria-label": name });
+    return /** @type {[string, Node, string]} */ ([name, bar, text]);
+  });
+  definitions(byId("work-rows"), rows);
+}
+
 function drawFacts(status) {
   const parts = [
     ["Shards", exchangeFacts(status)],
@@ -165,6 +178,7 @@ function draw(update, series) {
   drawHealth(status.health);
   byId("result").hidden = !status.result;
   if (status.result) definitions(byId("result-facts"), resultFacts(status.result));
+  drawWork(status);
   definitions(byId("vitals"), vitals(status, series, update.peers));
   drawCharts(series);
   const staleness = status.barrier.sample ? status.barrier.staleness : null;

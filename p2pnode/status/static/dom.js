@@ -1,5 +1,7 @@
 // Small helpers for elements. Text only ever enters as text: a name that a peer has chosen can never become markup.
 
+import { stateOf } from "./words.js";
+
 /**
  * An element with attributes and children; `class` and `text` as attributes, null leaves one out.
  * @param {string} tag
@@ -44,16 +46,26 @@ export function badge(tone, word) {
   return element("span", { class: `badge ${tone}`, text: word });
 }
 
+/** The state of a node in a table. @param {string} state */
+export function stateBadge(state) {
+  const { tone, word, brief } = stateOf(state);
+  return badge(tone, brief ?? word);
+}
+
 /**
  * Rows of a list of definitions. A value is text, or an element.
  * @param {Element} list @param {[string, string | Node, string?][]} rows name, value and, where there is one, a note
  */
 export function definitions(list, rows) {
-  const made = rows.map(([name, value, note]) =>
-    element("div", {}, [
+  rows.forEach(([name, value, note], place) => {
+    const made = element("div", {}, [
       element("dt", { text: name }),
       element("dd", {}, [value, ...(note ? [element("small", { text: note })] : [])]),
-    ]),
-  );
-  list.replaceChildren(...made);
+    ]);
+    // A row that is the same stays: who has selected a path keeps the selection.
+    const shown = list.children[place];
+    if (!shown) list.append(made);
+    else if (!shown.isEqualNode(made)) shown.replaceWith(made);
+  });
+  while (list.children.length > rows.length) list.lastElementChild?.remove();
 }

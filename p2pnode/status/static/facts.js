@@ -22,7 +22,7 @@ export function vitals(status, series, peers) {
   rows.push(["Samples/s", number(own), `all nodes ${number(samplesPerSecond(peers) + (own ?? 0))}`]);
   rows.push(["Nodes", number(population.estimate), population.exact ? `${number(population.workers)} train` : "estimated"]);
   const goal = progressOf(status, "max_steps");
-  if (goal) rows.push(["Time to go", duration(goal.left_seconds), `to step ${count(goal.total)}`]);
+  if (goal && goal.left_seconds !== null) rows.push(["Time to go", duration(goal.left_seconds), `to step ${count(goal.total)}`]);
   return rows;
 }
 
@@ -49,6 +49,11 @@ export function exchangeFacts(status) {
     ["Backed up here", count(exchange.shards_backed)],
   ];
   if (exchange.shards_without_backup) rows.push(["Without a backup", count(exchange.shards_without_backup)]);
+  if (exchange.shards_to_mend) rows.push(["Superseded copies", count(exchange.shards_to_mend), "what their owners lack is sent to them"]);
+  if (exchange.shards_repaired) {
+    const undone = exchange.lost_in_repairs ? `${plural(exchange.lost_in_repairs, "delta")} undone` : "no delta undone";
+    rows.push(["Put back to a good copy", count(exchange.shards_repaired), undone]);
+  }
   rows.push(["Memory of shards", bytes(exchange.state_bytes)]);
   rows.push(["Sent, received", `${bytes(exchange.bytes_sent)}, ${bytes(exchange.bytes_received)}`]);
   rows.push(["Deltas merged", count(exchange.merged_last_step), "in the last step"]);
@@ -127,9 +132,58 @@ export function resultFacts(result) {
   return rows;
 }
 
+/** The values that this node owns. @param {any} values @returns {Row[]} */
+function valuesFacts(values) {
+  /** @type {Row[]} */
+  const rows = [
+    ["Keys", count(values.keys), `${bytes(values.bytes)} of ${bytes(values.limit_bytes)}`],
+    ["Updates", count(values.updates), `in ${plural(values.batches, "batch", "batches")}`],
+    ["Keys read", count(values.reads)],
+    ["Wait for a batch", count(values.waiting), values.waiting ? bytes(values.waiting_bytes) : ""],
+    ["Not answered yet", count(values.unanswered), "of this node's own updates"],
+  ];
+  if (values.refused) rows.push(["Updates refused", count(values.refused)]);
+  return rows;
+}
+
+/** The tasks of a server's workers. @param {any} server @returns {Row[]} */
+function serverFacts(server) {
+  /** @type {Row[]} */
+  const rows = [
+    ["Workers", count(server.workers)],
+    ["Updates in the values", count(server.version)],
+    ["Tasks done", count(server.done), `${count(server.given)} given`],
+    ["With workers", count(server.held)],
+  ];
+  if (server.waiting) rows.push(["Wait for a worker", count(server.waiting)]);
+  if (server.again) rows.push(["Given again", count(server.again), "after an error, a death or the end of a lease"]);
+  if (server.refused) rows.push(["Updates refused", count(server.refused), "too old"]);
+  return rows;
+}
+
+/** What the progress of each kind is called. @type {Record<string, string>} */
+const WORK = { max_steps: "Steps of the run", nodes: "Nodes that are ready" };
+
+/**
+ * Work that takes long: its name, how far it is from 0 to 1 (null where nobody knows), and that in words.
+ * @param {any} status
+ * @returns {{ name: string, share: number | null, text: string }[]}
+ */
+export function work(status) {
+  return (status.progress ?? []).map((/** @type {any} */ one) => {
+    const name = WORK[one.what] ?? one.what.charAt(0).toUpperCase() + one.what.slice(1);
+    if (!one.total) return { name, share: null, text: `for ${duration(one.since_seconds)}` };
+    const amount = one.unit === "bytes" ? bytes : count;
+    const left = one.left_seconds === null || one.done >= one.total ? "" : `, ${duration(one.left_seconds)} to go`;
+    return { name, share: one.done / one.total, text: `${amount(one.done)} of ${amount(one.total)}${left}` };
+  });
+}
+
 /** Parts that only some nodes have. @param {any} status @returns {[string, Row[]][]} */
 export function sections(status) {
   const found = [];
+  if (status.values) found.push(["Named values", valuesFacts(status.values)]);
+  if (status.server) found.push(["Parameter server", serverFacts(status.server)]);
   if (status.data) {
     const { data } = status;
     const trained = data.trained === null ? "" : `${percent(data.trained)} of epoch ${count(data.open_epoch)} trained`;

@@ -82,9 +82,9 @@ export function clock(time) {
   return new Date(time * 1000).toLocaleTimeString([], { hour12: false });
 }
 
-/** "1 peer", "2 peers". @param {number} amount @param {string} word */
-export function plural(amount, word) {
-  return `${count(amount)} ${word}${amount === 1 ? "" : "s"}`;
+/** "1 peer", "2 peers". @param {number} amount @param {string} word @param {string} [many] */
+export function plural(amount, word, many = `${word}s`) {
+  return `${count(amount)} ${amount === 1 ? word : many}`;
 }
 
 function two(large, largeUnit, small, smallUnit) {

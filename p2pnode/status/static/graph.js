@@ -6,6 +6,7 @@ import { circle } from "./steps.js";
 import { stateOf } from "./words.js";
 
 const MARGIN = { x: 96, y: 56 };
+const BARE_MARGIN = { x: 24, y: 24 };
 const MOST_RADIUS = 150;
 /** More names than this would lie on each other. */
 const NAMED = 16;
@@ -17,20 +18,24 @@ const DRAWN = 60;
 /** @param {HTMLElement} place @param {GraphNode[]} all furthest ahead first @param {import("./steps.js").Wait[]} edges */
 export function graph(place, all, edges) {
   const ends = new Set(edges.flatMap(({ from, to }) => [from, to]));
-  const shown = all.length <= DRAWN ? all : all.filter((node, index) => node.self || ends.has(node.id) || index < DRAWN).slice(0, DRAWN);
+  const first = all.filter((node) => node.self || ends.has(node.id) || node.state === "dead");
+  const shown = [...first, ...all.filter((node) => !first.includes(node))].slice(0, DRAWN);
+  const named = shown.length <= NAMED;
   const waiting = new Set(edges.map(({ from }) => from));
   const width = Math.max(280, place.clientWidth - 34);
-  const radius = Math.min(MOST_RADIUS, width / 2 - MARGIN.x);
-  const height = 2 * (radius + MARGIN.y);
+  const margin = named ? MARGIN : BARE_MARGIN;
+  const radius = Math.min(MOST_RADIUS, width / 2 - margin.x);
+  const height = 2 * (radius + margin.y);
   const made = JSON.stringify([width, shown.map(({ id, step, state }) => [id, step, state]), edges]);
   if (place.dataset.made === made) return;
   place.dataset.made = made;
   const at = circle(shown.map(({ id }) => id), shown.length === 1 ? 0 : radius);
-  const size = shown.length > NAMED ? 9 : 14;
+  // Neighbours on the circle do not touch.
+  const size = Math.min(14, Math.max(3, (2.4 * radius) / shown.length));
   const parts = edges
     .filter(({ from, to }) => at.has(from) && at.has(to))
     .map(({ from, to, known }) => arrow(at.get(from), at.get(to), size, known));
-  for (const node of shown) parts.push(drawn(node, at.get(node.id), size, shown.length <= NAMED, waiting.has(node.id)));
+  for (const node of shown) parts.push(drawn(node, at.get(node.id), size, named, waiting.has(node.id)));
   const picture = svg("svg", { width, height, viewBox: `${-width / 2} ${-height / 2} ${width} ${height}`, role: "img", "aria-label": spoken(edges) }, [
     svg("defs", {}, [
       svg("marker", { id: "tip", viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, [

@@ -73,7 +73,7 @@ export class Link {
       this.#watchSilence(abort);
       const history = await this.#get("/history", abort);
       if (!history) return;
-      this.onHistory(await history.json());
+      this.onHistory(JSON.parse(await this.#whole(history, abort)));
       const stream = await this.#get(this.#lastEvent ? `/stream?since=${this.#lastEvent}` : "/stream", abort);
       if (!stream?.body) return;
       this.#failures = 0;
@@ -101,6 +101,18 @@ export class Link {
     }
     this.#lost(reason);
     return null;
+  }
+
+  /** The text of a response. Each piece counts as a sign of life: a slow line is no silence. */
+  async #whole(response, abort) {
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return text;
+      this.#watchSilence(abort);
+      text += value;
+    }
   }
 
   /** @param {ReadableStream<Uint8Array>} body */

@@ -10,8 +10,6 @@ export const RANGES = [
   [Infinity, "all"],
 ];
 
-
-
 /** Loss and the first metrics of the script. @param {string[]} metrics names of columns */
 export function learningPlan(metrics) {
   const lines = metrics.map((column, place) => ({
@@ -70,6 +68,7 @@ export const PLANS = [
     title: "Device use",
     about: "Share of the time in which the trainer trains; dashed: samples per second, on the right.",
     share: true,
+    rightFromZero: true,
     lines: [
       { column: "training_share", label: "trains", colour: 1, format: percent },
       { column: "samples_per_second", label: "samples/s", colour: 2, format: number, scale: "right", dashed: true },

@@ -2,6 +2,8 @@
 
 /** Most rows that a page keeps: an hour of seconds and all that the node had. */
 export const MOST_ROWS = 5000;
+/** A longer gap, in seconds, is none of a slow line. */
+const MOST_GAP_S = 60;
 
 /** Columns of equal length over rising times, as uPlot takes them. */
 export class Series {
@@ -32,6 +34,12 @@ export class Series {
       this.times.splice(0, surplus);
       for (const values of this.#columns.values()) values.splice(0, surplus);
     }
+  }
+
+  /** Whether a row of this time leaves a gap that only a clock that was set, or a long sleep, makes. @param {number} time */
+  jumps(time) {
+    const last = this.times[this.times.length - 1];
+    return last !== undefined && Math.abs(time - last) > MOST_GAP_S;
   }
 
   /** Names of the columns that begin so. @param {string} [prefix] */

@@ -1,13 +1,13 @@
 // The page of the swarm, as one node sees it: who trains, who waits for whom, how fast, how far.
 
-import { badge, byId, definitions, element, setText } from "./dom.js";
+import { byId, definitions, element, setText, stateBadge } from "./dom.js";
 import { metrics, progressOf } from "./facts.js";
 import { count, duration, number, plural, shortId } from "./format.js";
 import { graph } from "./graph.js";
 import { run } from "./page.js";
 import { median, samplesPerSecond, waits } from "./steps.js";
 import { Table } from "./table.js";
-import { connected, lost, stateOf } from "./words.js";
+import { connected, lost, recentlyLost } from "./words.js";
 
 const TRAINS = ["training", "waiting", "suspect"];
 /** A barrier that looks at all workers; the others look at a sample or at no one. */
@@ -25,9 +25,12 @@ const nodes = new Table(byId("nodes"), {
       title: "Node",
       kind: "id",
       value: (node) =>
-        element("span", { title: node.id }, [element("code", { text: shortId(node.id) }), node.self ? " (this one)" : ""]),
+        element("span", { title: node.id }, [
+          element("code", { text: shortId(node.id) }),
+          ...(node.self ? [element("span", { class: "me", text: "this node" })] : []),
+        ]),
     },
-    { title: "State", value: (node) => badge(stateOf(node.state).tone, stateOf(node.state).word) },
+    { title: "State", value: (node) => stateBadge(node.state) },
     { title: "Step", kind: "number", value: (node) => count(node.step) },
     { title: "Progress", kind: "wide", value: (node) => progressBar(node) },
     { title: "Samples/s", kind: "number", value: (node) => number(TRAINS.includes(node.state) ? node.samplesPerSecond : 0) },
@@ -59,6 +62,13 @@ function members({ status, peers }, own) {
     samplesPerSecond: peer.step_seconds ? peer.samples / peer.step_seconds : 0,
   }));
   return [self, ...others].sort((a, b) => b.step - a.step || (a.id < b.id ? -1 : 1));
+}
+
+/** Nodes that were found dead in the last minutes: they keep their place, in red. */
+function dead(status) {
+  return recentlyLost(status)
+    .filter(({ how }) => how === "dead")
+    .map(({ id, step }) => ({ id, self: false, step, state: "dead", step_seconds: 0, samplesPerSecond: 0 }));
 }
 
 /** What the swarm does, in a sentence. */
@@ -94,7 +104,7 @@ function totals(status, all, own, peers) {
   const steps = all.map(({ step }) => step);
   rows.push(["Steps", count(median(steps)), `${count(Math.min(...steps))} to ${count(Math.max(...steps))}`]);
   const toGo = progressOf(status, "max_steps");
-  if (toGo) rows.push(["Time to go", duration(toGo.left_seconds), `to step ${count(toGo.total)}`]);
+  if (toGo && toGo.left_seconds !== null) rows.push(["Time to go", duration(toGo.left_seconds), `to step ${count(toGo.total)}`]);
   return rows;
 }
 
@@ -123,8 +133,9 @@ function draw(update, series) {
     ),
   );
   definitions(byId("vitals"), totals(status, all, own, peers));
-  graph(byId("graph"), all, edges);
-  nodes.show(all);
+  const gone = dead(status);
+  graph(byId("graph"), [...all, ...gone], edges);
+  nodes.show([...all, ...gone]);
   const hidden = update.peers_known - peers.length;
   setText(byId("nodes-amount"), hidden > 0 ? `${all.length} of ${update.peers_known + 1}, evenly chosen` : String(all.length));
   setText(byId("foot"), "What one node knows: of others the last message counts. Dashed arrows are concluded from steps, not reported.");

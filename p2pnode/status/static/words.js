@@ -1,7 +1,7 @@
 // The first lines of the dashboard: is the node connected, does it learn, whom does it wait for, whom did it lose? Each
 // answer is a sentence and a tone; the tone is shown as colour, shape and word. No DOM: tested with `node --test`.
 
-import { count, duration, number, plural, shortId } from "./format.js";
+import { count, duration, number, percent, plural, shortId } from "./format.js";
 
 /**
  * @typedef {"good" | "warn" | "bad" | "idle"} Tone
@@ -15,13 +15,16 @@ export const LONG_WAIT_S = 10;
 /** More than a single slow step; below it a wait is ordinary. */
 const MANY = 3;
 
-/** What each state is called, and how it is shown. @type {Record<string, { word: string, tone: Tone }>} */
+/**
+ * What each state is called, in a table too, and how it is shown.
+ * @type {Record<string, { word: string, brief?: string, tone: Tone }>}
+ */
 export const STATES = {
   joining: { word: "joining", tone: "warn" },
   waiting_for_nodes: { word: "waiting for nodes", tone: "warn" },
   ready: { word: "ready", tone: "idle" },
   training: { word: "training", tone: "good" },
-  waiting: { word: "waiting at the barrier", tone: "warn" },
+  waiting: { word: "waiting at the barrier", brief: "waiting", tone: "warn" },
   paused: { word: "paused", tone: "idle" },
   stalled: { word: "stalled", tone: "bad" },
   suspect: { word: "suspected", tone: "warn" },
@@ -52,7 +55,7 @@ export function answers(status, lossBefore) {
 export function connected(status) {
   const peers = status.overlay?.peers ?? 0;
   const topic = "Connected";
-  if (status.state === "joining") return { topic, tone: "warn", text: "Not connected yet: looking for the swarm." };
+  if (status.state === "joining") return { topic, tone: "warn", text: joining(status) };
   if (status.state === "failed") return { topic, tone: "bad", text: "This node has failed." };
   if (peers === 0) {
     const lostAll = recentlyLost(status).length > 0;
@@ -63,6 +66,17 @@ export function connected(status) {
   const about = exact ? "" : `, of about ${number(estimate)} nodes (${number(low)} to ${number(high)})`;
   const suspects = status.overlay.suspects ? `; ${plural(status.overlay.suspects, "peer")} suspected` : "";
   return { topic, tone: suspects ? "warn" : "good", text: `Connected to ${plural(peers, "peer")}${about}${suspects}.` };
+}
+
+/** What it does before it trains. @param {any} status */
+function joining(status) {
+  const [first] = status.progress ?? [];
+  if (!first || first.what === "join the swarm") {
+    const since = first && first.since_seconds >= LONG_WAIT_S ? `, for ${duration(first.since_seconds)}` : "";
+    return `Not connected yet: looking for the swarm${since}.`;
+  }
+  const left = first.left_seconds === null ? "" : `, ${duration(first.left_seconds)} to go`;
+  return `Joining: ${first.what}${first.total ? `, ${percent(first.done / first.total)}` : ""}${left}.`;
 }
 
 /** @param {any} status @param {number | null} lossBefore @returns {Answer} */
@@ -109,7 +123,8 @@ function ending(result) {
 export function waiting(status) {
   const topic = "Waiting";
   const held = status.waiting;
-  if (!held) return { topic, tone: "good", text: "Waiting for no one." };
+  // Only of a node that trains it is good news.
+  if (!held) return { topic, tone: status.state === "training" ? "good" : "idle", text: "Waiting for no one." };
   const others = held.behind > 1 ? `, and ${plural(held.behind - 1, "more peer")} of ${count(held.sampled)} asked` : "";
   const behind = status.step - held.its_step;
   const text =
@@ -124,8 +139,8 @@ function rule(barrier) {
   return `; ${barrier.method} allows ${count(barrier.staleness)}`;
 }
 
-/** @param {any} status */
-function recentlyLost(status) {
+/** Whom the node has lost in the last minutes. @param {any} status @returns {any[]} */
+export function recentlyLost(status) {
   return (status.lost ?? []).filter((/** @type {any} */ peer) => peer.seconds_ago <= LOST_RECENTLY_S);
 }
 

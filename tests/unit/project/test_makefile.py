@@ -39,7 +39,7 @@ def requirements() -> list[Requirement]:
         Requirement(text)
         for text in [
             *project["dependencies"],
-            *(one for name in ("torch", "dev", "deploy", "docs") for one in extras[name]),
+            *(one for name in ("torch", "dev", "deploy", "docs", "browser") for one in extras[name]),
         ]
     ]
 
@@ -158,6 +158,7 @@ def test_ci_runs_the_readme_commands() -> None:
         "make test-frameworks",
         "make test-deploy",
         "make docs",
+        "make test-browser",
         "make check",
     ]
 

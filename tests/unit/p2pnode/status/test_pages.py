@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import tomllib
 
-from p2pnode.status.pages import POLICY, STATIC, read_files
+from p2pnode.status.pages import POLICY, STATIC, lean, read_files
 from tests.harness.repository import ROOT
 
 #: Bytes of a page with everything that it loads, uncompressed.
@@ -83,3 +84,29 @@ def test_the_package_contains_them() -> None:
     assert {path.name for path in folder.iterdir() if path.name != "package.json"} <= taken
     assert "p2pnode/status/static/LICENSE-uPlot.txt" in project["project"]["license-files"]
     assert "MIT" in (folder / "LICENSE-uPlot.txt").read_text()
+
+
+def test_scripts_are_served_without_the_comments_that_have_their_own_lines() -> None:
+    """Comments go, with their lines; code stays to the byte, also where it looks like a comment."""
+    source = (
+        b'// why\n/** @type {x} */\nconst a = "// no";  // kept\n  /**\n   * two\n   */\n'
+        b"\tf(/** @type {y} */ (a));\nx = 1\n  * 2;\n"
+    )
+
+    assert lean(source) == b'const a = "// no";  // kept\n\tf(/** @type {y} */ (a));\nx = 1\n  * 2;\n'
+    assert lean(b"/** @type {z} */ (a).b();\n") == b"/** @type {z} */ (a).b();\n", "code follows on the line"
+    files = read_files()
+    for path in loaded_by("/") | loaded_by("/swarm"):
+        if path.endswith(".js") and ".min." not in path:
+            assert b"\n/**" not in files[path].body
+            assert b"\n//" not in files[path].body
+
+
+def test_the_packed_form_is_the_same_file() -> None:
+    """What a browser unpacks is the body, and a third as long for a page with all that it loads."""
+    files = read_files()
+    for file in files.values():
+        assert gzip.decompress(file.packed) == file.body
+    for page in ("/", "/swarm"):
+        paths = loaded_by(page)
+        assert sum(len(files[path].packed) for path in paths) < MOST_BYTES / 2.5

@@ -44,3 +44,12 @@ test("the value of a minute ago is one of about a minute ago", () => {
 test("shares lie on each other, and a row without any is a gap", () => {
   assert.deepEqual(stacked([[0.5, null, null], [0.25, null, 1]]), [[0.5, null, 0], [0.75, null, 1]]);
 });
+
+test("a clock that was set is told from a slow line", () => {
+  const series = new Series();
+  assert.equal(series.jumps(5), false, "the first row");
+  series.append(10_000, { loss: 1 });
+  assert.equal(series.jumps(10_020), false);
+  assert.equal(series.jumps(10_000 + 3600), true);
+  assert.equal(series.jumps(10_000 - 3600), true);
+});

@@ -21,6 +21,10 @@ test("a node that is well says so in four sentences", () => {
 
 test("connected: how many, how sure, and what is wrong", () => {
   assert.deepEqual(said(connected(with_({ state: "joining" }))), ["warn", "Not connected yet: looking for the swarm."]);
+  const download = { what: "download of the state", done: 41, total: 100, unit: "bytes", since_seconds: 12, left_seconds: 17 };
+  assert.equal(connected(with_({ state: "joining", progress: [download] })).text, "Joining: download of the state, 41 %, 17 s to go.");
+  const join = { what: "join the swarm", done: 0, total: 0, unit: "", since_seconds: 130, left_seconds: null };
+  assert.match(connected(with_({ state: "joining", progress: [join] })).text, /looking for the swarm, for 2 min\.$/);
   assert.deepEqual(said(connected(with_({ overlay: { peers: 0 } }))), ["idle", "Alone: no other node is known."]);
   const gone = [{ id: "ab".repeat(20), how: "dead", seconds_ago: 60 }];
   assert.deepEqual(said(connected(with_({ overlay: { peers: 0 }, lost: gone }))), ["bad", "Alone: every peer is gone."]);
@@ -43,6 +47,8 @@ test("learning: every state has words, and only trouble is red", () => {
 });
 
 test("waiting: for whom, since when, why", () => {
+  assert.equal(waiting(status).tone, "good");
+  assert.equal(waiting(with_({ state: "failed" })).tone, "idle", "of a node that has failed it is no good news");
   const held = { slowest: "7f".repeat(20), behind: 1, sampled: 4, since_seconds: 2.4, its_step: 807 };
   assert.deepEqual(said(waiting(with_({ waiting: held }))), ["warn", "Waiting for 7f7f7f7f for 2.4 s: it is at step 807, 5 steps behind; ssp allows 4."]);
   assert.equal(waiting(with_({ waiting: { ...held, since_seconds: 12 } })).tone, "bad");

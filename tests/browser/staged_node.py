@@ -1,0 +1,197 @@
+"""A node that shows what a test wants: the real status server, with a status, peers and events that are made up.
+
+It runs in a thread, because playwright has the main one. The figures of a node that trains rise with the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+from overlay.system import SystemClock
+from p2pnode.config.settings import StatusSettings
+from p2pnode.status.events import EventRing
+from p2pnode.status.prometheus import Family
+from p2pnode.status.schema import PeerStatus, Status
+from p2pnode.status.server import StatusServer
+from tests.browser.scenes import Scene, moved
+from training.progress import StepRow
+
+TOKEN = "k" * 43
+#: How far back the charts reach at the start.
+PAST_S = 300
+
+
+class _Clock(SystemClock):
+    """The machine's clock, put back for a while, with wall time off by `wrong_s`."""
+
+    def __init__(self, wrong_s: float) -> None:
+        self.back_s = 0.0
+        self.wrong_s = wrong_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() - self.back_s
+
+    def wall(self) -> float:
+        return super().wall() - self.back_s + self.wrong_s
+
+
+class _Source:
+    """What the server asks; see `p2pnode.status.server.StatusSource`."""
+
+    def __init__(self, scene: Scene, clock: _Clock) -> None:
+        self.events = EventRing()
+        self.scene = scene
+        self.requests: list[str] = []
+        self._clock = clock
+        self._began = clock.monotonic()
+
+    def now_s(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    def status(self) -> Status:
+        return moved(self.scene, self.now_s())[0]
+
+    def peers(self) -> list[PeerStatus]:
+        return moved(self.scene, self.now_s())[1]
+
+    def steps(self, limit: int) -> list[StepRow]:
+        step = self.status().step
+        rows: list[StepRow] = [
+            {
+                "step": number,
+                "train_seconds": 1.1,
+                "push_seconds": 0.12,
+                "wait_seconds": 0.1 + 0.05 * (number % 5),
+                "pull_seconds": 0.08,
+            }
+            for number in range(max(1, step - 5), step + 1)
+        ]
+        return rows[-limit:]
+
+    def ready(self) -> tuple[bool, str]:
+        return True, ""
+
+    def metrics(self) -> list[Family]:
+        return []
+
+    def leave(self) -> None:
+        self.requests.append("leave")
+
+    def pause(self) -> None:
+        self.requests.append("pause")
+
+    def resume(self) -> None:
+        self.requests.append("resume")
+
+    def trust(self, prefix: str) -> bool:
+        self.requests.append(f"trust {prefix}")
+        return True
+
+
+class StagedNode:
+    """Serves a scene; a context manager. With `asks_token` it listens as on a network, where all but the pages needs
+    the token. `wrong_s`: by how much its clock is wrong."""
+
+    def __init__(self, scene: Scene, *, asks_token: bool = False, wrong_s: float = 0.0, past_s: int = PAST_S) -> None:
+        self._clock = _Clock(wrong_s)
+        self._clock.back_s = past_s
+        self._source = _Source(scene, self._clock)
+        self._host = "0.0.0.0" if asks_token else "127.0.0.1"
+        self._past_s = past_s
+        self._port = 0
+        self._server: StatusServer | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="staged-node", daemon=True)
+        self._thread.start()
+        self._tell(scene)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def requests(self) -> list[str]:
+        """What was asked of the node."""
+        return self._source.requests
+
+    def show(self, scene: Scene) -> None:
+        """Show another scene from now on."""
+
+        def change() -> None:
+            self._source.scene = scene
+            self._tell(scene)
+
+        self._do(change)
+
+    def set_clock(self, wrong_s: float) -> None:
+        """Set its clock, as a time service does."""
+        self._clock.wrong_s = wrong_s
+
+    def start(self) -> None:
+        """Listen, at the same port again after `stop`."""
+
+        async def begin() -> None:
+            settings = StatusSettings(host=self._host, port=self._port)
+            self._server = StatusServer(self._source, settings, TOKEN, self._clock)
+            while self._past_s > 0:
+                self._server._feed._look()
+                self._past_s -= 1
+                self._clock.back_s -= 1.0
+            self._port = (await self._server.start()).port
+
+        self._run(begin())
+
+    def stop(self) -> None:
+        """End, and say so to who reads."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._run(server.stop())
+
+    def die(self) -> None:
+        """End without a word: every connection is cut, as by SIGKILL."""
+        server = self._server
+
+        async def cut() -> None:
+            assert server is not None
+            assert server._runner is not None
+            assert server._runner.server is not None
+            for connection in server._runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+
+        assert server is not None
+        if server._listener is not None:
+            self._do(server._listener.close)
+        self._run(cut())
+        self.stop()
+
+    def __enter__(self) -> StagedNode:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _tell(self, scene: Scene) -> None:
+        now = time.time()
+        for age_s, level, name, fields in scene.events:
+            self._source.events.add(level, name, fields, wall=now - age_s)
+
+    def _do(self, function: Callable[[], Any]) -> None:
+        async def call() -> None:
+            function()
+
+        self._run(call())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=20)

@@ -1,0 +1,44 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { exchangeFacts, sections, work } from "../../../../../p2pnode/status/static/facts.js";
+
+const exchange = {
+  shards: 64, shards_owned: 16, shards_backed: 16, shards_without_backup: 0, state_bytes: 0, bytes_sent: 0,
+  bytes_received: 0, merged_last_step: 0, outstanding_steps: [], refused: 0, lost: 0, shards_to_mend: 0,
+  shards_repaired: 0, lost_in_repairs: 0,
+};
+const names = (rows) => rows.map(([name]) => name);
+
+test("work: how far, how long still, and what nobody knows", () => {
+  const progress = [
+    { what: "max_steps", done: 500, total: 2000, unit: "steps", since_seconds: 9, left_seconds: 90 },
+    { what: "last checkpoint", done: 1e6, total: 1e6, unit: "bytes", since_seconds: 2, left_seconds: 0 },
+    { what: "join the swarm", done: 0, total: 0, unit: "", since_seconds: 12, left_seconds: null },
+  ];
+  assert.deepEqual(work({ progress }), [
+    { name: "Steps of the run", share: 0.25, text: "500 of 2\u202f000, 2 min to go" },
+    { name: "Last checkpoint", share: 1, text: "1.00 MB of 1.00 MB" },
+    { name: "Join the swarm", share: null, text: "for 12 s" },
+  ]);
+  assert.deepEqual(work({}), [], "a node that does not tell");
+});
+
+test("shards that were put back stand beside what was undone, and only then", () => {
+  assert.ok(!names(exchangeFacts({ exchange })).includes("Put back to a good copy"));
+  const mended = { ...exchange, shards_repaired: 2, lost_in_repairs: 1, shards_to_mend: 3 };
+  const rows = exchangeFacts({ exchange: mended });
+  assert.deepEqual(rows.find(([name]) => name === "Put back to a good copy"), ["Put back to a good copy", "2", "1 delta undone"]);
+  assert.ok(names(rows).includes("Superseded copies"));
+});
+
+test("a part that a node does not have has no section", () => {
+  assert.deepEqual(sections({ values: null, server: null, data: null, members_distrusted: [] }), []);
+  const values = {
+    keys: 3, bytes: 40, limit_bytes: 1000, updates: 5, refused: 0, reads: 7, batches: 1, waiting: 0, waiting_bytes: 0,
+    unanswered: 0,
+  };
+  const server = { version: 4, workers: 2, given: 9, done: 8, held: 1, waiting: 0, again: 0, refused: 0 };
+  const found = sections({ values, server });
+  assert.deepEqual(found.map(([title]) => title), ["Named values", "Parameter server"]);
+  assert.deepEqual(found[0][1][1], ["Updates", "5", "in 1 batch"]);
+});
