@@ -149,13 +149,13 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     file, page, readme = tmp_path / "figures.json", tmp_path / "figures.md", tmp_path / "README.md"
     page.write_text(PAGE, encoding="utf-8")
     readme.write_text(PAGE, encoding="utf-8")
-    figures = [figure(), figure("start", "resident memory of an idle daemon")]
+    figures = [figure(), figure("start", "start of the process to first step done")]
 
     record.write(figures, file, page, readme)
 
     assert record.load(file) == figures
     assert record.table(figures) in page.read_text(encoding="utf-8")
-    assert "| memory of an idle daemon | 2 s | 80 MB, the aim |" in readme.read_text(encoding="utf-8")
+    assert "| start of a daemon to its first step | 2 s | 5 s, the aim |" in readme.read_text(encoding="utf-8")
     assert "| joined |" not in readme.read_text(encoding="utf-8")
 
 
