@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecuto
 from tests.harness.repository import ROOT
 from tests.harness.tasks import Plain
 from tests.process.harness.trainer_world import World, is_running, until
+from tests.process.test_shared_data_process import sharing
 from training.devices.host import HostTrainer
 from training.devices.start import make_trainer
 from training.settings import DevicesSettings, TrainingSettings
@@ -238,7 +241,8 @@ while not swarm.done:
 
 
 def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_path: Path) -> None:
-    """Each process has its index, a seed of its own and its share of the local steps; all end at the end of the run."""
+    """Each process has its index, a seed of its own and its share of the local steps; they merge by torch.distributed,
+    and all end at the end of the run."""
     seen = tmp_path / "seen"
     seen.mkdir()
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -246,14 +250,16 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
     async def scenario(world: World) -> None:
 
         command = [sys.executable, str(tmp_path / "train.py"), str(seen)]
-        trainer = host(world, "cpu*2", command, local_steps=6, period=3)
+        trainer = host(world, "cpu*2", command, local_steps=6, period=3, merge="collective")
         await trainer.start()
         for step in range(1, 4):
             report = await trainer.train(order(step, 6))
             assert report.samples == 2 * 6 * 8
+            assert 0.0 < np.abs(trainer.delta).max() < 1.0
             trainer.vector += trainer.delta
         end = await trainer.finish("max_steps", 20.0)
         assert (end.exit_code, end.cut_short) == (0, False)
+        assert world.log.fields("devices_not_merged") == []
 
     world.run(scenario)
     assert sorted(path.name for path in seen.iterdir()) == ["0-of-2-2-0", "1-of-2-2-1"]
@@ -292,3 +298,52 @@ def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp
         found[merge] = (world if merge == "memory" else World(tmp_path / "other")).run(scenario)
     assert np.abs(found["memory"]).max() > 0.01
     assert np.abs(found["memory"] - found["collective"]).max() < 1e-6
+
+
+SAMPLING = """
+import json, os, sys
+import torch
+from torch.utils.data import DataLoader
+import p2pnode
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+swarm = p2pnode.attach(model, optimizer)
+loader = DataLoader(range(180), batch_size=10, sampler=swarm.sampler(range(180)))
+while not swarm.done:
+    for batch in loader:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        os.write(1, (json.dumps(batch.tolist()) + "\\n").encode())
+        swarm.step(samples=len(batch), loss=1.0)
+        if swarm.done:
+            break
+"""
+
+
+@pytest.mark.long
+def test_the_trainers_of_a_node_divide_the_samples_of_an_epoch(world: World, tmp_path: Path) -> None:
+    """`swarm.sampler` gives each sample of an epoch to one of the processes, and after an epoch all are trained."""
+    (tmp_path / "train.py").write_text(SAMPLING)
+
+    async def scenario(world: World) -> None:
+        trainer = host(world, "cpu*2", [sys.executable, str(tmp_path / "train.py")], local_steps=3, period=1)
+        async with sharing(world, trainer):  # type: ignore[arg-type]
+            await trainer.start()
+            for step in range(1, 5):
+                await trainer.train(order(step, 3))
+                trainer.vector += trainer.delta
+            await trainer.stop(10.0)
+
+    world.run(scenario)
+    logs = [world.state_dir / "trainer.log", world.state_dir / "devices" / "1" / "trainer.log"]
+    taken = [
+        [sample for line in log.read_text().splitlines() if line.startswith("[") for sample in json.loads(line)]
+        for log in logs
+    ]
+    # A process that has ended its part of the epoch begins the next one while the other is still at it.
+    counts = Counter(taken[0] + taken[1])
+    assert sorted(counts) == list(range(180))
+    assert max(counts.values()) <= 2
+    assert min(map(len, taken)) >= 60
