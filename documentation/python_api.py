@@ -35,6 +35,8 @@ class Entry(NamedTuple):
     constructed: bool = False
 
 
+#: A longer signature has a line for each argument.
+WIDTH = 88
 #: Methods for the packages themselves, on classes that scripts get.
 INTERNAL = {
     "assigned",
@@ -214,23 +216,38 @@ def _member(entry: Entry, member: Function) -> list[str]:
 
 
 def _signature(name: str, node: Function, decorators: list[str] | None = None) -> list[str]:
-    arguments = node.args
-    first = [*arguments.posonlyargs, *arguments.args][:1]
-    if first and first[0].arg in ("self", "cls"):
-        arguments = ast.arguments(
-            posonlyargs=arguments.posonlyargs[1:],
-            args=arguments.args[1:] if not arguments.posonlyargs else arguments.args,
-            vararg=arguments.vararg,
-            kwonlyargs=arguments.kwonlyargs,
-            kw_defaults=arguments.kw_defaults,
-            kwarg=arguments.kwarg,
-            defaults=arguments.defaults,
-        )
+    parts = _arguments(node.args)
     result = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    line = f"{name}({ast.unparse(arguments)}){result}"
+    first, last = f"{name}(", f"){result}"
     if decorators and any(one.endswith("contextmanager") for one in decorators):
-        line = f"with {name}({ast.unparse(arguments)}):"
-    return ["```python", line, "```", ""]
+        first, last = f"with {name}(", "):"
+    line = f"{first}{', '.join(parts)}{last}"
+    lines = [line] if len(line) <= WIDTH else [first, *(f"    {part}," for part in parts), last]
+    return ["```python", *lines, "```", ""]
+
+
+def _arguments(arguments: ast.arguments) -> list[str]:
+    """Each argument as it is written, without `self`, with the marks of those by position or by name only."""
+    placed = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
+    defaults += arguments.defaults
+    found = [_argument(one, default) for one, default in zip(placed, defaults, strict=True)]
+    if arguments.posonlyargs:
+        found.insert(len(arguments.posonlyargs), "/")
+    if placed and placed[0].arg in ("self", "cls"):
+        found.pop(0)
+    if arguments.vararg is not None:
+        found.append(f"*{_argument(arguments.vararg, None)}")
+    elif arguments.kwonlyargs:
+        found.append("*")
+    found += [_argument(one, default) for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return found if arguments.kwarg is None else [*found, f"**{_argument(arguments.kwarg, None)}"]
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    kind = "" if argument.annotation is None else f": {ast.unparse(argument.annotation)}"
+    value = "" if default is None else f"{' = ' if kind else '='}{ast.unparse(default)}"
+    return f"{argument.arg}{kind}{value}"
 
 
 def _text(node: ast.Module | ast.ClassDef | Function) -> str:
