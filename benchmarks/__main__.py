@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
+    line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
     line.add_argument(
         "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
     )
@@ -159,7 +160,9 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
     parts = [name]
     if name == "process_faults" and arguments.seed:
         parts.append(f"--seed {arguments.seed}")
-    if name in ("fuzz", "soak", "overlay_churn", "overlay_liveness", "wan") and arguments.minutes:
+    if name == "process_faults" and arguments.busy:
+        parts.append(f"--busy {arguments.busy}")
+    if name in ("fuzz", "process_faults", "soak", "overlay_churn", "overlay_liveness", "wan") and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")

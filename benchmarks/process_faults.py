@@ -5,6 +5,9 @@ round, drawn from the seed: `kill`, `stop` (continued one to twelve seconds late
 `leave`, or `restart` of a node that is down, on its old state directory. Watched is the longest time that any node went
 without a step, other than one that was just signalled or is starting. After as many steps all must reach the accuracy
 of six undisturbed nodes.
+
+`--minutes` plays rounds for so long, and leaves the undisturbed run out; `--busy 2` has two processes use a core each
+meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,13 +213,16 @@ class Story:
         if not self.run_for(START_S, lambda: len(self.training()) == len(self.nodes)):
             raise NotMeasured("not all nodes train")
 
-    def play(self, rounds: int, round_s: float, calm_s: float) -> Result:
-        """All of it: gather, the rounds at random moments, gather again, and a while without faults."""
+    def play(self, rounds: int, round_s: float, calm_s: float, seconds: float = 0.0) -> Result:
+        """All of it: gather, the rounds at random moments, gather again, and a while without faults. With `seconds` as
+        many rounds as fit into them."""
         self.gather()
         began_s = time.monotonic()
-        for number in range(rounds):
+        number = 0
+        while time.monotonic() - began_s < seconds if seconds else number < rounds:
             self.run_for(self.random.uniform(0.5, 1.5) * round_s)
-            self.say(f"round {number + 1} of {rounds}, {time.monotonic() - began_s:.0f} s, {self.summary()}")
+            number += 1
+            self.say(f"round {number}, {time.monotonic() - began_s:.0f} s, {self.summary()}")
             self.round()
         self.run_for(round_s)
         self.gather()
@@ -248,17 +256,53 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that do nothing but use a core each."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def _of_minutes(arguments: argparse.Namespace, faults: Result) -> Outcome:
+    """The longest stand of a history of minutes."""
+    rounds = faults.faults.total()
+    conditions = (
+        f"6 daemons on loopback, digits in six parts that lack three classes each, steps of 0.2 s, pssp; {rounds} "
+        f"faults in {arguments.minutes:g} minutes, seed {arguments.seed}, beside {arguments.busy} busy loops"
+    )
+    details = {
+        "faults": dict(faults.faults),
+        "seconds": round(faults.seconds, 1),
+        "steps": faults.steps,
+        "longest_of": faults.longest_of,
+        "own_lag_s": round(faults.own_lag_s, 2),
+        "slowest_start_s": round(faults.slowest_start_s, 1),
+    }
+    what = "minutes of faults: longest time of a survivor without a step"
+    return Outcome("process_faults", conditions, [Series(what, "s", [faults.longest_s], f"≤ {BOUND_S:g}", details)])
+
+
 def measure(arguments: argparse.Namespace) -> Outcome:
-    rounds, seed = arguments.repetitions or ROUNDS, arguments.seed
-    with tempfile.TemporaryDirectory(prefix="p2pnode-faults-", ignore_cleanup_errors=True) as name:
+    rounds, seed, minutes = arguments.repetitions or ROUNDS, arguments.seed, arguments.minutes
+    with (
+        busy_loops(arguments.busy),
+        tempfile.TemporaryDirectory(prefix="p2pnode-faults-", ignore_cleanup_errors=True) as name,
+    ):
         folder = Path(name)
         (folder / "faults").mkdir()
         (folder / "calm").mkdir()
         story = Story(folder / "faults", seed, say)
         try:
-            faults = story.play(rounds, ROUND_S, CALM_S)
+            faults = story.play(rounds, ROUND_S, CALM_S, 60.0 * minutes)
         finally:
             story.end()
+        if minutes:
+            return _of_minutes(arguments, faults)
         story = Story(folder / "calm", seed, lambda _: None)
         try:
             calm = story.calm(faults.steps, 2 * faults.seconds)

@@ -32,6 +32,7 @@ WRITTEN = {
     RECORD_FILE: "the run, the model and the remembered settings",
     "peers.json": "the addresses of its peers",
     "fences.msgpack": "the terms of shards that this node may no longer accept",
+    "trust.msgpack": "the members that it leaves out",
     "pushed.msgpack": "which of its steps it has pushed",
     "late-copies": "older copies of shards, kept because the swarm had gone on without them",
     "dispatch.json": "the records that it was training on",

@@ -22,6 +22,7 @@ from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode
 from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica
@@ -155,7 +156,7 @@ def context_of(
 ) -> ExchangeContext:
     """A context on the running virtual loop; its log is `records_of(context)`."""
     clock = VirtualClock()
-    run = RunState(incarnation=1)
+    run, reliability = RunState(incarnation=1), Reliability()
     plain = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0)
     view: Any = swarm
     return ExchangeContext(
@@ -174,8 +175,8 @@ def context_of(
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,
-        view=SwarmView(view, clock, run, store.ownership.trust),
-        rpc=ExchangeRpc(view, GENESIS, clock, store.ownership.trust),
+        view=SwarmView(view, clock, run, store.ownership.trust, reliability=reliability),
+        rpc=ExchangeRpc(view, GENESIS, clock, store.ownership.trust, reliability),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings or plain),
     )

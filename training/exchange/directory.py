@@ -146,7 +146,11 @@ class OwnerDirectory:
     async def candidates(self, shard: int) -> list[Contact]:
         """The shard's eligible candidates, best first; this node is included where it is one."""
         found = await self._swarm.candidates(shard_key(self._context.genesis, shard))
-        return [contact for contact in found if contact.node_id in self._view.trust]
+        trusted = [contact for contact in found if contact.node_id in self._view.trust]
+        is_candidate, now = self._view.reliability.is_candidate, self._clock.monotonic()
+        fit = [contact for contact in trusted if is_candidate(contact.node_id, now)]
+        # Where nobody else is left, one that has failed is better than none.
+        return fit if any(contact.node_id != self._swarm.node_id for contact in fit) else trusted
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""

@@ -14,6 +14,7 @@ from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
+from training.exchange.client.buffers import BufferAgreement
 from training.exchange.client.codec_control import CodecControl
 from training.exchange.client.listing import DeltaLister
 from training.exchange.client.pull import PullClient, PullReport
@@ -26,21 +27,20 @@ from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
     DeltaHistory,
     DeltaHistoryAnswer,
-    FinalBuffers,
-    FinalBuffersAnswer,
     FinalDone,
     TransferResult,
 )
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.store.history import MAX_STARTS_AHEAD, highest_step_of
@@ -53,6 +53,7 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
+from training.exchange.trust_file import TrustFile
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
@@ -68,8 +69,6 @@ RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
-#: For the model's integer buffers, at the end: the owner compares them with its backup before it answers.
-BUFFERS_TIMEOUT_S, BUFFERS_RETRY_S = 10.0, 0.2
 
 
 #: What a checkpoint reads the vector from.
@@ -96,7 +95,7 @@ class Exchange:
         store = ShardStore(swarm.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
         run = RunState(incarnation)
         genesis = bytes.fromhex(manifest.genesis)
-        trust = store.ownership.trust
+        trust, reliability = store.ownership.trust, Reliability()
         context = ExchangeContext(
             swarm=swarm,
             environment=environment,
@@ -108,8 +107,10 @@ class Exchange:
             store=store,
             replica=Replica(replica, bounds),
             run=run,
-            view=SwarmView(swarm, environment.clock, run, trust, has_steps=not store.holds_values),
-            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust),
+            view=SwarmView(
+                swarm, environment.clock, run, trust, has_steps=not store.holds_values, reliability=reliability
+            ),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
@@ -121,7 +122,7 @@ class Exchange:
         self._is_alone = not settings.enabled
         self._log = environment.log
         self._disk = environment.disk
-        self._fences = FenceFile(context)
+        self._fences, self._trust = FenceFile(context), TrustFile(context)
         self.deltas = DeltaHandler(context)
         self._final_values = FinalValues(context)
         self.publisher = Publisher(context)
@@ -129,6 +130,7 @@ class Exchange:
         self.reads = ReadHandler(context, self._final_values, self.publisher, inspector)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
+        self._buffers = BufferAgreement(context, self.directory, self._final_values)
         self.codec_control = CodecControl(context)
         self.lister = DeltaLister(context, self.directory)
         self.push_client = PushClient(context, self.directory, self.deltas)
@@ -193,6 +195,7 @@ class Exchange:
         self._tasks = [
             asyncio.create_task(self.rebalancer.run(), name="rebalancer"),
             asyncio.create_task(self._fences.run(), name="fences"),
+            asyncio.create_task(self._trust.run(), name="trust"),
             asyncio.create_task(self.push_client.record.run(), name="push-log"),
         ]
         if self.store.holds_values:
@@ -362,39 +365,8 @@ class Exchange:
         return await self.pull_client.pull(step, deadline_s=timeout_s, is_final=True)
 
     async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
-        """The integer buffers of the model that all nodes take: those of the first owner of the first shard that has
-        finished. `mine` are this node's. None if that owner has not named them within `timeout_s`."""
-        run, store = self._run, self.store
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    if BUFFERS_SHARD in store.owned:
-                        run.final_buffers = mine if run.final_buffers is None else run.final_buffers
-                        found = await self._final_values.confirmed_buffers(run.step)
-                    else:
-                        found = await self._ask_for_buffers()
-                    if found is not None:
-                        run.final_buffers = found
-                        return found
-                    await asyncio.sleep(BUFFERS_RETRY_S * self.context.jitter())
-        except TimeoutError:
-            return None
-
-    async def _ask_for_buffers(self) -> bytes | None:
-        groups, unknown = self.directory.by_owner([BUFFERS_SHARD])
-        for owner, _ in groups:
-            try:
-                question = FinalBuffers(self.context.genesis)
-                answer = await self.context.rpc.ask(
-                    owner, "final_buffers", question, FinalBuffersAnswer, BUFFERS_TIMEOUT_S
-                )
-            except TransportError as error:
-                self.directory.failed(owner, error)
-            else:
-                if answer.buffers is not None:
-                    return answer.buffers
-        await self.directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
-        return None
+        """See `BufferAgreement.agree`."""
+        return await self._buffers.agree(mine, timeout_s)
 
     async def announce_final(self) -> None:
         """Tell the owners that this node has its final values, so that they may leave."""

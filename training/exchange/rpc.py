@@ -15,6 +15,7 @@ from overlay.peers import Contact
 from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame
 from training.exchange.messages import decode, encode
+from training.exchange.reliability import Reliability
 from training.exchange.timeouts import AdaptiveTimeouts, Kind
 from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
@@ -31,8 +32,16 @@ class ExchangeRpc:
     that was started again since may be at another.
     """
 
-    def __init__(self, swarm: Swarm, genesis: bytes, clock: Clock, trust: MemberTrust | None = None) -> None:
-        """`trust`: requests of members that are left out are refused."""
+    def __init__(
+        self,
+        swarm: Swarm,
+        genesis: bytes,
+        clock: Clock,
+        trust: MemberTrust | None = None,
+        reliability: Reliability | None = None,
+    ) -> None:
+        """`trust`: requests of members that are left out are refused. `reliability` hears who answers."""
+        self._reliability = Reliability() if reliability is None else reliability
         self._trust = MemberTrust() if trust is None else trust
         self._swarm = swarm
         self._genesis = genesis
@@ -92,11 +101,15 @@ class ExchangeRpc:
         body, which depends on the line and the body."""
         took_s = self._clock.monotonic() - began_s if answer.waited_s is None else answer.waited_s
         self._timeouts.on_response(kind, to.node_id, took_s)
+        self._reliability.answered(to.node_id, self._clock.monotonic())
 
     def failed(self, kind: Kind, to: Contact, error: TransportError) -> None:
         """Count a request's timeout."""
         if error.kind == "timeout":
             self._timeouts.on_timeout(kind, to.node_id)
+            self._reliability.unanswered(to.node_id, self._clock.monotonic())
+        elif error.kind == "rejected":
+            self._reliability.answered(to.node_id, self._clock.monotonic())
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from overlay.environment import Clock
 from overlay.peers import Peer
+from training.exchange.reliability import Reliability
 from training.exchange.run_state import RunState
 from training.exchange.store.state_head import PlausibleSteps
 from training.exchange.terms import MAX_BELIEVED
@@ -38,12 +39,15 @@ class SwarmView:
         trust: MemberTrust | None = None,
         *,
         has_steps: bool = True,
+        reliability: Reliability | None = None,
     ) -> None:
         """`has_steps`: deltas are numbered by the steps of their nodes, so that these bound the numbers."""
         self._swarm = swarm
         self.has_steps = has_steps
         #: The members that this node leaves out are to it as if they were gone.
         self.trust = MemberTrust() if trust is None else trust
+        #: Members that live and answer nothing are to it as if they were gone, too.
+        self.reliability = Reliability() if reliability is None else reliability
         self._clock = clock
         self._run = run
         #: When a request to a node last failed, in monotonic seconds.
@@ -55,11 +59,11 @@ class SwarmView:
         self._worker_count: tuple[float, float] = (-1.0, 1.0)
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Whether a node is dead, has left, is left out, or is unknown and failed to answer a moment ago.
+        """Whether a node is dead, has left, is left out, is silent, or is unknown and failed to answer a moment ago.
 
         In a large swarm the owner of a shard may be a node that this one has never met: unknown is not dead.
         """
-        if node_id not in self.trust:
+        if node_id not in self.trust or self.reliability.is_silent(node_id, self._clock.monotonic()):
             return True
         if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
             return False
@@ -137,7 +141,8 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, answer = self._eligible_others
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            answer = any(self._swarm.may_own(peer) for peer in self._trusted())
+            silent = self.reliability.is_silent
+            answer = any(self._swarm.may_own(peer) and not silent(peer.node_id, now) for peer in self._trusted())
             self._eligible_others = (now, answer)
         return answer
 

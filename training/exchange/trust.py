@@ -7,7 +7,7 @@ owner, and it is no candidate for a shard. No node believes another one's opinio
 have the honest ones left out. So only what this node has seen itself counts, and only what no honest member sends
 (`Untrue`), also one with a slow line, an old version or a wrong view of who is alive.
 
-It lasts until somebody undoes it (`forgive`), or until this node starts again.
+It lasts until somebody undoes it (`forgive`), also when this node starts again (`training.exchange.trust_file`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class MemberTrust:
     def __init__(self) -> None:
         self._seen: dict[bytes, _Seen] = {}
         self._distrusted: dict[bytes, Distrusted] = {}
+        #: Whether `distrusted` has changed since `take_unsaved`.
+        self._is_unsaved = False
 
     def __contains__(self, node: bytes) -> bool:
         """Whether this member is trusted."""
@@ -76,13 +78,29 @@ class MemberTrust:
         most, _ = seen.reasons.most_common(1)[0]
         found = self._distrusted[node] = Distrusted(node, now_s, most, seen.reasons.total())
         del self._seen[node]
+        self._is_unsaved = True
         return found
 
     def forgive(self, node: bytes) -> bool:
         """Trust a member again; False if it was trusted."""
         self._seen.pop(node, None)
-        return self._distrusted.pop(node, None) is not None
+        is_new = self._distrusted.pop(node, None) is not None
+        self._is_unsaved = self._is_unsaved or is_new
+        return is_new
 
     def distrusted(self) -> list[Distrusted]:
         """The members that are left out, in the order in which that was decided."""
         return list(self._distrusted.values())
+
+    def restore(self, found: Distrusted) -> None:
+        """A member that was left out before this node started again."""
+        self._distrusted[found.node] = found
+
+    def take_unsaved(self) -> list[Distrusted] | None:
+        """All members that are left out, if that has changed since the last call."""
+        is_unsaved, self._is_unsaved = self._is_unsaved, False
+        return self.distrusted() if is_unsaved else None
+
+    def keep_unsaved(self) -> None:
+        """What `take_unsaved` returned could not be written."""
+        self._is_unsaved = True

@@ -56,6 +56,7 @@ class DeltaReplicator:
         self._store = context.store
         self._run = context.run
         self._view = context.view
+        self._clock = context.environment.clock
         self._rpc = context.rpc
         self._rebalance = context.rebalance
         self._counters = context.counters
@@ -198,18 +199,19 @@ class DeltaReplicator:
                 acknowledged[receipts[result.shard]] = None
                 owned.ack_windows(to.node_id, closed[result.shard])
             elif result.status == "fenced":
-                self._on_fenced(result, owned)
+                self._on_fenced(to, result, owned)
             elif result.status == "lacks" and result.shard not in with_body:
                 lacking[result.shard] = None
             else:
                 self._drop_target(to, result.shard, owned)
         return acknowledged
 
-    def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
+    def _on_fenced(self, to: Contact, result: ForwardResult, owned: Owned) -> None:
         term = Term(result.term_number, result.term_node)
         if term.node == self._context.swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self._store.owned.get(result.shard) is owned:
+            self._view.reliability.failed(to.node_id, self._clock.monotonic())
             # The term may have no owner: a backup keeps its fence over a restart.
             self._rebalance.challenge([Fence(result.shard, *term)])
 
@@ -223,6 +225,7 @@ class DeltaReplicator:
         """The target answered that it does not back up this shard."""
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
+        self._view.reliability.failed(to.node_id, self._clock.monotonic())
         if is_backup and self._store.owned.get(shard) is owned:
             self._store.drop_backup(shard, self._context.me())
         self._rebalance.wake()

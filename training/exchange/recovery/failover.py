@@ -154,6 +154,12 @@ class Failover:
     def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self._store.owned and shard not in self._store.ownership.known_owners
 
+    async def ask_silent(self, node: bytes) -> None:
+        """Ask a member that counts as gone whether it answers again; any answer ends its silence."""
+        if (contact := self._swarm.contact(node)) is not None and await self._is_ready(contact):
+            self._view.invalidate()
+            self._rebalance.wake()
+
     async def _is_ready(self, contact: Contact) -> bool:
         """Whether a node's exchange answers."""
         try:

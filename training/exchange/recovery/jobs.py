@@ -22,6 +22,7 @@ class JobKind(StrEnum):
     TAKE_OVER = "take_over"
     ANSWER_FENCES = "challenge"
     RECONCILE = "mend"
+    ASK_SILENT = "ask"
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
     INSPECT = "inspect"

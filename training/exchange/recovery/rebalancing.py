@@ -65,6 +65,7 @@ class Rebalancer:
         self._view = context.view
         self._rebalance = context.rebalance
         self._clock = context.environment.clock
+        self._log = context.environment.log
         self._directory = directory
         self._deltas = deltas
         self._reconciler = reconciler
@@ -99,6 +100,9 @@ class Rebalancer:
     async def tick(self) -> None:
         """Check all shards once and start the jobs that are due."""
         self._jobs.forget_done()
+        self._tell_who_is_left_out()
+        for node in self._view.reliability.to_ask(self._clock.monotonic()):
+            self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
         self._drop_gone_partners()
         self._deltas.close_windows()
         self._publisher.drop_unused()
@@ -137,6 +141,11 @@ class Rebalancer:
             for shard, backed in self._store.backed.items()
             if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
         ]
+
+    def _tell_who_is_left_out(self) -> None:
+        for node, reason, seconds in self._view.reliability.take_news():
+            self._log.warning("member_unreliable", source=node.hex()[:8], reason=reason, seconds=seconds)
+            self._view.invalidate()
 
     def _drop_gone_partners(self) -> None:
         is_gone = self._view.is_gone
