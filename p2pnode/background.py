@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ JOIN_PATIENCE_S = 10.0
 KILL_S = 3.0
 #: Lines of a start that failed without saying why.
 SHOWN_LINES = 20
+#: Less free space than this is a full disk.
+FULL_BYTES = 1 << 16
 #: Most bytes of the log that are searched for the reason.
 MAX_TAIL_BYTES = 1 << 18
 
@@ -173,11 +176,22 @@ def _ended(folder: Path, code: int, begin: int) -> UserError:
         said = why or [entry.fields["text"] for entry in events if not entry.event][-SHOWN_LINES:]
         message = "\n".join([f"the node has ended at once with exit code {code}", *map(str, said)])
         hint = f"all that it has logged is in {path}"
+        if not said and _is_full(folder):
+            message, code = f"{message}, and the disk of {folder} is full", ExitCode.STATE_DIRECTORY
+            hint = "free space on it, or name another directory with --state-dir"
     if errors and begin == 0:
         with contextlib.suppress(OSError):  # the log has this start alone, and it was just shown
             path.unlink()
             folder.rmdir()
     return UserError(message, hint, code or ExitCode.UNEXPECTED)
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the log could not even be written."""
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:
+        return False
 
 
 def _written(path: Path, begin: int) -> list[str]:

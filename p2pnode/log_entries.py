@@ -29,14 +29,16 @@ class Entry(NamedTuple):
 
 
 class EntryFilter(NamedTuple):
-    """Entries from `level` up, and of these events alone, where any are named; `*` stands for any characters."""
+    """Entries from `level` up, and of these events alone, where any are named; `*` stands for any characters. `node`:
+    of this node of `--local` alone, by its number."""
 
     level: str = "info"
     events: Sequence[str] = ()
+    node: str = ""
 
     def takes(self, entry: Entry) -> bool:
         rank = LEVELS.index(entry.level) if entry.level in LEVELS else len(LEVELS)
-        if rank < LEVELS.index(self.level):
+        if rank < LEVELS.index(self.level) or (self.node and self.node != str(entry.fields.get("node"))):
             return False
         return not self.events or any(fnmatchcase(entry.event, pattern) for pattern in self.events)
 

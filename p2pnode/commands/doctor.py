@@ -22,6 +22,9 @@ from p2pnode.commands.options import (
 from p2pnode.commands.output import print_line, print_lines
 from p2pnode.terminal.doctor_view import finding_lines
 
+#: Between two redraws of the bar; a look at PyTorch or at other machines takes seconds.
+TICK_S = 0.25
+
 
 def doctor(
     config: ConfigOption = None,
@@ -57,11 +60,22 @@ def doctor(
 
     async def look() -> None:
         with progress_bar("looking") as bar:
-            async for check in examine(asked):
-                checks.append(check)
-                if not as_json:
-                    bar.close()
-                    print_lines(partial(finding_lines, *check))
+
+            async def tick() -> None:
+                while True:
+                    bar.show(0, 0, "")
+                    await asyncio.sleep(TICK_S)
+
+            ticking = asyncio.create_task(tick())
+            try:
+                async for check in examine(asked):
+                    checks.append(check)
+                    if not as_json:
+                        bar.close()
+                        print_lines(partial(finding_lines, *check))
+            finally:
+                ticking.cancel()
+                await asyncio.gather(ticking, return_exceptions=True)
 
     asyncio.run(look())
     code = exit_code(checks)

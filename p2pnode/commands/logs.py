@@ -66,6 +66,8 @@ def logs(
             folder = loaded(config, None, place_flags(state_dir, run), for_running=True).config.state_folder
             runs = running_in(folder)
             file = _newest(folder / LOG_FILE, folder / LOCAL / LOG_FILE)
+            if folder.parent.name == LOCAL and not file.is_file():  # those of --local share one
+                file, wanted = folder.parent / LOG_FILE, wanted._replace(node=folder.name)
             if file.is_file() and (runs is None or level == "debug"):
                 return _from_file(file, wanted, lines, show, runs if follow else None)
             if runs is not None and level == "debug":

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOption, StateDirOption, loaded
-from p2pnode.commands.output import print_line
+from p2pnode.commands.output import print_line, print_notice
 from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
@@ -242,8 +242,12 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
     if request.command is not None:
         arguments += ["--", *request.command]
     asked = background.Background(arguments, folder, given, request.local)
-    with progress_bar("start") as bar:
-        nodes = background.start(asked, bar.show)
+    try:
+        with progress_bar("start") as bar:
+            nodes = background.start(asked, bar.show)
+    except KeyboardInterrupt:
+        print_notice("broken off: the node has ended")
+        raise
     where = f" --state-dir {folder}" if request.flags["node.state_dir"][1] is not None else ""
     for node in nodes:
         print_line(f"{node.node_id[:8]} runs in the background (process {node.pid}, HTTP API at {node.address})")

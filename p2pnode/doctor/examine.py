@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ class Asked(NamedTuple):
 
 async def examine(asked: Asked) -> AsyncIterator[Check]:
     """Raises nothing that a user can mend: it is a finding."""
-    for check in _machine(asked):
+    async for check in _machine(asked):
         yield check
     for check in _place(asked):
         yield check
@@ -58,20 +59,21 @@ async def examine(asked: Asked) -> AsyncIterator[Check]:
         yield check
 
 
-def _machine(asked: Asked) -> list[Check]:
-    found = [machine.version_check(__version__, platform.python_version(), kernels.name())]
-    found.append(machine.files_check(gather.file_limit()))
-    found.append(machine.delay_check(gather.longest_delay_s()))
+async def _machine(asked: Asked) -> AsyncIterator[Check]:
+    yield machine.version_check(__version__, platform.python_version(), kernels.name())
+    yield machine.files_check(gather.file_limit())
+    yield machine.delay_check(gather.longest_delay_s())
     offset, server = None, asked.time_server
     if server:
         try:
-            offset = gather.clock_offset_s(server)
+            offset = await asyncio.to_thread(gather.clock_offset_s, server)
         except (OSError, ValueError) as failure:
             what = f"the time server {server} did not answer: {getattr(failure, 'strerror', None) or failure}"
-            found.append(info("clock", what, "name another one, or let UDP to port 123 out"))
-    found.append(machine.clock_check(gather.clock_is_set(), offset, server))
-    found += machine.torch_check(gather.torch_facts(), asked.config.training.device, gather.has_nvidia())
-    return found
+            yield info("clock", what, "name another one, or let UDP to port 123 out")
+    yield machine.clock_check(gather.clock_is_set(), offset, server)
+    found = await asyncio.to_thread(gather.torch_facts)
+    for check in machine.torch_check(found, asked.config.training.device, gather.has_nvidia()):
+        yield check
 
 
 def _place(asked: Asked) -> list[Check]:

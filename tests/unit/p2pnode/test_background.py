@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,17 @@ def test_the_reason_is_what_the_node_has_printed(tmp_path: Path, log: str, words
     assert hint in error.hint
     assert error.exit_code == 3
     assert (tmp_path / LOG_FILE).exists()
+
+
+def test_a_disk_without_room_for_the_reason_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that could not write its log has said nothing; with space nothing is said of the disk."""
+    (tmp_path / LOG_FILE).write_text("")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    error = background._ended(tmp_path, 1, 0)
+    assert "is full" in error.message
+    assert error.exit_code == ExitCode.STATE_DIRECTORY
+    monkeypatch.undo()
+    assert "is full" not in background._ended(tmp_path, 1, 0).message
 
 
 def test_a_second_node_on_the_directory_is_refused(tmp_path: Path) -> None:

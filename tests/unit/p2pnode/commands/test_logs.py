@@ -113,3 +113,14 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the log file") as error:
         logs._from_file(tmp_path, logs.EntryFilter(), 1, lambda _: None, None)
     assert error.value.exit_code == ExitCode.STATE_DIRECTORY
+
+
+def test_a_local_node_has_its_part_of_the_common_log(tmp_path: Path, capsys: Output) -> None:
+    """The nodes of `--local` in the background write one file; that of node 2 is asked for."""
+    folder = tmp_path / "local" / "2"
+    folder.mkdir(parents=True)
+    (folder.parent / LOG_FILE).write_text(
+        '[1] {"event": "one", "level": "info"}\n[2] {"event": "two", "level": "info"}\n'
+    )
+    assert logs.logs(follow=False, lines=9, level="info", event=None, state_dir=str(folder), as_json=True) == 0
+    assert names(capsys.readouterr().out) == ["two"]
