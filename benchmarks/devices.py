@@ -126,7 +126,8 @@ def _swarm(task: str, data_dir: str, nodes: int, devices: str, settings: Devices
         )
         found = [status(node) or {} for node in running]
     sent_bytes = sum(int(one["exchange"]["bytes_sent"]) for one in found)
-    print(f"{nodes} nodes, {devices or 'one trainer'} {settings.step}: {best['training']['metrics']}", file=sys.stderr)
+    who = f"{nodes} nodes, {devices or 'one trainer'}, {settings.step}"
+    print(f"{who}: {best['training']['metrics']}, {sent_bytes} bytes", file=sys.stderr)
     return float(best["training"]["metrics"]["accuracy"]), sent_bytes
 
 

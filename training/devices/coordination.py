@@ -47,6 +47,8 @@ LEADER_TIMEOUT_S = 10.0
 AVOID_S = 5.0
 #: The nodes closest to the key are looked up so often.
 LOOKUP_S = 1.0
+#: A node takes at most so many times its own share of a cycle: it is faster than the others, or the server lies.
+MOST_SHARES = 16
 #: So many nodes are asked for a lease before this one takes its own share.
 ASKED = 2
 
@@ -147,13 +149,18 @@ class Coordination:
                 self._genesis, cycle, need.trainers, self._host.period, taken, total, need.wants, self._host.leader_loss
             )
             answer = await self._ask(message)
+            share = need.trainers * self._host.period
             if answer is None or answer.cycle != cycle:
-                share = max(taken, need.trainers * self._host.period)
-                answer = StepsLeased(cycle, share, is_closed=True, total=total)
+                allowed, is_closed = max(taken, share), True
             else:
                 self.leader = answer.leader or b""
-            self._books = cycle, max(taken, answer.allowed), max(total, answer.total)
-            self._host.leased(cycle, answer.allowed, is_closed=answer.is_closed)
+                total = max(total, answer.total)
+                # Whatever it says, each trainer has a step of its own, and none is kept in a cycle for ever.
+                allowed = min(max(taken, answer.allowed), MOST_SHARES * share)
+                is_closed = answer.is_closed or allowed >= MOST_SHARES * share
+                allowed = max(allowed, need.trainers) if is_closed else allowed
+            self._books = cycle, allowed, total
+            self._host.leased(cycle, allowed, is_closed=is_closed)
 
     async def _ask(self, message: LeaseSteps) -> StepsLeased | None:
         """The answer of the first server that gives one; None: no node does."""
