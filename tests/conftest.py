@@ -29,7 +29,7 @@ SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
 #: They parse all modules, once per process.
-PARSE = frozenset({"test_import_rules", "test_one_path", "test_structure"})
+PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path", "test_structure"})
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
@@ -49,6 +49,7 @@ SWARMS = frozenset(
 FORKS = frozenset(
     {
         "test_advise_process",
+        "test_background_process",
         "test_bad_input",
         "test_demo",
         "test_dispatch_process",

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from overlay.sealing.swarm_key import PREFIX, SwarmKey
 from p2pnode.client import find
 from p2pnode.directory_lock import is_locked
@@ -34,7 +32,6 @@ def p2pnode(folder: Path, command: str, *arguments: str, given: bytes = b"") -> 
     )
 
 
-@pytest.mark.xdist_group("daemons")
 def test_a_node_in_the_background_trains_is_read_and_leaves(tmp_path: Path) -> None:
     """The command returns when it trains; a second one is refused; its key came through standard input and is in no
     list of processes; it leaves cleanly, and its log tells why a start with a wrong program failed."""
