@@ -7,7 +7,8 @@
    nodes (`training.devices.positions`), and elastic averaging (Zhang et al. 2015) in the same place, with the constants
    of the paper on leader SGD: β = 0.43, α = β/W.
 3. The step path: optimiser steps per second of a node with two trainers on one device, over those of two plain loops
-   beside each other there. On a GPU where torch has one; otherwise a message, and on the processor alone.
+   beside each other there, of the same niceness. On the processor, and on a GPU where torch has one; otherwise a
+   message says so.
 
 The data are those of the task `mnist` with `--data-dir`, otherwise `digits`. `--ways` names some of "daemons",
 "elastic" and "path".
@@ -268,10 +269,10 @@ def _path(device: str, turns: int) -> Series:
         loops[1].ask({**wish, "options": options})
         group = stack.enter_context(daemons())
         training = TrainingSettings(
-            task=TASK, options=options, devices=[device] * 2, eval_steps=0, checkpoint_s=0.0, threads=2
+            task=TASK, options=options, devices=[device] * 2, eval_steps=0, checkpoint_s=0.0, threads=2, nice=0
         )
         node = group.start(training)
-        wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training")
+        wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training", within_s=RUN_S)
         pause(node)
         both = stack.enter_context(ThreadPoolExecutor(2))
 
