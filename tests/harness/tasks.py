@@ -27,8 +27,10 @@ class Line:
         self.data_dir = data_dir
         self.node_seed = node_seed
         generator = torch.Generator().manual_seed(5)
-        self.inputs = torch.randn(64, 4, generator=generator)
-        self.outputs = self.inputs @ torch.randn(4, 2, generator=generator)
+        inputs = torch.randn(64, 4, generator=generator)
+        outputs = inputs @ torch.randn(4, 2, generator=generator)
+        self.device = torch.device(device)
+        self.inputs, self.outputs = inputs.to(self.device), outputs.to(self.device)
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
@@ -83,7 +85,7 @@ class Plain(Line):
         return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
     def build(self) -> TrainSpec:
-        model = self.model()
+        model = self.model().to(self.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         return TrainSpec(model, optimizer, accumulate=int(self.options.get("accumulate", 1)))
 

@@ -69,17 +69,23 @@ def order(step: int, local_steps: int) -> StepOrder:
     return StepOrder(step, local_steps, 1.0, True)
 
 
-def test_four_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(world: World) -> None:
-    """With plain SGD the node's vector is, to 1e-5, that of one model trained on the four batches together, and the
-    batches of the four trainers differ."""
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 4), pytest.param("cuda:0", 2, marks=ON_A_GPU)])
+def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
+    world: World, device: str, count: int
+) -> None:
+    """With plain SGD the node's vector is, to 1e-5, that of one model trained on all their batches together, and the
+    batches of the trainers differ. On a GPU two trainers share it."""
     steps, turns = 5, 3
 
     async def scenario(world: World) -> np.ndarray:
-        trainer = host(world, "cpu*4", period=1, local_steps=steps)
+        trainer = host(world, f"{device}*{count}", period=1, local_steps=steps)
         await trainer.start()
         for step in range(1, turns + 1):
             report = await trainer.train(order(step, steps))
-            assert report.samples == 4 * 8 * steps
+            assert report.samples == count * 8 * steps
             trainer.vector += trainer.delta
         await trainer.stop()
         return trainer.vector.copy()
@@ -89,7 +95,7 @@ def test_four_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
     seed_all(0)
     tasks = [
         Plain({}, data_dir="", seed=0, node_seed=derive_node_seed(0, trainer_id(NODE, index)), device="cpu")
-        for index in range(4)
+        for index in range(count)
     ]
     spec = tasks[0].build()
     draws = [iter(task.batches()) for task in tasks]
