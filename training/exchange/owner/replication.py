@@ -112,8 +112,7 @@ class DeltaReplicator:
             if not groups:
                 return results
             jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
-            # Nearly always there is one: without a task of its own it is sent a turn of the loop earlier.
-            for receipts in [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs):
+            for receipts in await asyncio.gather(*jobs):
                 acknowledged.update(receipts)
             remaining = forwarded
         return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
