@@ -102,9 +102,9 @@ def _about() -> dict[str, object]:
 
 def _findings(found: Loaded, node: RunningNode | None) -> list[dict[str, str]]:
     """What the doctor finds without asking other machines."""
-    from p2pnode.doctor.examine import Asked, examine
+    from p2pnode.doctor.examine import Examination, examine
 
     async def look() -> list[dict[str, str]]:
-        return [check.as_json async for check in examine(Asked(found.config, node, network=False))]
+        return [check.as_json async for check in examine(Examination(found.config, node, network=False))]
 
     return asyncio.run(look())

@@ -47,16 +47,16 @@ def doctor(
     Example: p2pnode doctor --run digits --bootstrap 192.0.2.10:8468
     """
     from p2pnode.config.documentation import toml
-    from p2pnode.doctor.check import Check, exit_code
-    from p2pnode.doctor.examine import Asked, examine
+    from p2pnode.doctor.check import DoctorCheck, exit_code
+    from p2pnode.doctor.examine import Examination, examine
     from p2pnode.screen import progress_bar
 
     flags = place_flags(state_dir, run) | {
         "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
     }
     found = loaded(config, settings, flags, for_running=True).config
-    asked = Asked(found, running_in(found.state_folder), time_server, network=not offline)
-    checks: list[Check] = []
+    asked = Examination(found, running_in(found.state_folder), time_server, network=not offline)
+    checks: list[DoctorCheck] = []
 
     async def look() -> None:
         with progress_bar("looking") as bar:

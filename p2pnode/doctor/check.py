@@ -10,7 +10,7 @@ from p2pnode.errors import ExitCode
 Level = Literal["ok", "info", "warning", "error"]
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """What was looked at, how it is, and the next step where one is needed."""
 
     name: str
@@ -23,22 +23,22 @@ class Check(NamedTuple):
         return self._asdict()
 
 
-def ok(name: str, what: str) -> Check:
-    return Check(name, "ok", what)
+def ok(name: str, what: str) -> DoctorCheck:
+    return DoctorCheck(name, "ok", what)
 
 
-def info(name: str, what: str, do: str = "") -> Check:
-    return Check(name, "info", what, do)
+def info(name: str, what: str, do: str = "") -> DoctorCheck:
+    return DoctorCheck(name, "info", what, do)
 
 
-def warning(name: str, what: str, do: str) -> Check:
-    return Check(name, "warning", what, do)
+def warning(name: str, what: str, do: str) -> DoctorCheck:
+    return DoctorCheck(name, "warning", what, do)
 
 
-def error(name: str, what: str, do: str) -> Check:
-    return Check(name, "error", what, do)
+def error(name: str, what: str, do: str) -> DoctorCheck:
+    return DoctorCheck(name, "error", what, do)
 
 
-def exit_code(checks: Iterable[Check]) -> ExitCode:
+def exit_code(checks: Iterable[DoctorCheck]) -> ExitCode:
     """An error keeps a node from working; a warning does not."""
     return ExitCode.CANNOT_WORK if any(check.level == "error" for check in checks) else ExitCode.OK

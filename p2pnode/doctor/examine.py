@@ -14,7 +14,7 @@ from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import Config
 from p2pnode.directory_lock import is_locked
 from p2pnode.doctor import gather, machine
-from p2pnode.doctor.check import Check, error, info, warning
+from p2pnode.doctor.check import DoctorCheck, error, info, warning
 from p2pnode.doctor.running import node_checks
 from p2pnode.doctor.visit import visit
 from p2pnode.errors import UserError
@@ -22,7 +22,7 @@ from p2pnode.keys.key_files import find_keys, own_input
 from training import kernels
 
 
-class Asked(NamedTuple):
+class Examination(NamedTuple):
     """What to look at. `node`: the one that runs on the state directory. `time_server`: to compare the clock with."""
 
     config: Config
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     network: bool = True
 
 
-async def examine(asked: Asked) -> AsyncIterator[Check]:
+async def examine(asked: Examination) -> AsyncIterator[DoctorCheck]:
     """Raises nothing that a user can mend: it is a finding."""
     async for check in _machine(asked):
         yield check
@@ -59,7 +59,7 @@ async def examine(asked: Asked) -> AsyncIterator[Check]:
         yield check
 
 
-async def _machine(asked: Asked) -> AsyncIterator[Check]:
+async def _machine(asked: Examination) -> AsyncIterator[DoctorCheck]:
     yield machine.version_check(__version__, platform.python_version(), kernels.name())
     yield machine.files_check(gather.file_limit())
     yield machine.delay_check(gather.longest_delay_s())
@@ -76,7 +76,7 @@ async def _machine(asked: Asked) -> AsyncIterator[Check]:
         yield check
 
 
-def _place(asked: Asked) -> list[Check]:
+def _place(asked: Examination) -> list[DoctorCheck]:
     config, folder = asked.config, asked.config.state_folder
     runs = "" if asked.node is None else f"its node is process {asked.node.pid}, HTTP API at {asked.node.address}"
     found = [machine.folder_check(str(folder), folder.exists(), gather.is_writable(folder), runs)]
@@ -91,7 +91,7 @@ def _place(asked: Asked) -> list[Check]:
     return found if alone is None else [*found, alone]
 
 
-def _running(node: RunningNode) -> list[Check]:
+def _running(node: RunningNode) -> list[DoctorCheck]:
     client = NodeClient.of(node)
     try:
         return node_checks(client.status(), client.peers(), __version__)
@@ -99,7 +99,7 @@ def _running(node: RunningNode) -> list[Check]:
         return [error("node", f"process {node.pid} runs, and its API does not answer: {failure.message}", failure.hint)]
 
 
-async def _swarm(asked: Asked) -> AsyncIterator[Check]:
+async def _swarm(asked: Examination) -> AsyncIterator[DoctorCheck]:
     config = asked.config
     if config.swarm.key_file == "-":
         yield info("key", "the swarm key comes through standard input, so the swarm was not visited")

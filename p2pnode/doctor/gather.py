@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import Check, error, ok, warning
+from p2pnode.doctor.check import DoctorCheck, error, ok, warning
 from p2pnode.doctor.machine import SecretFile
 from p2pnode.keys.api_token import token_path
 
@@ -163,7 +163,7 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def port_checks(config: Config) -> list[Check]:
+def port_checks(config: Config) -> list[DoctorCheck]:
     """Whether the node's two ports are free; bound for a moment."""
     from overlay.sockets.listener import bind_pair  # here: another module reads facts without sockets
     from overlay.transport import PortInUse
@@ -192,7 +192,7 @@ def port_checks(config: Config) -> list[Check]:
     return found
 
 
-def loopback_check(config: Config) -> Check | None:
+def loopback_check(config: Config) -> DoctorCheck | None:
     """A warning for a node that listens on the loopback only and names no swarm."""
     if config.node.host.startswith("127.") and not config.swarm.bootstrap:
         return warning(

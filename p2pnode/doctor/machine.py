@@ -6,7 +6,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from p2pnode.doctor.check import Check, error, info, ok, warning
+from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.terminal.numbers import duration, size
 
 #: A node of a swarm of hundreds has as many connections; each is a descriptor.
@@ -32,14 +32,14 @@ class SecretFile(NamedTuple):
     mode: int | None
 
 
-def version_check(version: str, python: str, arithmetic: str) -> Check:
+def version_check(version: str, python: str, arithmetic: str) -> DoctorCheck:
     what = f"p2pnode {version} on Python {python}, {arithmetic} arithmetic"
     if arithmetic == "compiled":
         return ok("version", what)
     return info("version", what, "install a C compiler and p2pnode again: the exchange is several times faster")
 
 
-def files_check(limit: int) -> Check:
+def files_check(limit: int) -> DoctorCheck:
     what = f"this process may open {limit} files"
     if limit > FEW_FILES:
         return ok("file limit", what)
@@ -48,7 +48,7 @@ def files_check(limit: int) -> Check:
     )
 
 
-def delay_check(longest_s: float) -> Check:
+def delay_check(longest_s: float) -> DoctorCheck:
     what = f"a wait of 10 ms took up to {duration(longest_s)}"
     if longest_s < LATE_S:
         return ok("delay", what)
@@ -58,7 +58,7 @@ def delay_check(longest_s: float) -> Check:
     return warning("delay", f"{what}: peers may take this node for a dead one", do)
 
 
-def clock_check(is_set: bool | None, offset_s: float | None, server: str = "") -> Check:
+def clock_check(is_set: bool | None, offset_s: float | None, server: str = "") -> DoctorCheck:
     """`is_set`: whether the kernel says that a service keeps the clock right; None: it does not say. `offset_s`: by how
     much it is ahead of a time server."""
     do = "set it: turn on NTP (timedatectl set-ntp true, or chrony)"
@@ -75,7 +75,7 @@ def clock_check(is_set: bool | None, offset_s: float | None, server: str = "") -
     return info("clock", what, "compare it with a server: p2pnode doctor --time-server pool.ntp.org")
 
 
-def disk_check(folder: str, free_bytes: int, checkpoint_bytes: int) -> Check:
+def disk_check(folder: str, free_bytes: int, checkpoint_bytes: int) -> DoctorCheck:
     what = f"{size(free_bytes)} free for {folder}"
     do = "free space on that disk, or name another folder with --state-dir"
     if free_bytes < LEAST_FREE_BYTES:
@@ -85,7 +85,7 @@ def disk_check(folder: str, free_bytes: int, checkpoint_bytes: int) -> Check:
     return ok("disk", what)
 
 
-def folder_check(folder: str, exists: bool, is_writable: bool, runs: str) -> Check:
+def folder_check(folder: str, exists: bool, is_writable: bool, runs: str) -> DoctorCheck:
     if exists and not is_writable:
         return error("state", f"{folder} cannot be written", "run it as its owner, or name another with --state-dir")
     if runs:
@@ -93,7 +93,7 @@ def folder_check(folder: str, exists: bool, is_writable: bool, runs: str) -> Che
     return ok("state", folder if exists else f"{folder} is made by the first start")
 
 
-def secret_check(file: SecretFile) -> Check:
+def secret_check(file: SecretFile) -> DoctorCheck:
     """The mode of a file with a secret. The group may read keys of service accounts, and others nothing."""
     if file.mode is None:
         return ok("secrets", f"there is no {file.what} yet")
@@ -104,7 +104,7 @@ def secret_check(file: SecretFile) -> Check:
     return ok("secrets", f"{file.what}: only its owner reads it (mode {file.mode:04o})")
 
 
-def torch_check(found: Mapping[str, Any], device: str, has_nvidia: bool) -> list[Check]:
+def torch_check(found: Mapping[str, Any], device: str, has_nvidia: bool) -> list[DoctorCheck]:
     """`found`: what a Python that imports torch says, or why it could not; `device`: the setting."""
     if "missing" in found:
         return [warning("torch", "PyTorch is not installed", 'pip install "p2pnode[torch]" where the trainer runs')]

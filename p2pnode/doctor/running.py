@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from p2pnode.doctor.check import Check, error, info, ok, warning
+from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.terminal.numbers import duration, rate, short
 from p2pnode.terminal.status_view import findings, part
 
@@ -15,7 +15,7 @@ NAMED_PEERS = 2
 LATE_MS = 200.0
 
 
-def node_checks(status: Mapping[str, Any], peers: Sequence[Mapping[str, Any]], version: str) -> list[Check]:
+def node_checks(status: Mapping[str, Any], peers: Sequence[Mapping[str, Any]], version: str) -> list[DoctorCheck]:
     """Its summary, version, reachability, loop, line, and everything under `health`."""
     node = part(status, "node")
     found = [ok("node", str(status.get("summary", "")))]
@@ -45,7 +45,7 @@ def node_checks(status: Mapping[str, Any], peers: Sequence[Mapping[str, Any]], v
     return found
 
 
-def _line(line: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[Check]:
+def _line(line: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[DoctorCheck]:
     up = line.get("upload_bytes_per_s") or line.get("upload_at_least_bytes_per_s")
     down = line.get("download_bytes_per_s")
     least = "" if line.get("upload_bytes_per_s") else "at least "

@@ -33,7 +33,7 @@ from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from overlay.transport import PortInUse, Request, Response, Transport
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import Check, error, info, ok, warning
+from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.terminal.numbers import duration
 
@@ -45,7 +45,7 @@ PINGED = 2
 POLL_S = 0.1
 
 
-class Answer(NamedTuple):
+class AddressAnswer(NamedTuple):
     """What came of one address: how this machine looks from there, or why it did not answer."""
 
     address: str
@@ -93,7 +93,7 @@ class _Visitor:
         return sealed.transport
 
 
-async def visit(config: Config, keys: KeyRing | None) -> AsyncIterator[Check]:
+async def visit(config: Config, keys: KeyRing | None) -> AsyncIterator[DoctorCheck]:
     """The findings, each as soon as it is known. `keys`: of a closed swarm. The node's port must be free."""
     with tempfile.TemporaryDirectory(prefix="p2pnode-doctor-") as folder:
         visitor = _Visitor(config, keys, Path(folder))
@@ -136,7 +136,7 @@ def _remembered(state_folder: Path, visitor: _Visitor) -> list[str]:
     return [str(address) for address in store.addresses()[:MAX_REMEMBERED]]
 
 
-async def _ask_all(visitor: _Visitor, places: Sequence[str]) -> list[Answer]:
+async def _ask_all(visitor: _Visitor, places: Sequence[str]) -> list[AddressAnswer]:
     transport = await visitor.transport(0)
     bound = await transport.open(lambda _data, _source: None, _refuse)
     try:
@@ -150,15 +150,15 @@ async def _refuse(_request: Request) -> Response:
     raise OverlayError("this is p2pnode doctor, which serves nothing")
 
 
-async def _ask(visitor: _Visitor, transport: Transport, bound: Address, place: str) -> Answer:
+async def _ask(visitor: _Visitor, transport: Transport, bound: Address, place: str) -> AddressAnswer:
     """The best answer of the addresses of one place."""
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             addresses = await resolve(place)
     except TimeoutError:
-        return Answer(place, f"cannot be resolved: no answer within {RESOLVE_TIMEOUT_S:g} s")
+        return AddressAnswer(place, f"cannot be resolved: no answer within {RESOLVE_TIMEOUT_S:g} s")
     except (OSError, ValueError) as failure:
-        return Answer(place, f"cannot be resolved: {getattr(failure, 'strerror', None) or failure}")
+        return AddressAnswer(place, f"cannot be resolved: {getattr(failure, 'strerror', None) or failure}")
     context = HelloContext(visitor.identity, visitor.boot_id, visitor.config.swarm.run, visitor.entropy)
     reason = "has no address"
     for address in addresses:
@@ -171,11 +171,11 @@ async def _ask(visitor: _Visitor, transport: Transport, bound: Address, place: s
         except HelloRejected as failure:
             reason = named + failure.reason
         else:
-            return Answer(place, "", result.observed_host)
-    return Answer(place, reason)
+            return AddressAnswer(place, "", result.observed_host)
+    return AddressAnswer(place, reason)
 
 
-def _judged(answer: Answer, *, is_bootstrap: bool, others: bool) -> Check:
+def _judged(answer: AddressAnswer, *, is_bootstrap: bool, others: bool) -> DoctorCheck:
     """A bootstrap that does not answer keeps a node out only if no other one answers."""
     kind = "bootstrap" if is_bootstrap else "former peer"
     if not answer.reason:
@@ -186,13 +186,13 @@ def _judged(answer: Answer, *, is_bootstrap: bool, others: bool) -> Check:
     return (warning if others else error)(kind, what, do)
 
 
-def _clock(fields: dict[str, Any]) -> Check:
+def _clock(fields: dict[str, Any]) -> DoctorCheck:
     ahead = float(fields.get("ahead_s", 0))
     what = f"the clock of a member is {duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this one"
     return error("clock", what, "set both clocks (NTP)")
 
 
-def _nat(config: Config, observed: Sequence[str]) -> list[Check]:
+def _nat(config: Config, observed: Sequence[str]) -> list[DoctorCheck]:
     """Whether others see another address than those of this machine."""
     from p2pnode.keys.dialable import own_host
 
@@ -210,7 +210,7 @@ def _nat(config: Config, observed: Sequence[str]) -> list[Check]:
     return [info("NAT", what, do)]
 
 
-async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Check]:
+async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[DoctorCheck]:
     """Join through those that answered, on the node's own port, see who reaches whom, and leave."""
     config = visitor.config
     overlay = Overlay(
@@ -237,7 +237,7 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Check
         await overlay.stop()
 
 
-async def _pings(overlay: Overlay) -> list[Check]:
+async def _pings(overlay: Overlay) -> list[DoctorCheck]:
     """Round trips of datagrams to members."""
     members = overlay.members()[:PINGED]
     loop = asyncio.get_running_loop()
@@ -257,7 +257,7 @@ async def _pings(overlay: Overlay) -> list[Check]:
     ]
 
 
-async def _reached(overlay: Overlay, config: Config) -> Check:
+async def _reached(overlay: Overlay, config: Config) -> DoctorCheck:
     """Whether members can connect to this node's port."""
     if config.node.client_only:
         return info("reachable", "node.client_only is set: it trains and owns no shards")

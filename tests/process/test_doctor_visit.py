@@ -15,7 +15,7 @@ from overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import Check
+from p2pnode.doctor.check import DoctorCheck
 from p2pnode.doctor.visit import visit
 from tests.harness.environment import NoLog
 
@@ -34,7 +34,7 @@ def test_each_bootstrap_is_named_and_the_way_in_is_tried(tmp_path: Path) -> None
     reasons; what keeps a node out is an error only if no bootstrap leads in. The member sees it leave."""
     changes: list[PeerChange] = []
 
-    async def scenario() -> tuple[list[Check], list[Check], str]:
+    async def scenario() -> tuple[list[DoctorCheck], list[DoctorCheck], str]:
         executor, entropy, disk = ThreadExecutor(), SystemEntropy(), FolderDisk(tmp_path / "member")
         environment = Environment(clock=SystemClock(), entropy=entropy, disk=disk, executor=executor, log=NoLog())
         member = Overlay(

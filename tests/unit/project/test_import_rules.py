@@ -88,6 +88,7 @@ BREACHES = [
     ("training/engines/peer/loop.py", "import training.engines.peer.engine", "Layers of the peer-to-peer engine"),
     ("p2pnode/config/load.py", "import p2pnode.lifecycle.state", "Layers of the daemon"),
     ("p2pnode/terminal/lines.py", "import p2pnode.terminal.status_view", "Layers of the terminal"),
+    ("p2pnode/doctor/check.py", "import p2pnode.doctor.visit", "Layers of the doctor"),
     ("p2pnode/lifecycle/node.py", "import p2pnode.keys.key_files", "Layers of the daemon"),
     ("overlay/overlay.py", "import overlay.sockets.transport", "Real sockets are chosen by the daemon alone"),
     ("training/layout.py", "import p2pnode.config.load", "Imports run one way"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2pnode.doctor import machine
-from p2pnode.doctor.check import Check, exit_code
+from p2pnode.doctor.check import DoctorCheck, exit_code
 from p2pnode.doctor.machine import SecretFile
 from p2pnode.errors import ExitCode
 
@@ -40,7 +40,7 @@ from p2pnode.errors import ExitCode
         (machine.secret_check(SecretFile("/k", "key", 0o660)), "error", "chmod 600 /k"),
     ],
 )
-def test_each_fact_has_its_finding(check: Check, level: str, words: str) -> None:
+def test_each_fact_has_its_finding(check: DoctorCheck, level: str, words: str) -> None:
     """A warning or an error says what to do; what is well does not."""
     assert check.level == level
     assert words in f"{check.what} {check.do}"
