@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import platform
 import time
@@ -102,6 +101,8 @@ def _about() -> dict[str, object]:
 
 def _findings(found: Loaded, node: RunningNode | None) -> list[dict[str, str]]:
     """What the doctor finds without asking other machines."""
+    import asyncio  # here: other commands do not need it
+
     from p2pnode.doctor.examine import Examination, examine
 
     async def look() -> list[dict[str, str]]:

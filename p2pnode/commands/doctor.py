@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from typing import Annotated
@@ -46,6 +45,8 @@ def doctor(
 
     Example: p2pnode doctor --run digits --bootstrap 192.0.2.10:8468
     """
+    import asyncio  # here: other commands do not need it
+
     from p2pnode.config.documentation import toml
     from p2pnode.doctor.check import DoctorCheck, exit_code
     from p2pnode.doctor.examine import Examination, examine
