@@ -159,6 +159,11 @@ def summary_of(node: RunningNode) -> str:
         return error.message
 
 
+def as_json(node: RunningNode) -> dict[str, object]:
+    """A node that was started, for a program that reads it."""
+    return {"id": node.node_id, "pid": node.pid, "address": node.address, "summary": summary_of(node)}
+
+
 def _ended(folder: Path, code: int, begin: int) -> UserError:
     """Why a process that was just started has ended, as it has said itself."""
     path = folder / LOG_FILE

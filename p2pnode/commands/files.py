@@ -22,7 +22,7 @@ from p2pnode.commands.options import (
     loaded,
     place_flags,
 )
-from p2pnode.commands.output import print_line
+from p2pnode.commands.output import print_json, print_line
 from p2pnode.config import documentation
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.state_folders import local_folders
@@ -39,6 +39,7 @@ def init(
         "node.toml"
     ),
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Write a node.toml with every setting, its default and a line of explanation.
 
@@ -48,7 +49,10 @@ def init(
         path = path / "node.toml"
     with new_file(path, force) as draft:
         draft.write_text(documentation.node_toml(), encoding="utf-8")
-    print_line(f"wrote {path}; edit it, then: p2pnode start --config {path}")
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        print_line(f"wrote {path}; edit it, then: p2pnode start --config {path}")
     return 0
 
 
@@ -84,12 +88,16 @@ def config_default(as_json: JsonOption = False) -> int:
 
 
 @config_app.command("check")
-def config_check(config: ConfigOption = None, settings: SetOption = None) -> int:
+def config_check(config: ConfigOption = None, settings: SetOption = None, as_json: JsonOption = False) -> int:
     """Check the configuration without starting anything; exit code 4 if it cannot work."""
     found = loaded(config, settings, {})
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
-    for problem in warnings_for(found.config):
+    warnings = warnings_for(found.config)
+    if as_json:
+        print_json({"warnings": [{"what": problem.what, "do": problem.do} for problem in warnings]})
+        return 0
+    for problem in warnings:
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
     print_line("the configuration is valid")
     return 0

@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from p2pnode.commands.options import ConfigOption, RunOption, StateDirOption, loaded, place_flags
-from p2pnode.commands.output import print_line
+from p2pnode.commands.options import ConfigOption, JsonOption, RunOption, StateDirOption, loaded, place_flags
+from p2pnode.commands.output import print_json, print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
@@ -67,6 +67,7 @@ def forget(
     run: RunOption = None,
     config: ConfigOption = None,
     force: Annotated[bool, typer.Option("--force", help="Do not ask first.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Remove what a run left in its state directory, after showing what goes.
 
@@ -85,8 +86,12 @@ def forget(
             raise UserError(f"a node runs on {place}: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
     found = [contents_of(place) for place in places]
     name = next((named for place in reversed(places) if (named := run_of(place))), folder.name)
-    for contents in found:
-        print_line(_shown(contents, run_of(contents.folder)))
+    runs = [run_of(contents.folder) for contents in found]
+    for contents, of in zip(found, runs, strict=True):
+        if not as_json:
+            print_line(_shown(contents, of))
+        elif not force:  # what is agreed to is seen before, and the answer is the object alone
+            sys.stderr.write(_shown(contents, of) + "\n")
     if not force and not _agreed(name):
         raise UserError("nothing was removed", "add --force to remove it without being asked", ExitCode.USAGE)
     for contents in found:
@@ -96,6 +101,10 @@ def forget(
     for place in (folder / LOCAL, folder):
         with contextlib.suppress(OSError):  # missing, or not empty
             place.rmdir()
+    if as_json:
+        described = [_as_json(contents, of) for contents, of in zip(found, runs, strict=True)]
+        print_json({"path": str(folder), "directories": described})
+        return 0
     print_line(f"removed; {folder} is free for another run" if folder.exists() else f"removed {folder}")
     return 0
 
@@ -119,6 +128,10 @@ def _shown(contents: Contents, run: str) -> str:
     if contents.stays:
         lines.append(f"  this stays: {', '.join(contents.stays)}")
     return "\n".join(lines)
+
+
+def _as_json(contents: Contents, run: str) -> dict[str, object]:
+    return {"path": str(contents.folder), "run": run, "removed": contents.goes, "stays": contents.stays}
 
 
 def _agreed(name: str) -> bool:

@@ -29,7 +29,7 @@ from p2pnode.commands.options import (
     place_flags,
     running_in,
 )
-from p2pnode.commands.output import print_line, print_notice
+from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.config.load import Loaded
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import has_been_in_swarm, run_of
@@ -59,6 +59,7 @@ def new(
     run: RunOption = None,
     config: ConfigOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a key: the old one is lost.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Make a swarm key, in a file that only you can read.
 
@@ -82,6 +83,9 @@ def new(
 
     keys = KeyRing((_fresh(),))
     write_key_file(path, keys)
+    if as_json:
+        print_json({"file": str(path), "keys": keys.fingerprints})
+        return 0
     print_line(
         f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others"
     )
@@ -125,6 +129,7 @@ def invite(
     state_dir: StateDirOption = None,
     run: RunOption = None,
     settings: SetOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Print one line with addresses, run and key: anyone with the line is a member.
 
@@ -141,10 +146,14 @@ def invite(
     keys = _keys(found)
     addresses = _given_addresses(address) if address else _known_addresses(found, client)
     line = Invitation.of(name, addresses, keys).line
-    if out is None:
+    if out is not None:
+        write_invitation(out, line)
+    if as_json:  # the line has the key: in a file, it is not printed as well
+        shown, file = (line, None) if out is None else (None, str(out))
+        print_json({"run": name, "addresses": addresses, "invitation": shown, "file": file})
+    elif out is None:
         print_line(line)
     else:
-        write_invitation(out, line)
         print_line(f"wrote {out}: anyone who reads it is a member of run {name}, joining at {', '.join(addresses)}")
     return 0
 
@@ -156,6 +165,7 @@ def join(
     ] = STANDARD_INPUT,
     config: ConfigOption = None,
     state_dir: StateDirOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Keep an invitation in the state directory of its run; the next `p2pnode start` joins that swarm.
 
@@ -166,6 +176,10 @@ def join(
     taken = read_invitation(invitation)
     folder = loaded(config, None, place_flags(state_dir, taken.run), joining=True).config.state_folder
     changed = save_invitation(folder, taken.run, list(taken.addresses), taken.keys)
+    if as_json:
+        fingerprints = taken.keys.fingerprints
+        print_json({"state_dir": str(folder), "run": taken.run, "keys": fingerprints, "changed": changed})
+        return 0
     what = "joins" if changed else "joined already"
     place = f"--state-dir {folder}" if state_dir else f"--run {shlex.quote(taken.run)}"
     print_line(
@@ -192,6 +206,7 @@ def rotate(
     state_dir: StateDirOption = None,
     run: RunOption = None,
     settings: SetOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Change the swarm key without stopping the swarm.
 
@@ -218,6 +233,9 @@ def rotate(
     except BadKey as error:
         raise UserError(f"{path}: {error}", "`p2pnode key show` shows which keys are valid", ExitCode.USAGE) from None
     write_key_file(path, after)
+    if as_json:
+        print_json({"file": str(path), "step": step.value, "keys": after.fingerprints})
+        return 0
     print_line(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
     return 0
 

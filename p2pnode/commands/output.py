@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from p2pnode.screen import style_of
 from p2pnode.terminal.lines import Line, Style
@@ -20,6 +21,11 @@ def print_lines(make: Callable[[Style], Sequence[Line]]) -> None:
     style = style_of(sys.stdout)
     sys.stdout.write("".join(f"{style.render(line)}\n" for line in make(style)))
     sys.stdout.flush()
+
+
+def print_json(answer: Mapping[str, object]) -> None:
+    """Print the answer of `--json`: one object, with the number of its schema before the keys of docs/terminal.md."""
+    print_line(json.dumps({"schema": 1, **answer}, indent=2))
 
 
 def print_error(message: str, hint: str) -> None:

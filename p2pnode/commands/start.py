@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from p2pnode.commands.options import ConfigOption, DebugOption, RunOption, SetOption, StateDirOption, loaded
-from p2pnode.commands.output import print_line, print_notice
+from p2pnode.commands.options import (
+    ConfigOption,
+    DebugOption,
+    JsonOption,
+    RunOption,
+    SetOption,
+    StateDirOption,
+    loaded,
+)
+from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.config.directory_record import given_in
 from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
@@ -98,6 +106,7 @@ def start(
     reopen: ReopenOption = False,
     local: LocalOption = 0,
     background: BackgroundOption = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
@@ -109,7 +118,7 @@ def start(
     --local 3
     """
     flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    return _start(_Request(None, config, settings, flags, invite, reopen, local, background=background))
+    return _start(_Request(None, config, settings, flags, invite, reopen, local, 0, background, as_json))
 
 
 def run(
@@ -126,6 +135,7 @@ def run(
     local: LocalOption = 0,
     servers: ServersOption = 0,
     background: BackgroundOption = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> int:
     """Start a node around your own program, which calls p2pnode.attach to train, or p2pnode.engine.
@@ -142,7 +152,7 @@ def run(
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
     flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers, background))
+    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers, background, as_json))
 
 
 Flags = dict[str, tuple[str, str | None]]
@@ -160,6 +170,7 @@ class _Request(NamedTuple):
     local: int
     servers: int = 0
     background: bool = False
+    as_json: bool = False
 
     def arguments(self, *left_out: str) -> list[str]:
         """The options as another process gets them, without the settings `left_out`."""
@@ -173,6 +184,9 @@ class _Request(NamedTuple):
 
 
 def _start(request: _Request) -> int:
+    if request.as_json and not request.background:
+        hint = "add --background; a node in the foreground prints JSON with --set log.format=json"
+        raise UserError("--json describes a node that was started with --background", hint, ExitCode.USAGE)
     invitation, flags = None, request.flags
     if request.invite is not None:
         from p2pnode.commands.key import is_inline, read_invitation
@@ -248,6 +262,9 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
     except KeyboardInterrupt:
         print_notice("broken off: the node has ended")
         raise
+    if request.as_json:
+        print_json({"nodes": [background.as_json(node) for node in nodes], "log": str(asked.log_folder / LOG_FILE)})
+        return 0
     where = f" --state-dir {folder}" if request.flags["node.state_dir"][1] is not None else ""
     for node in nodes:
         print_line(f"{node.node_id[:8]} runs in the background (process {node.pid}, HTTP API at {node.address})")

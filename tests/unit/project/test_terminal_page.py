@@ -21,6 +21,7 @@ from tests.harness.repository import ROOT
 
 PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (`[a-z ]+`(?:, `[a-z ]+`)*) \| (.+) \|$", re.MULTILINE)
+KEY = ["--set", "swarm.key_file=state/swarm.key"]
 NAME = re.compile(r"`([a-z_ ]+)`")
 
 
@@ -50,6 +51,14 @@ def test_every_command_with_json_is_in_the_table_and_no_other() -> None:
     [
         ["config", "show", "--origin"],
         ["config", "default"],
+        ["config", "check"],
+        ["init"],
+        ["forget", "--force", "--state-dir", "state"],
+        ["key", "new", "other"],
+        ["key", "show", *KEY],
+        ["key", "invite", *KEY, "--run", "digits", "--address", "10.0.0.5:8468"],
+        ["key", "join", "invitation", "--state-dir", "joined"],
+        ["key", "rotate", "prepare", *KEY],
         ["records", "pack", "lines.txt", "--out", "lines.recordio"],
         ["records", "index", "made.recordio"],
         ["records", "check", "made.recordio"],
@@ -67,6 +76,12 @@ def test_a_command_prints_the_keys_of_its_row(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(gather, "torch_facts", lambda: {"missing": True})
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    if arguments[0] in ("key", "forget"):
+        (tmp_path / "state").mkdir()
+        (tmp_path / "state" / "identity.key").write_bytes(b"x")
+        assert main(["key", "new", "state/swarm.key"]) == 0
+        assert main(["key", "invite", *KEY, "--run", "digits", "--address", "10.0.0.5:1", "--out", "invitation"]) == 0
+        capsys.readouterr()
     if arguments[0] == "records" and arguments[1] != "pack":
         assert main(["records", "pack", "lines.txt", "--out", "made.recordio"]) == 0
         capsys.readouterr()
@@ -78,6 +93,49 @@ def test_a_command_prints_the_keys_of_its_row(
     command = next(name for name in (" ".join(arguments[:2]), arguments[0]) if name in names)
     assert answer.pop("schema") == 1
     assert sorted(answer) == sorted(name for name in names[command] if not name.startswith("--"))
+
+
+def test_an_invitation_in_a_file_is_not_printed_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line has the swarm key: `key invite --json` prints it only where `key invite` prints it."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["key", "new", "k"]) == 0
+    capsys.readouterr()
+    invite = ["key", "invite", "--set", "swarm.key_file=k", "--run", "digits", "--address", "10.0.0.5:1", "--json"]
+
+    assert main(invite) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert main([*invite, "--out", "file"]) == 0
+    written = json.loads(capsys.readouterr().out)
+
+    assert (shown["file"], shown["invitation"]) == (None, (tmp_path / "file").read_text().strip())
+    assert (written["file"], written["invitation"]) == ("file", None)
+
+
+def test_a_node_in_the_background_prints_the_keys_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One object for all nodes that were started; a node in the foreground has none, and is not started."""
+    started: list[background.Background] = []
+    node = RunningNode("127.0.0.1:1", 1, "ab")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(background, "start", lambda request, _show: started.append(request) or [node, node])
+    monkeypatch.setattr(background, "summary_of", lambda _: "it learns")
+
+    for command in ["start"], ["run"]:
+        program = ["--", "true"] if command == ["run"] else []
+        assert main([*command, "--state-dir", "state", "--background", "--json", *program]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer.pop("schema") == 1
+        assert sorted(answer) == sorted(keys_named()[command[0]])
+        assert answer["nodes"] == [{"id": "ab", "pid": 1, "address": "127.0.0.1:1", "summary": "it learns"}] * 2
+        assert answer["log"] == str(started[-1].log_folder / "node.log")
+
+        assert main([*command, "--state-dir", "state", "--json", *program]) == 2
+        output = capsys.readouterr()
+        assert (output.out, "--background" in output.err) == ("", True)
+    assert len(started) == 2
 
 
 def test_the_rows_of_what_costs_too_much_to_run() -> None:

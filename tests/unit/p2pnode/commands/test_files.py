@@ -71,6 +71,10 @@ def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr()
     assert output.out == "the configuration is valid\n"
     assert output.err.startswith("warning: exchange.outer_momentum = 0.9")
+    assert run("config", "check", "--set", "exchange.outer_momentum=0.9", "--json") == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["warnings"][0]["what"].startswith("exchange.outer_momentum = 0.9")
+    assert output.err == ""
 
 
 def test_export_takes_the_newest_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

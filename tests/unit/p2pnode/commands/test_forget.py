@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_forced_it_removes_what_the_node_wrote_and_nothing_else(folder: Path, ca
     assert "2.00 MB  the model, the optimiser" in shown
     assert "this stays: model.safetensors" in shown
     assert [path.name for path in folder.rglob("*")] == ["model.safetensors"]
+
+
+def test_json_is_one_object_and_the_question_shows_what_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """At a terminal the list of what goes is beside the question, on standard error; a refusal prints no object."""
+    monkeypatch.setattr("sys.stdin", Terminal("no\n"))
+    assert forget("--json") == ExitCode.USAGE
+    refused = capsys.readouterr()
+    assert (refused.out, "2.00 MB" in refused.err) == ("", True)
+
+    monkeypatch.setattr("sys.stdin", Terminal("digits\n"))
+    assert forget("--json") == 0
+    (gone,) = json.loads(capsys.readouterr().out)["directories"]
+    assert (gone["path"], gone["run"], gone["stays"]) == ("state", "digits", ["model.safetensors"])
+    assert gone["removed"]["checkpoints"] == 2_000_000
 
 
 def test_an_empty_directory_goes_too(folder: Path) -> None:
