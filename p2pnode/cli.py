@@ -34,7 +34,7 @@ from p2pnode.commands import (
     watch,
 )
 from p2pnode.commands.output import print_error, print_line
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import INTERRUPTED, ExitCode, UserError
 
 app = typer.Typer(
     name="p2pnode",
@@ -98,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (`p2pnode.errors`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
-    completion.prepare()
     try:
+        completion.prepare()
         return int(app(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
     except UserError as error:
         if debug:
@@ -109,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         print_error(error.format_message(), "p2pnode --help lists the commands, p2pnode COMMAND --help its options")
         return error.exit_code
-    except typer.Abort:
-        return 130  # as a shell reports a program that was ended by Ctrl-C
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of the output has closed the pipe (`p2pnode peers | head`): not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

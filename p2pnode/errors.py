@@ -64,10 +64,13 @@ LASTING: frozenset[ExitCode] = frozenset(
     }
 )
 
+#: What a shell reports of a program that Ctrl-C has ended.
+INTERRUPTED = 130
 #: Beside the codes above, for the documentation.
 SCRIPTS_OWN = (
     "A training script that ends with another code than 0 after `swarm.done` gives `p2pnode run` that code,\n"
-    "or 128 and the number of the signal that ended it."
+    "or 128 and the number of the signal that ended it. A command that Ctrl-C has broken off\n"
+    "exits with 130; a node leaves and exits with 0."
 )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from p2pnode import cli
+from p2pnode.errors import INTERRUPTED
 from tests.harness.repository import ROOT
 
 
@@ -91,6 +95,40 @@ def test_an_unexpected_fault_is_one_line_with_code_1(
 
     assert run("config", "default") == 1
     assert capsys.readouterr().err.startswith("error: unexpected ZeroDivisionError: by nought\nhint: run it again")
+
+
+@pytest.mark.parametrize("program", ["module", "script"])
+@pytest.mark.parametrize("imported", ["typer", "numpy"], ids=["command line", "daemon"])
+def test_ctrl_c_during_an_import_ends_without_a_stack_trace(program: str, imported: str, tmp_path: Path) -> None:
+    """The signal arrives while the command line, or the daemon, is being imported: code 130 and no text."""
+    (tmp_path / "hides").mkdir()
+    (tmp_path / "hides" / f"{imported}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["p2pnode"]
+    module, _, function = entry.partition(":")
+    script = f"import sys; from {module} import {function}; sys.exit({function}())"
+    command = ["-m", "p2pnode"] if program == "module" else ["-c", script]
+    done = subprocess.run(
+        [sys.executable, *command, "start", "--set", "status.port=0", "--set", "node.port=0"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'hides'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (INTERRUPTED, "", "")
+
+
+def test_ctrl_c_between_commands_ends_without_a_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the library for command lines is not yet there to catch it."""
+
+    def broken_off() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("p2pnode.commands.completion.prepare", broken_off)
+    code = -1
+    with contextlib.suppress(KeyboardInterrupt):  # it would end the whole test run
+        code = run("config", "check")
+    assert code == INTERRUPTED
 
 
 def test_help_and_version_answer(capsys: pytest.CaptureFixture[str]) -> None:
