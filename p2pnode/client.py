@@ -40,14 +40,23 @@ class RunningNode(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether its process exists."""
+        """Whether its process runs; one that was killed and that its parent has not waited for does not."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
-        return True
+        return not _is_zombie(self.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and is in the table still, by proc_pid_stat(5); False where the system has none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])  # the name before it may contain anything
 
 
 def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,6 +52,32 @@ def test_a_node_is_found_by_its_state_directory(tmp_path: Path, capsys: pytest.C
     assert not found.alive
     assert run("status") == 9
     assert f"its process {child.pid} has ended" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell the state of a process")
+def test_a_killed_process_that_nobody_has_waited_for_is_no_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zombie is in the table of processes still; while it runs, and whatever its name is, the process is a node."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    program = tmp_path / "sh) Z 1"
+    program.symlink_to(shutil.which("sh") or "")
+    with subprocess.Popen(
+        [str(program), "-c", "echo up; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"up\n"
+        (folder / STATUS_FILE).write_bytes(status_file("127.0.0.1:1", node.pid, "ab"))
+        found = find(folder)
+        assert found is not None
+        assert found.alive
+
+        node.kill()
+        os.waitid(os.P_PID, node.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+        assert not found.alive
+        assert run("status") == 9
+        assert f"its process {node.pid} has ended" in capsys.readouterr().err
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
