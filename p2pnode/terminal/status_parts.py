@@ -25,10 +25,14 @@ def device_rows(devices: Sequence[Mapping[str, Any]], coordination: Mapping[str,
     else:
         texts = [_device(device) for device in devices]
     if coordination:
-        who = "this node" if coordination.get("serves") else short(coordination.get("server"))
-        counted = f", among {coordination.get('trainers', '?')} trainers" if coordination.get("serves") else ""
+        if coordination.get("serves"):
+            dividing = f"this node divides the local steps, among {coordination.get('trainers', '?')} trainers"
+        elif coordination.get("server"):
+            dividing = f"{short(coordination['server'])} divides the local steps"
+        else:
+            dividing = "no node answers that divides the local steps: this one takes its own share"
         leader = f"; the leader of all is at {short(coordination['leader'])}" if coordination.get("leader") else ""
-        texts.append(f"{who} divides the local steps{counted}{leader}")
+        texts.append(dividing + leader)
     return _labelled("devices", texts)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from p2pnode.lifecycle.state import State
-from p2pnode.status.device_schema import DeviceStatus
+from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.events import Level
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -344,6 +344,7 @@ def several_parts() -> Scene:
     status = replace(
         before.status,
         devices=devices,
+        coordination=CoordinationStatus(server=node_id(3), serves=False, trainers=0, leader=node_id(0)),
         values=ValuesStatus(
             keys=48_211,
             bytes=3_912_000,

@@ -296,6 +296,8 @@ def test_parts_come_and_go_with_the_node(open_tab: OpenTab, stage: Stage) -> Non
     page.locator("#devices tbody tr").first.wait_for()
     assert page.locator("#devices tbody tr").count() == 4
     assert "crashed" in tab.text("#devices")
+    assert "divided by" in tab.text("#coordination")
+    assert page.locator("#coordination").is_visible()
     facts = tab.text("#facts")
     for wanted in ("Named values", "Parameter server", "Dispatched records", "Put back to a good copy", "Left out"):
         assert wanted in facts

@@ -4,7 +4,7 @@ import { Chart } from "./charts.js";
 import { Distribution } from "./distribution.js";
 import { badge, byId, definitions, element, setText, stateBadge } from "./dom.js";
 import { EventList } from "./events.js";
-import { dispatchFacts, exchangeFacts, lineFacts, machineFacts, resultFacts, sections, vitals, work } from "./facts.js";
+import { coordinationFacts, dispatchFacts, exchangeFacts, lineFacts, machineFacts, resultFacts, sections, vitals, work } from "./facts.js";
 import { NONE, count, duration, milliseconds, number, percent, plural, shortId } from "./format.js";
 import { run } from "./page.js";
 import { PLANS, RANGES, learningPlan } from "./plans.js";
@@ -187,6 +187,9 @@ function draw(update, series) {
   peers.show(update.peers);
   byId("devices-section").hidden = !status.devices?.length;
   devices.show(status.devices ?? []);
+  const together = coordinationFacts(status);
+  byId("coordination").hidden = !together.length;
+  definitions(byId("coordination"), together);
   const hidden = update.peers_known - update.peers.length;
   setText(byId("peers-amount"), hidden > 0 ? `${update.peers.length} of ${update.peers_known}, evenly chosen` : String(update.peers_known));
   lost.show(status.lost ?? []);

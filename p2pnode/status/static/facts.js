@@ -132,6 +132,19 @@ export function resultFacts(result) {
   return rows;
 }
 
+/** What the nodes decide together, beside the table of devices. @param {any} status @returns {Row[]} */
+export function coordinationFacts({ coordination, node }) {
+  if (!coordination) return [];
+  const { server, serves, trainers, leader } = coordination;
+  const who = (/** @type {string} */ id) => (id === node.id ? "this node" : shortId(id));
+  /** @type {Row[]} */
+  const rows = [["Local steps", "this node takes its own share", "no node answers that divides them among all"]];
+  if (serves) rows[0] = ["Local steps", "divided by this node", `among ${plural(trainers, "trainer")}`];
+  else if (server) rows[0] = ["Local steps", `divided by ${who(server)}`];
+  if (leader) rows.push(["Leader of all nodes", who(leader), "the lowest loss: the others follow it"]);
+  return rows;
+}
+
 /** The values that this node owns. @param {any} values @returns {Row[]} */
 function valuesFacts(values) {
   /** @type {Row[]} */

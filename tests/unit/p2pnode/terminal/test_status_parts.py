@@ -49,6 +49,17 @@ def test_each_device_is_named_with_its_state() -> None:
     ]
     assert device_rows(DEVICES * 5, {}) == [("devices", "10: 5 running, 5 crashed")]
     assert device_rows([], {}) == []
+
+
+def test_what_the_nodes_decide_together_is_said_below_the_devices() -> None:
+    """Who divides the local steps, and that nobody does; the leader where there is one."""
+    assert device_rows(
+        [], msgspec.to_builtins(CoordinationStatus(server="ab", serves=True, trainers=6, leader=None))
+    ) == [("devices", "this node divides the local steps, among 6 trainers")]
+    alone = CoordinationStatus(server=None, serves=False, trainers=0, leader=None)
+    assert device_rows([], msgspec.to_builtins(alone)) == [
+        ("devices", "no node answers that divides the local steps: this one takes its own share")
+    ]
     together = CoordinationStatus(server="ab" * 20, serves=False, trainers=0, leader="cd" * 20)
     assert device_rows([], msgspec.to_builtins(together)) == [
         ("devices", "abababab divides the local steps; the leader of all is at cdcdcdcd")
@@ -88,8 +99,10 @@ def test_the_status_shows_them_and_an_object_of_another_version() -> None:
         "exchange": {"shards_repaired": 1},
         "values": msgspec.to_builtins(VALUES),
         "server": msgspec.to_builtins(SERVER),
+        "coordination": {"server": None, "serves": False, "trainers": 0, "leader": None},
     }
     text = status_text(status)
+    assert "no node answers that divides the local steps" in text
     assert all(
         label in text for label in ("devices    cuda:0", "1 broken shards repaired", "values     7", "server     v")
     )

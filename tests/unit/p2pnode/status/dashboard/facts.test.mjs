@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { exchangeFacts, sections, work } from "../../../../../p2pnode/status/static/facts.js";
+import { coordinationFacts, exchangeFacts, sections, work } from "../../../../../p2pnode/status/static/facts.js";
 
 const exchange = {
   shards: 64, shards_owned: 16, shards_backed: 16, shards_without_backup: 0, state_bytes: 0, bytes_sent: 0,
@@ -29,6 +29,18 @@ test("shards that were put back stand beside what was undone, and only then", ()
   const rows = exchangeFacts({ exchange: mended });
   assert.deepEqual(rows.find(([name]) => name === "Put back to a good copy"), ["Put back to a good copy", "2", "1 delta undone"]);
   assert.ok(names(rows).includes("Superseded copies"));
+});
+
+test("what the nodes decide together: who divides the local steps, that nobody does, and who leads", () => {
+  const node = { id: "aa".repeat(20) };
+  const facts = (coordination) => coordinationFacts({ node, coordination });
+  assert.deepEqual(facts(null), [], "each node decides for itself");
+  const [own] = facts({ server: node.id, serves: true, trainers: 6, leader: null });
+  assert.deepEqual(own, ["Local steps", "divided by this node", "among 6 trainers"]);
+  const other = facts({ server: "bb".repeat(20), serves: false, trainers: 0, leader: "cc".repeat(20) });
+  assert.deepEqual(other.map(([, value]) => value), ["divided by bbbbbbbb", "cccccccc"]);
+  const alone = facts({ server: null, serves: false, trainers: 0, leader: node.id });
+  assert.deepEqual(alone.map(([, value]) => value), ["this node takes its own share", "this node"]);
 });
 
 test("a part that a node does not have has no section", () => {
