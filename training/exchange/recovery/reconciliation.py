@@ -53,6 +53,8 @@ MAX_NODES_SEARCHED = 64
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 #: Batches of named values in one answer: each may have as many bytes as a few of the largest values.
 MAX_BATCHES = 16
+#: An occasion is over when no shard was agreed on for so long: after a restart of all nodes there are dozens of shards.
+OCCASION_S = 3.0
 #: Spans of lost deltas listed in one event; the others are counted.
 MAX_LISTED = 32
 
@@ -78,6 +80,7 @@ class SplitReconciler:
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         self._returned: dict[bytes, None] = {}
+        self._mended, self._mended_lost, self._mended_at = 0, 0, 0.0
         self._rpc.register("offer", Offer, self._on_offer)
         self._rpc.register("seek", FindDeltas, self._on_seek)
         self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas)
@@ -88,8 +91,10 @@ class SplitReconciler:
             self._returned[change.node_id] = None
 
     def due(self) -> bool:
-        """Whether there are claims to send or deltas to offer now; also advances the clock of the log."""
+        """Whether there are claims to send or deltas to offer now; also advances the clock of the log, and reports an
+        occasion that is over."""
         now = self._clock.monotonic()
+        self._report_mended(now)
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
         if (self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S) or self._late.due():
             return True
@@ -298,7 +303,14 @@ class SplitReconciler:
             named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:MAX_LISTED]]
             reach = round(self._store.log.reach_s, 1)
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
-        self._log.info("split_mended", shard=shard, lost=count)
+        self._mended += 1
+        self._mended_lost += count
+        self._mended_at = self._clock.monotonic()
+
+    def _report_mended(self, now: float) -> None:
+        if self._mended and now - self._mended_at >= OCCASION_S:
+            self._log.info("split_mended", shards=self._mended, lost=self._mended_lost)
+            self._mended = self._mended_lost = 0
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
         message = OfferedDeltas(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])

@@ -22,7 +22,7 @@ from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import LoggedDelta
-from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, SplitReconciler
+from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
@@ -71,6 +71,13 @@ async def reconcile(*sides: Side) -> None:
             await side.reconciler.reconcile()
 
 
+async def mended(side: Side) -> list[dict[str, Any]]:
+    """What the node says when the occasion is over."""
+    await asyncio.sleep(OCCASION_S)
+    side.reconciler.due()
+    return side.events("split_mended")
+
+
 def test_the_deltas_of_both_sides_are_added_once() -> None:
     """The lower term steps down and offers what only it has; the delta that both have is not added again."""
 
@@ -79,11 +86,33 @@ def test_the_deltas_of_both_sides_are_added_once() -> None:
         await reconcile(high, low)
 
         assert (high.value, 0 in low.store.owned, low.store.superseded) == (321.0, False, {})
-        assert low.events("split_mended") == [{"shard": 0, "lost": 0}]
+        assert await mended(low) == [{"shards": 1, "lost": 0}]
         assert high.context.counters.repaired == 1
 
         await reconcile(high, low)
         assert high.value == 321.0
+
+    run(scenario())
+
+
+def test_the_shards_of_one_occasion_are_one_event() -> None:
+    """A restart of all nodes mends dozens of shards within a moment: one event at its end, and one per occasion."""
+
+    async def scenario() -> None:
+        low = split(log_bytes=0)[1]
+        low.store.step_down(0)
+        (copy,) = low.store.superseded.values()
+        for shard, lost in (0, []), (1, [(IDS["x"], 1, 3, 4)]), (2, []):
+            low.store.superseded[shard] = copy
+            low.reconciler._close(shard, lost)
+            await asyncio.sleep(OCCASION_S / 2)
+            low.reconciler.due()
+        assert low.events("split_mended") == []
+        assert await mended(low) == [{"shards": 3, "lost": 2}]
+
+        low.store.superseded[4] = copy
+        low.reconciler._close(4, [])
+        assert (await mended(low))[1:] == [{"shards": 1, "lost": 0}]
 
     run(scenario())
 
@@ -165,7 +194,7 @@ def test_an_older_copy_takes_no_shard_back_from_a_replica_that_has_more() -> Non
         await reconcile(high, low)
 
         assert (high.value, 0 in low.store.owned, low.store.superseded) == (21.0, False, {})
-        assert low.events("split_mended") == [{"shard": 0, "lost": 0}]
+        assert await mended(low) == [{"shards": 1, "lost": 0}]
 
     run(scenario())
 
