@@ -27,7 +27,7 @@ from p2pnode.config import documentation
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.screen import progress_bar
+from p2pnode.screen import ProgressBar, progress_bar
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
@@ -136,20 +136,31 @@ def export(
 
 def _write_model(folder: Path, vector: Path, draft: Path) -> None:
     """Write the whole model of a checkpoint. Raises `BadModelFile`, `OSError`."""
-    from p2pnode.lifecycle.model_export import convert
-
     whole = draft if draft.suffix == ".safetensors" else draft.with_suffix(".safetensors")
     try:
-        with whole.open("wb") as file, progress_bar("export") as bar:
-            total = vector.stat().st_size
-            for piece in _model(folder, vector):
-                file.write(piece)
-                bar.show(min(file.tell(), total), total, "bytes")
-        if whole != draft:
-            convert(whole, draft)
+        with progress_bar("export") as bar:
+            with whole.open("wb") as file:
+                total = vector.stat().st_size
+                for piece in _model(folder, vector):
+                    file.write(piece)
+                    bar.show(min(file.tell(), total), total, "bytes")
+            if whole != draft:
+                _convert(whole, draft, bar)
     finally:
         if whole != draft:
             whole.unlink(missing_ok=True)
+
+
+def _convert(whole: Path, draft: Path, bar: ProgressBar) -> None:
+    """Make a plain `state_dict` of it, which takes the time to load PyTorch and as long as its file grows."""
+    from p2pnode.lifecycle.model_export import convert
+
+    total = whole.stat().st_size
+
+    def tick() -> None:
+        bar.show(min(draft.stat().st_size, total), total, "bytes", f"convert to {draft.suffix}")
+
+    convert(whole, draft, tick)
 
 
 def _model(folder: Path, vector: Path) -> Iterator[bytes | bytearray | memoryview]:

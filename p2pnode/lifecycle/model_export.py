@@ -12,7 +12,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,8 @@ FOLDER = "model"
 DESCRIPTION = f"{FOLDER}/description.json"
 #: Endings of a model's file: safetensors, or a plain `state_dict` as `torch.save` writes it.
 SAFETENSORS, PICKLED = (".safetensors",), (".pt", ".pth")
+#: While another process converts.
+TICK_S = 0.1
 
 
 class CannotExport(TrainingError):
@@ -176,10 +178,10 @@ def checkpoint_pieces(state_path: Path, checkpoint: Path, description: ModelDesc
         raise BadModelFile(f"{checkpoint} cannot be read: {error.strerror or error}") from error
 
 
-def convert(source: Path, target: Path) -> None:
+def convert(source: Path, target: Path, tick: Callable[[], None] = lambda: None) -> None:
     """Convert safetensors to a plain `state_dict`, in another process, because this one never imports torch.
 
-    Raises `BadModelFile`.
+    `tick` is called every `TICK_S` until it is done. Raises `BadModelFile`.
     """
     command = [sys.executable, "-m", "training.trainer.convert", str(source), str(target)]
     root = Path(__file__).resolve().parents[2]
@@ -187,7 +189,26 @@ def convert(source: Path, target: Path) -> None:
     if root.name not in ("site-packages", "dist-packages"):
         paths = (str(root), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = watched(command, environment, tick)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed no reason"]
         raise BadModelFile(f"the model could not be converted: {last[0]}")
+
+
+def watched(
+    command: list[str], environment: dict[str, str], tick: Callable[[], None]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with what it prints as errors; it is killed if `tick` raises."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    _, errors = process.communicate(timeout=TICK_S)
+                    return subprocess.CompletedProcess(command, process.returncode, "", errors)
+                tick()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise

@@ -5,18 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 CONVERT = [sys.executable, "-m", "training.trainer.convert"]
 
 
-def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of the conversion: the same exit code, and the last line of the same traceback."""
+def _run(command: list[str], environment: dict[str, str], tick: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+    """`watched` of the conversion: the same exit code, the last line of the same traceback, and one tick."""
     from training.trainer.convert import convert
 
     assert command[:3] == CONVERT, command
-    assert options["env"]["PYTHONPATH"], "the process would not find this package"
+    assert environment["PYTHONPATH"], "the process would not find this package"
+    tick()
     try:
         convert(*command[3:])
     except Exception:
@@ -26,4 +28,4 @@ def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
 
 def conversion_here() -> Any:
     """A context in which no process converts a model. Some test of each caller starts the real one."""
-    return mock.patch("p2pnode.lifecycle.model_export.subprocess.run", _run)
+    return mock.patch("p2pnode.lifecycle.model_export.watched", _run)

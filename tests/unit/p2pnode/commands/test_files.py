@@ -138,6 +138,19 @@ def test_pt_is_a_plain_state_dict(checkpoint: Path) -> None:
     assert {name: value.tolist() for name, value in state.items()} == {"layer.weight": [[0, 1, 2], [3, 4, 5]]}
 
 
+def test_the_conversion_shows_how_far_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the bytes that were copied, the bar is named after the conversion, of the same total."""
+    shown: list[tuple[object, ...]] = []
+    monkeypatch.setattr("p2pnode.screen.ProgressBar.show", lambda _bar, *given: shown.append(given))
+
+    with conversion_here():
+        assert cli.main(["export", "model.pt", "--state-dir", "state"]) == 0
+
+    size = checkpoint.stat().st_size
+    assert shown[-2:] == [(size, size, "bytes"), (0, size, "bytes", "convert to .pt")]
+    assert Path("model.pt").exists()
+
+
 def test_a_damaged_checkpoint_leaves_no_file(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

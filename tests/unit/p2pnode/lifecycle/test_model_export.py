@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +22,7 @@ from overlay.system import FolderDisk
 from p2pnode import cli
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path
+from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path, watched
 from tests.harness.conversion import conversion_here
 from tests.harness.environment import InlineExecutor, ListLog, VirtualClock
 from tests.harness.repository import ROOT
@@ -218,3 +221,32 @@ def test_frozen_tensors_that_are_missing_are_an_error_and_no_file(
 
     assert "frozen tensors, cannot be read" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_watched_program_is_heard_of_until_it_ends_and_is_killed_with_its_caller(tmp_path: Path) -> None:
+    """It ends when a tick tells it to, with its code and its errors; Ctrl-C in a tick does not leave it behind."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = (
+        f"import signal, sys; signal.alarm(20); open({str(fifo)!r}).read(); print('why', file=sys.stderr); sys.exit(3)"
+    )
+    command = [sys.executable, "-S", "-c", program]
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # it does not read yet, or not any more
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+    done = watched(command, dict(os.environ), tell)
+    assert (done.returncode, done.stderr) == (3, "why\n")
+
+    writing: list[int] = []
+
+    def break_off() -> None:
+        writing.append(os.open(fifo, os.O_WRONLY))  # returns when the program reads
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        watched(command, dict(os.environ), break_off)
+    with pytest.raises(BrokenPipeError):  # nobody reads any more
+        os.write(writing[0], b"x")
+    os.close(writing[0])
