@@ -206,7 +206,8 @@ def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(s
 @pytest.mark.timeout(180)
 def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) -> None:
     """Five nodes begin together, two of them servers. One takes over from the other, which is killed; so is a worker,
-    whose task is given again. Every update that counts is in the values exactly once."""
+    whose task is given again. Every update that counts is in the values exactly once, but for one that died with its
+    worker and its server at the same moment: then the next server names it."""
     settings = {"training.min_nodes": 5}
     example = [
         str(ROOT / "examples/parameter_server_tasks.py"),
@@ -228,10 +229,12 @@ def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) 
     serving.kill()
 
     standing_by = next(node for node in servers if node is not serving)
-    counted = re.search(r"(\d+) updates; (\d+) tasks in 10 bins", ended(standing_by))
+    printed = ended(standing_by)
+    counted = re.search(r"(\d+) updates; (\d+) tasks in 10 bins", printed)
     assert counted is not None
-    assert counted[1] == counted[2]
-    assert int(counted[1]) >= 150
+    updates, tasks = int(counted[1]), int(counted[2])
+    assert 0 <= updates - tasks <= printed.count("is lost, or in some values only"), printed
+    assert updates >= 150
     for node in workers[1:]:
         assert re.search(r"this worker completed \d+ tasks", ended(node))
 

@@ -79,7 +79,10 @@ class EtcdServer:
             time.sleep(0.05)
 
     def pause(self) -> None:
+        """Stop it; on a busy machine its threads go on until one of them has seen the signal."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
