@@ -38,7 +38,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks test-deploy test-browser screenshots mutations check format generated docs bench pins clean
+.PHONY: help venv demo test test-frameworks test-deploy test-browser test-rates screenshots mutations check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -81,6 +81,10 @@ $(DEPLOY): $(STAMP)
 test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; ARGS go to pytest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -rs tests/unit/project/test_deploy.py \
 	  tests/unit/project/test_metrics_files.py $(ARGS)
+
+# One after the other, on a machine that does nothing else: beside other tests a rate says nothing.
+test-rates: $(STAMP) ## Attack real daemons, and compare the steps of the others; ARGS go to pytest
+	@$(BIN)/python -m pytest -m rates $(ARGS)
 
 # playwright drives the Chromium of the system: 50 MB, without a browser of its own.
 $(BROWSER): $(STAMP)

@@ -31,7 +31,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.rates
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_real_daemons_withstand_an_attack_and_start_again(tmp_path: Path, name: str) -> None:
