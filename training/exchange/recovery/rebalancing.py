@@ -173,7 +173,8 @@ class Rebalancer:
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
         turn = LoopYielder()
         for shard in list(self._store.owned):
-            await turn.after(VALUES_PER_RANKING)
+            if self._store.holds_values:  # tables of many keys; of a model's shards a look costs little
+                await turn.after(VALUES_PER_RANKING)
             ranked = await self._directory.candidates(shard)
             owned = self._store.owned.get(shard)
             if owned is None or owned.learner is not None or owned.is_broken:
