@@ -788,6 +788,7 @@ class History:
         tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
         tally.requests = self.world.requests
         for record in self.world.records:
+            assert record.event != "exchange_service_failed", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
             tally.repaired += record.fields.get("count", 0) * (record.event == "deltas_repaired")
             tally.taken_back += record.event == "shard_taken_back"

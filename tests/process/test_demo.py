@@ -164,18 +164,22 @@ def torch_server() -> str:
     return with_torch().path
 
 
+def forked_plan(torch_server: str, **changes: Any) -> DemoPlan:
+    """Three real daemons whose trainers are forks, so that nobody waits for the import of PyTorch."""
+    harness = (sys.executable, "-m", "tests.process.harness.forked_python", torch_server)
+    alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
+    return DemoPlan(
+        nodes=3,
+        start_command=(*harness, "start", "--config"),
+        alone_command=(*alone, "-m", "training.trainer.standalone"),
+        **changes,
+    )
+
+
 @pytest.mark.slow
 def test_daemons_learn_what_none_could_alone(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Three reach the goal together; none of the parts does."""
-    harness = (sys.executable, "-m", "tests.process.harness.forked_python", torch_server)
-    alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
-    plan = DemoPlan(
-        nodes=3,
-        until=0.85,
-        time_limit_s=80.0,
-        start_command=(*harness, "start", "--config"),
-        alone_command=(*alone, "-m", "training.trainer.standalone"),
-    )
+    plan = forked_plan(torch_server, until=0.85, time_limit_s=80.0)
 
     assert run(plan, as_json=True) == 0
 
@@ -193,11 +197,13 @@ def test_the_demo_as_a_user_starts_it() -> None:
 
 
 @pytest.mark.long
-def test_daemons_that_exchange_nothing_fail(tmp_path: Path) -> None:
+def test_daemons_that_exchange_nothing_fail(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The same demo with the exchange switched off trains as well, and does not come near the goal."""
-    code, figures, printed = demo_of_daemons("--nodes", "4", "--time-limit", "30", "--no-exchange")
+    code = run(forked_plan(torch_server, exchange=False, time_limit_s=40.0), as_json=True)
 
-    assert (code, figures["success"]) == (10, False), printed
+    output = capsys.readouterr()
+    figures = json.loads(output.out.splitlines()[-1])
+    assert (code, figures["success"]) == (10, False), output.err
     assert min(figures["steps_per_node"]) > 0
     assert figures["accuracy"] < 0.8
     assert figures["bytes_sent_per_node_and_step"] == 0

@@ -100,6 +100,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_found",
         "_on_forward",
         "_on_learn",
+        "_plan_moves",
         "_write",
         "inspect",
         "replicate_and_add",

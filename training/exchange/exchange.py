@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 
 from overlay.environment import Environment
@@ -69,6 +69,8 @@ RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
+#: Before a service that had a fault begins again.
+SERVICE_PAUSE_S = 1.0
 
 
 #: What a checkpoint reads the vector from.
@@ -192,15 +194,24 @@ class Exchange:
         for handlers in (self.deltas, self.reads, self.backup):
             handlers.register()
         self.context.swarm.on_change(self._on_change)
-        self._tasks = [
-            asyncio.create_task(self.rebalancer.run(), name="rebalancer"),
-            asyncio.create_task(self._fences.run(), name="fences"),
-            asyncio.create_task(self._trust.run(), name="trust"),
-            asyncio.create_task(self.push_client.record.run(), name="push-log"),
-        ]
+        services = {
+            "rebalancer": self.rebalancer.run,
+            "fences": self._fences.run,
+            "trust": self._trust.run,
+            "push-log": self.push_client.record.run,
+        }
         if self.store.holds_values:
-            checks = self.deltas.values.rounds.check_backups()
-            self._tasks.append(asyncio.create_task(checks, name="check-backups"))
+            services["check-backups"] = self.deltas.values.rounds.check_backups
+        self._tasks = [asyncio.create_task(self._supervised(*one), name=one[0]) for one in services.items()]
+
+    async def _supervised(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
+        """Run one service. After a fault, which is logged, it begins again: without it shards stay where they are."""
+        while True:
+            try:
+                return await service()
+            except Exception as error:
+                self.context.environment.log.error("exchange_service_failed", service=name, error=repr(error))
+                await asyncio.sleep(SERVICE_PAUSE_S)
 
     def _on_change(self, change: PeerChange) -> None:
         self.reconciler.on_change(change)

@@ -173,8 +173,7 @@ class Rebalancer:
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
         turn = LoopYielder()
         for shard in list(self._store.owned):
-            if self._store.holds_values:  # tables of many keys; of a model's shards a look costs little
-                await turn.after(VALUES_PER_RANKING)
+            await turn.after(VALUES_PER_RANKING)
             ranked = await self._directory.candidates(shard)
             owned = self._store.owned.get(shard)
             if owned is None or owned.learner is not None or owned.is_broken:
@@ -221,11 +220,13 @@ class Rebalancer:
         """Deltas of a shard that has no backup wait until it has a learner: those at once. The others, which only move
         a backup to a better place, one at a time: they share the line with the deltas, and none is missed meanwhile."""
         urgent, others = [], []
-        for contact, shards in learners.values():
-            alone = [shard for shard in shards if self._store.owned[shard].backup is None]
+        owned = self._store.owned
+        for contact, planned in learners.values():
+            shards = [shard for shard in planned if shard in owned]  # some may have been lost while moves were planned
+            alone = [shard for shard in shards if owned[shard].backup is None]
             if alone:
                 urgent.append((contact, alone))
-            else:
+            elif shards:
                 others.append((contact, self._learners.batch(shards)))
         if not urgent and not self._jobs.is_running(JobKind.ADD_LEARNER):
             urgent = others[:1]

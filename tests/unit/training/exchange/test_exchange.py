@@ -273,6 +273,32 @@ def test_fences_are_written_when_a_full_disk_has_room_again() -> None:
     run(scenario())
 
 
+def test_a_service_that_had_a_fault_begins_again() -> None:
+    """It is logged, once for each fault, and the shards are looked after again a second later."""
+
+    async def scenario() -> None:
+        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
+        ticks: list[float] = []
+
+        async def tick() -> None:
+            ticks.append(asyncio.get_running_loop().time())
+            if len(ticks) == 1:
+                raise KeyError(0)
+
+        exchange.rebalancer.tick = tick  # type: ignore[method-assign]
+        await exchange.start()
+        await asyncio.sleep(5.0)
+        await exchange.stop()
+
+        assert len(ticks) > 3
+        assert ticks[1] - ticks[0] >= 1.0
+        (record,) = records_of(exchange.context)
+        assert (record.event, record.level) == ("exchange_service_failed", "error")
+        assert record.fields == {"service": "rebalancer", "error": "KeyError(0)"}
+
+    run(scenario())
+
+
 def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete() -> None:
     """From then on a push is answered with `retry`, so that its origin keeps the delta."""
 

@@ -321,3 +321,24 @@ def test_others_run_while_the_candidates_of_all_shards_are_ranked() -> None:
         assert turns >= shards // 2 - 1
 
     run(scenario())
+
+
+def test_a_shard_that_is_lost_while_moves_are_planned_ends_nothing() -> None:
+    """Other tasks run between two rankings: a claim may take a shard for which a copy is planned already. The tick
+    copies the others."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(len(store)):
+            store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, by_handover=False)
+        rebalancer, swarm, _ = rebalancer_of(store)
+        ticking = asyncio.create_task(rebalancer.tick())
+        await asyncio.sleep(0)
+        assert not ticking.done()
+        assert store.note_owner(0, term(2, "b"), B)
+        await ticking
+        await until(lambda: swarm.sent("learn", Learn) != [])
+        (learn,) = swarm.sent("learn", Learn)
+        assert 0 not in [info.shard for info in learn.shards]
+
+    run(scenario())
