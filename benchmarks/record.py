@@ -298,4 +298,8 @@ def _number(value: float) -> str:
 
 
 def _median(figure: Figure) -> str:
-    return f"{_number(figure.median)} {figure.unit}".strip()
+    """With a digit more where a missed aim would look reached: 1.497 is not "1.5, ≥ 1.5 missed"."""
+    shown = _number(figure.median)
+    if figure.met is False and msgspec.structs.replace(figure, median=float(shown)).met:
+        shown = f"{figure.median:.4g}"
+    return f"{shown} {figure.unit}".strip()

@@ -131,6 +131,14 @@ def test_the_table_stands_between_its_markers() -> None:
     assert record.renewed(once, record.table([figure(median=7.0)]), "figures.md") == once
 
 
+def test_a_missed_aim_does_not_look_reached() -> None:
+    """A figure that rounds to its aim has a digit more."""
+    (row,) = record.table([figure(median=5.004)]).splitlines()[2:3]
+
+    assert "| 5.004 s |" in row
+    assert "≤ 5 **missed**" in row
+
+
 def test_a_bar_in_a_name_does_not_end_the_cell() -> None:
     """Each row has the five cells of the head."""
     rows = record.table([figure("start", "3 | 3")]).splitlines()
