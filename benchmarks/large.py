@@ -1,8 +1,9 @@
 """large: models of GPT-2's shape on this machine, with real trainers: 124 M parameters on two nodes, 355 M on one.
 
 Random weights and tokens, AdamW, one optimiser step of 16 tokens per step, one thread per trainer. The first node
-trains alone, the second one joins; all figures but the hand-over are of the time after it. /status is asked 20 times a
-second by another process, all the time, also while checkpoints are written and while a node leaves.
+trains alone, the second one joins; all figures but the hand-over are of the time after it. /status is asked up to 20
+times a second by another process, all the time, also while checkpoints are written and while a node leaves. The same
+process asks a server that only answers by turns (`benchmarks.idle_server`): what that takes is the machine's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import numpy as np
 
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.gate import peak_bytes
+from benchmarks.idle_server import answering
 from benchmarks.record import NotMeasured, Outcome, Series
+from p2pnode.client import NodeClient
 from p2pnode.errors import UserError
 from training.settings import TrainingSettings
 
@@ -39,29 +42,32 @@ LEAVE_S = 300.0
 
 
 class StatusProbe:
-    """Asks a node for its status again and again, in a thread, and keeps how long each answer took."""
+    """Asks a node for its status again and again, and an idle server by turns, in a thread; keeps all times."""
 
-    def __init__(self, node: Daemon) -> None:
-        self._node = node
+    def __init__(self, node: Daemon, idle: NodeClient) -> None:
+        self._node, self._idle = node, idle
         self._ended = threading.Event()
         self.milliseconds: list[float] = []
+        self.idle_milliseconds: list[float] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._ended.wait(ASK_INTERVAL_S):
-            client = self._node.client
-            if client is None:
-                continue
-            began_s = time.perf_counter()
-            with contextlib.suppress(UserError):
-                client.status()
-                self.milliseconds.append(1000 * (time.perf_counter() - began_s))
+            self._ask(self._node.client, self.milliseconds)
+            self._ask(self._idle, self.idle_milliseconds)
 
-    def stop(self) -> list[float]:
+    def _ask(self, client: NodeClient | None, milliseconds: list[float]) -> None:
+        if client is None:
+            return
+        began_s = time.perf_counter()
+        with contextlib.suppress(UserError):
+            client.status()
+            milliseconds.append(1000 * (time.perf_counter() - began_s))
+
+    def stop(self) -> None:
         self._ended.set()
         self._thread.join()
-        return self.milliseconds
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
@@ -76,7 +82,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         f"trainer, default exchange, a checkpoint {CHECKPOINT_S:g} s after the last one, all nodes on this machine; "
         "memory: VmHWM without the two shared vectors; hand-over: from the joiner's first step until every shard has a "
         "backup and each node has its share; pause: what the next step waits when a checkpoint begins; status: asked "
-        "20 times a second of the first node, from its first step until it has been told to leave",
+        "up to 20 times a second of the first node, from its first step until it has been told to leave, by turns with "
+        "a process that only answers, with the same bytes, HTTP server and event loop",
         series,
     )
 
@@ -95,10 +102,11 @@ def _measured(millions: float) -> list[Series]:
     )
     label = f"{millions:g} M, {'alone' if count == 1 else f'{count} nodes'}"
     series: list[Series] = []
-    with daemons() as group:
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(daemons())
         nodes = [group.start(training)]
-        _until(nodes[0], lambda found: found["step"] >= 1, "training")
-        probe = StatusProbe(nodes[0])
+        answer = _until(nodes[0], lambda found: found["step"] >= 1, "training")
+        probe = StatusProbe(nodes[0], stack.enter_context(answering(answer)))
         if count > 1:
             nodes.append(group.start(training, bootstrap=nodes[0].listens_at))
             series.append(_hand_over(nodes, label))
@@ -110,7 +118,8 @@ def _measured(millions: float) -> list[Series]:
         parameters = _until(nodes[0], lambda _: True, "there")["memory"]["parts"]["replica_bytes"] // 4
         memory = [_memory(node.pid, 8 * parameters) for node in nodes]
         left_s = _leave(nodes)
-        latency = probe.stop()
+        probe.stop()
+    latency, idle = probe.milliseconds, probe.idle_milliseconds
     every = [event for events in written for event in events]
     whole = [sum(row.get(f"{phase}_seconds", 0.0) for phase in ("train", "push", "wait", "pull")) for row in rows]
     series += [
@@ -132,11 +141,14 @@ def _measured(millions: float) -> list[Series]:
             f"≤ {STATUS_AIM_MS}",
             {
                 "max_ms": max(latency),
+                "idle_max_ms": max(idle),
                 "answers": len(latency),
                 "steps": len(whole),
                 "median_s": statistics.median(whole),
             },
         ),
+        Series(f"answer of a server that only answers, p50, {label}", "ms", [float(np.percentile(idle, 50))]),
+        Series(f"answer of a server that only answers, p99, {label}", "ms", [float(np.percentile(idle, 99))]),
     ]
     return series
 
