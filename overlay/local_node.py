@@ -15,7 +15,7 @@ import msgspec
 from overlay.addresses import Address, usable_host
 from overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
 from overlay.line_rate import MeasuredLine
-from overlay.peers import Activity, Contact, Heartbeat
+from overlay.peers import Activity, Contact, Heartbeat, shown_version
 
 #: What changed. `role`: activity or eligibility, which samples and placement depend on. `heartbeat`: anything else that
 #: can wait for the next message.
@@ -33,9 +33,11 @@ class LocalNode:
         run: str,
         address: Address,
         line: MeasuredLine | None = None,
+        version: str = "",
     ) -> None:
         """`address`: where the node is to listen; `listens_at` replaces it by the bound one. `line`: its line, as the
-        transport measures it."""
+        transport measures it. `version`: what peers show as its version; empty: they show none."""
+        self.version = shown_version(version)
         self.line = line or MeasuredLine()
         self.node_id = node_id
         self.run = run

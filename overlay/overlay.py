@@ -70,7 +70,9 @@ class Overlay:
         """`gateway` maps a port in the router, `lan` announces the node in the local network; None: without."""
         node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
         address = Address(node.host, node.port or 1)
-        self.local = local = LocalNode(identity.node_id, incarnation, boot_id, swarm.run, address, transport.line)
+        self.local = local = LocalNode(
+            identity.node_id, incarnation, boot_id, swarm.run, address, transport.line, settings.version
+        )
         self._identity = identity
         self._advertise = node.advertise
         self._transport = transport

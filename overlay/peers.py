@@ -8,6 +8,7 @@ passed in.
 
 from __future__ import annotations
 
+import re
 from collections import Counter as Counters
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
@@ -67,6 +68,16 @@ class Contact:
     address: Address
 
 
+#: The longest version that is shown, and what one may consist of (a subset of PEP 440 and of semantic versions).
+VERSION_CHARACTERS = 40
+_VERSION = re.compile(rf"[0-9A-Za-z][0-9A-Za-z.+!_-]{{0,{VERSION_CHARACTERS - 1}}}")
+
+
+def shown_version(text: str) -> str:
+    """What a node says that its version is, if it looks like one; otherwise nothing, as it may be shown anywhere."""
+    return text if _VERSION.fullmatch(text) else ""
+
+
 #: A peer without progress for this long, or for four of its own step times, is skipped until it progresses.
 STALL_FLOOR_S = 10.0
 STALL_STEPS = 4.0
@@ -91,6 +102,8 @@ class Peer:
     round_trip_deviation_s: float = 0.0
     #: The capacity class that it announced last (`overlay.capacity`); 0: none.
     capacity: int = 0
+    #: The version of p2pnode that it says it runs; empty until it has. For display: nothing is decided by it.
+    version: str = ""
 
     @property
     def node_id(self) -> bytes:
@@ -206,6 +219,12 @@ class PeerTable:
         if peer is not None:
             peer.capacity = capacity
 
+    def note_version(self, node_id: bytes, version: str) -> None:
+        """A known peer said which version it runs: any text."""
+        peer = self._peers.get(node_id)
+        if peer is not None and peer.version != version:
+            peer.version = shown_version(version)
+
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return it, if it was known."""
         peer = self._peers.pop(node_id, None)
@@ -286,6 +305,7 @@ def _fold_restart(peer: Peer, heartbeat: Heartbeat, now: float) -> None:
     peer.activity = _ACTIVITIES[heartbeat.activity]
     peer.step, peer.step_seconds, peer.samples = heartbeat.step, heartbeat.step_seconds, heartbeat.samples
     peer.eligible = heartbeat.eligible
+    peer.version = ""  # a restart is how a node is upgraded
     peer.last_heard = peer.last_progress = now
 
 

@@ -59,11 +59,17 @@ LARGE_HEAD_RATE = RateLimit(4.0 * (1 << 20), 32.0 * (1 << 20))
 RATE_LIMIT_DELAY_S = 1.0
 
 
+#: A longer version is no envelope; a later version of p2pnode may have one longer than those shown today.
+MAX_VERSION_CHARACTERS = 64
+
+
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """Head of every request and response but `hello`. `to` is the expected node id; empty in responses.
 
-    `capacity` is the sender's capacity class (`overlay.capacity`). It is sent only where it is known, and is not part
-    of the heartbeat, because earlier versions refuse a longer heartbeat and ignore a longer envelope.
+    `capacity` is the sender's capacity class (`overlay.capacity`), 0 where it is not known. `version` is what the
+    sender says that it runs: untrusted text that peers show (`overlay.peers.shown_version`). Elements at the end that
+    say nothing are not sent. They are not part of the heartbeat, because earlier versions refuse a longer heartbeat and
+    ignore a longer envelope.
     """
 
     tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
@@ -71,6 +77,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     to: Annotated[bytes, Meta(max_length=ID_BYTES)]
     payload: bytes
     capacity: Annotated[int, Meta(ge=0, le=255)] = 0
+    version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS)] = ""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -90,6 +97,10 @@ class StreamEvents(Protocol):
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         """A peer announced its capacity class."""
+        ...
+
+    def on_version(self, node_id: bytes, version: str) -> None:
+        """A peer said which version it runs: any text."""
         ...
 
     def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
@@ -164,6 +175,8 @@ class RequestService:
             self._events.on_stream(heartbeat.node_id, incoming.stream)
         if envelope.capacity:
             self._events.on_capacity(heartbeat.node_id, envelope.capacity)
+        if envelope.version:
+            self._events.on_version(heartbeat.node_id, envelope.version)
         if heartbeat.node_id == local.node_id:
             raise self._refused(
                 "own_id", f"{short(heartbeat.node_id)} is this node's own id: another process uses its key"
@@ -239,6 +252,8 @@ class RequestService:
         self._events.on_response(envelope.heartbeat, to.address)
         if envelope.capacity:
             self._events.on_capacity(to.node_id, envelope.capacity)
+        if envelope.version:
+            self._events.on_version(to.node_id, envelope.version)
         return ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
 
     def on_error(self, to: Contact, error: TransportError) -> None:
@@ -290,8 +305,10 @@ class _Outgoing:
 
 
 def _envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:
-    """The envelope of a payload; without the capacity class while it is unknown."""
+    """The envelope of a payload; without the elements at the end that say nothing."""
     fields = (local.tag, local.heartbeat, to, payload)
+    if local.version:
+        return _ENCODER.encode((*fields, local.line.capacity, local.version))
     return _ENCODER.encode((*fields, local.line.capacity) if local.line.capacity else fields)
 
 

@@ -127,10 +127,12 @@ class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 @dataclass(frozen=True)
 class OverlaySettings:
-    """All settings of one overlay. `k` and `alpha` are Kademlia's constants, as in its paper; no file sets them."""
+    """All settings of one overlay. `k` and `alpha` are Kademlia's constants, as in its paper; no file sets them.
+    `version`: of the program, which peers show."""
 
     node: NodeSettings
     swarm: SwarmSettings
     liveness: LivenessSettings
     k: int = 20
     alpha: int = 3
+    version: str = ""

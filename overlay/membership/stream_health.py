@@ -56,6 +56,10 @@ class StreamHealth:
         """See `StreamEvents.on_capacity`."""
         self._membership.members.peers.note_capacity(node_id, capacity)
 
+    def on_version(self, node_id: bytes, version: str) -> None:
+        """See `StreamEvents.on_version`."""
+        self._membership.members.peers.note_version(node_id, version)
+
     def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
         """See `StreamEvents.on_stream`."""
         if node_id in self._membership.members.peers:

@@ -32,6 +32,7 @@ from overlay.settings import OverlaySettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from overlay.transport import PortInUse, Request, Response, Transport
+from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.keys.closed_swarm import open_closed_swarm
@@ -217,7 +218,7 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         identity=visitor.identity,
         incarnation=1,
         boot_id=visitor.boot_id,
-        settings=OverlaySettings(config.node, config.swarm, config.liveness),
+        settings=OverlaySettings(config.node, config.swarm, config.liveness, version=__version__),
         transport=await visitor.transport(config.node.port),
         environment=visitor.environment,
     )

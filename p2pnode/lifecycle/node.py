@@ -14,6 +14,7 @@ from overlay.ids import short
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity, PeerChange
 from overlay.settings import OverlaySettings
+from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
@@ -61,7 +62,7 @@ class Node:
             identity=self.identity,
             incarnation=self.incarnation,
             boot_id=int.from_bytes(environment.entropy.token(4), "big"),
-            settings=OverlaySettings(config.node, config.swarm, config.liveness),
+            settings=OverlaySettings(config.node, config.swarm, config.liveness, version=__version__),
             transport=environment.transport,
             environment=environment,
             gateway=environment.gateway,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from overlay.bootstrap.advice import what_to_do
 from overlay.ids import short
 from overlay.report import OverlayReport
+from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
@@ -17,6 +18,7 @@ from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
 from p2pnode.status.line import line_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
+from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
@@ -52,6 +54,7 @@ def findings(
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
         found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
     found += _same_data(node)
+    found += version_findings(__version__, (peer.version for peer in node.overlay.members() if peer.version))
     waiting = node.gate.waiting
     if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
         found.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))

@@ -30,6 +30,7 @@ def peer_list(node: Node) -> list[PeerStatus]:
             progress_seconds=round(max(0.0, now - peer.last_progress), 3),
             samples=peer.samples,
             shards=None if owned is None else owned[peer.node_id],
+            version=peer.version or None,
         )
         for peer in ordered
     ]

@@ -362,7 +362,8 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
 
     Step, state and samples are as old as the last message: `last_seen_seconds`. `progress_seconds`: how long ago its
     step rose. `samples`: of its last step. `shards`: those that it owns as far as this node knows; null without an
-    exchange.
+    exchange. `version`: what it says that it runs; null until there was a request between it and this node since its
+    start.
     """
 
     id: NodeId
@@ -378,6 +379,7 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
     progress_seconds: Seconds = 0.0
     samples: Count = 0
     shards: Count | None = None
+    version: str | None = None
 
 
 class Update(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ PEER_COLUMNS = (
     Column("lag", right=True, keep=6),
     Column("round trip", right=True, keep=3),
     Column("heard", right=True, keep=2),
+    Column("version", keep=1),
 )
 #: A peer that is this many steps behind is shown in amber.
 LAGGING_STEPS = 5
@@ -35,6 +36,7 @@ def peer_cells(peer: Mapping[str, Any]) -> list[Span]:
         (number(lag), "warn" if is_behind else ""),
         ("-" if round_trip is None else duration(round_trip / 1000), ""),
         ("-" if seen is None else f"{duration(seen)} ago", "dim"),
+        (str(peer.get("version") or "-"), "dim"),
     ]
 
 

@@ -110,6 +110,7 @@ def peer(number: int, lag: int = 0, state: str = "training", **fields: Any) -> P
         "progress_seconds": 0.4,
         "samples": 64,
         "shards": 10,
+        "version": None if number % 5 == 4 else "0.1.0",
     }
     return PeerStatus(id=node_id(number), step=max(0, 300 - lag), lag=lag, state=state, **(known | fields))
 
@@ -425,7 +426,7 @@ def hostile() -> Scene:
         ),
     )
     peers = [
-        peer(number, address=text, state=text, lag=-(1 << 47), round_trip_ms=1e300)
+        peer(number, address=text, state=text, version=text, lag=-(1 << 47), round_trip_ms=1e300)
         for number, text in enumerate(EVIL, 1)
     ]
     events = [(3.0, "error", text, {text: text, "node": node_id(3)}) for text in EVIL]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode import __version__
 from p2pnode.keys import api_token
 from tests.browser.chromium import PHONE, Tab
 from tests.process.harness.swarm_world import ProcessNode, kill_all, until
@@ -54,6 +55,8 @@ def test_a_real_swarm_is_shown_as_it_is(swarm: list[ProcessNode], open_tab: Call
     until(lambda: page.locator("#chart-learning .legend b").first.inner_text() != loss, 10, "the loss moves")
     assert "Connected to 2 peers" in tab.text("#answers")
     assert page.locator("#events tbody tr").count() > 0
+    page.locator("#peers tbody tr", has_text=__version__).nth(1).wait_for()
+    assert swarm_page.locator("#nodes tbody tr", has_text=__version__).count() == 3
     assert tab.overflow_px() == phone.overflow_px() == 0
 
     page.locator("#pause").click()

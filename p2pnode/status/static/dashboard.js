@@ -33,6 +33,7 @@ const peers = new Table(byId("peers"), {
     { title: "Round trip", kind: "number", value: (peer) => milliseconds(peer.round_trip_ms) },
     { title: "Heard", kind: "number", hint: "the age of its step and state", value: (peer) => ago(peer.last_seen_seconds) },
     { title: "Shards", kind: "number", hint: "its share of the shards, as known here", value: (peer) => share(peer.shards) },
+    { title: "Version", kind: "wide", hint: "what it says that it runs, once there was a request between it and this node", value: (peer) => peer.version ?? NONE },
     { title: "Start", kind: "number wide", hint: "its incarnation: starts on its state directory", value: (peer) => count(peer.incarnation) },
     { title: "Address", kind: "wide", value: (peer) => element("code", { text: peer.address }) },
   ],

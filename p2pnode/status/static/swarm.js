@@ -2,7 +2,7 @@
 
 import { byId, definitions, element, setText, stateBadge } from "./dom.js";
 import { metrics, progressOf } from "./facts.js";
-import { count, duration, number, plural, shortId } from "./format.js";
+import { NONE, count, duration, number, plural, shortId } from "./format.js";
 import { graph } from "./graph.js";
 import { run } from "./page.js";
 import { median, samplesPerSecond, waits } from "./steps.js";
@@ -35,6 +35,7 @@ const nodes = new Table(byId("nodes"), {
     { title: "Progress", kind: "wide", value: (node) => progressBar(node) },
     { title: "Samples/s", kind: "number", value: (node) => number(TRAINS.includes(node.state) ? node.samplesPerSecond : 0) },
     { title: "Each step", kind: "number wide", value: (node) => duration(node.step_seconds || null) },
+    { title: "Version", kind: "wide", hint: "what it says that it runs, where that is known", value: (node) => node.version ?? NONE },
   ],
 });
 
@@ -51,6 +52,7 @@ function members({ status, peers }, own) {
     step: status.step,
     state: status.state,
     step_seconds: status.training.step_seconds,
+    version: status.node.version,
     samples: 0,
     samplesPerSecond: own ?? 0,
     progress: 0,

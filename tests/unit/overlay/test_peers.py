@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from overlay.addresses import Address
 from overlay.peers import Activity, PeerTable
 from tests.harness.peers import heartbeat
@@ -80,6 +82,51 @@ def test_a_first_step_counts_for_a_barrier_of_a_node_that_began_with_it() -> Non
     assert peer.counts_for_barrier(310.0, since=-11.0)
     table.observe(heartbeat(activity=4, step=1, step_seconds=0.0), "10.0.0.1", 320.0)
     assert not peer.counts_for_barrier(320.0, since=0.0), "stalled"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("0.1.0", "0.1.0"),
+        ("1.2.3.dev4+g0123abc", "1.2.3.dev4+g0123abc"),
+        ("1!2.0-rc_1", "1!2.0-rc_1"),
+        ("v" * 40, "v" * 40),
+        ("v" * 41, ""),
+        ("<script>alert(1)</script>", ""),
+        ("0.1\n0.2", ""),
+        ("0.1.0\n", ""),
+        ("\x1b[31m0.1", ""),
+        (".1", ""),
+        ("\u0660.1", ""),
+        ("", ""),
+    ],
+)
+def test_a_version_is_shown_only_if_it_looks_like_one(said: str, shown: str) -> None:
+    """It is text that a peer chose, and terminals and pages show it."""
+    table = PeerTable()
+    table.observe(heartbeat(), "10.0.0.1", 0.0)
+    table.note_version(b"n" * 20, "0.0.9")
+    table.note_version(b"n" * 20, said)
+    table.note_version(b"x" * 20, said)
+    peer = table.get(b"n" * 20)
+    assert peer is not None
+    assert peer.version == shown
+    assert len(table) == 1
+
+
+def test_a_restarted_peer_has_no_version_until_it_says_one() -> None:
+    """A restart is how a node is upgraded: the former version would be wrong."""
+    table = PeerTable()
+    table.observe(heartbeat(), "10.0.0.1", 0.0)
+    table.note_version(b"n" * 20, "0.1.0")
+    table.observe(heartbeat(step=5), "10.0.0.1", 1.0)
+    peer = table.get(b"n" * 20)
+    assert peer is not None
+    assert peer.version == "0.1.0"
+    table.observe(heartbeat(incarnation=2), "10.0.0.1", 2.0)
+    assert peer.version == ""
+    table.note_version(b"n" * 20, "0.2.0")
+    assert peer.version == "0.2.0"
 
 
 def test_changes_of_address_and_eligibility_and_clones_are_reported() -> None:

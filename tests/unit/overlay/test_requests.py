@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
+from msgspec import Meta
 
 from overlay import requests
 from overlay.addresses import Address, NodeAddress
@@ -32,6 +33,7 @@ class Events:
     def __init__(self) -> None:
         self.requests: list[tuple[bytes, Address]] = []
         self.capacities: list[tuple[bytes, int]] = []
+        self.versions: list[tuple[bytes, str]] = []
         self.streams: list[tuple[bytes, RequestStream]] = []
 
     def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
@@ -39,6 +41,9 @@ class Events:
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         self.capacities.append((node_id, capacity))
+
+    def on_version(self, node_id: bytes, version: str) -> None:
+        self.versions.append((node_id, version))
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         self.requests.append((heartbeat.node_id, source))
@@ -62,8 +67,8 @@ async def echo(contact: Contact, payload: bytes, _body: AsyncIterator[Buffer]) -
     return Response(payload + str(contact.address).encode())
 
 
-def service() -> tuple[RequestService, LocalNode, Events]:
-    local = LocalNode(OWN_ID, 1, 1, "tests", Address("10.0.0.1", 8468))
+def service(version: str = "") -> tuple[RequestService, LocalNode, Events]:
+    local = LocalNode(OWN_ID, 1, 1, "tests", Address("10.0.0.1", 8468), version=version)
     local.enter(b"genesis of tests")
     events = Events()
     made = RequestService(local, None, events, VirtualClock())  # type: ignore[arg-type]
@@ -137,6 +142,50 @@ def test_a_capacity_class_travels_with_requests_and_answers_and_former_versions_
         former = FormerEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
         await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(former), no_body()))
         assert events.capacities == [(THEIR_ID, 7)]
+
+    play(story())
+
+
+class CapacityEnvelope(FormerEnvelope, frozen=True, array_like=True):
+    """The envelope of versions without versions."""
+
+    capacity: Annotated[int, Meta(ge=0, le=255)] = 0
+
+
+def test_the_version_travels_with_requests_and_answers_and_former_versions_do_not_notice() -> None:
+    """A node says its version in both directions, before and after its capacity class is known. Those that know no
+    versions read the rest, and may leave it out."""
+
+    async def story() -> None:
+        made, local, events = service("0.2.1")
+        for capacity in (0, class_of(1_000_000)):
+            head = (await made.serve(request(local, version="0.3.0.dev1"))).head
+            assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
+            assert msgspec.msgpack.decode(head, type=Envelope).capacity == capacity
+            assert msgspec.msgpack.decode(head, type=CapacityEnvelope).capacity == capacity
+            assert msgspec.msgpack.decode(head, type=FormerEnvelope).payload == b"hi 10.0.0.2:8468"
+            for _ in range(100):
+                local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
+        assert events.versions == [(THEIR_ID, "0.3.0.dev1")] * 2
+
+        for kind in (FormerEnvelope, CapacityEnvelope):
+            former = kind(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
+            await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(former), no_body()))
+        assert len(events.versions) == 2
+
+    play(story())
+
+
+@pytest.mark.parametrize("version", ["v" * 65, 7, None, b"0.1"])
+def test_a_version_without_bound_is_no_envelope(version: object) -> None:
+    """What is longer than any version, or no text, is refused before anything is done with it."""
+
+    async def story() -> None:
+        made, local, events = service("0.2.1")
+        fields = (local.tag, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0, version)
+        with pytest.raises(RequestRejected, match="not an envelope"):
+            await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(fields), no_body()))
+        assert (events.requests, events.versions) == ([], [])
 
     play(story())
 

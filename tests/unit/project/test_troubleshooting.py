@@ -19,6 +19,7 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES: dict[str, str | None] = {
     "p2pnode/status/health.py": None,
     "p2pnode/status/line.py": "line_findings",
+    "p2pnode/status/versions.py": "version_findings",
     "p2pnode/status/dispatch.py": "dispatch_findings",
     "p2pnode/status/devices.py": "device_findings",
     "p2pnode/config/rules.py": "warnings_for",

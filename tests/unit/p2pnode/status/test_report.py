@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from p2pnode import __version__
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import LONG_WAIT_S, RECENT_S
 from p2pnode.status.loop_delay import LoopDelay
@@ -72,8 +73,26 @@ def test_peers_are_listed_furthest_ahead_first() -> None:
         assert len(peers) == 2
         assert [peer.step for peer in peers] == sorted((peer.step for peer in peers), reverse=True)
         assert all(peer.lag == own.status().step - peer.step for peer in peers)
+        assert [peer.version for peer in peers] == [__version__] * 2
 
     simulate(scenario, barrier__method="asp")
+
+
+def test_a_peer_of_another_release_is_a_finding_for_information() -> None:
+    """It says how many peers run what; the state of the node stays as it is."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hosts = swarm.start_many(2)
+        await swarm.until(lambda: all(host.living.progress.step >= 2 for host in hosts), within_s=90, what="all train")
+        own = report(swarm, hosts[0])
+        assert not any("release" in finding.what for finding in own.status().health)
+        hosts[1].living.overlay.local.version = "99.1.0"
+        await swarm.until(lambda: own.peers()[0].version == "99.1.0", within_s=60, what="it is said")
+        (said,) = [finding for finding in own.status().health if "release" in finding.what]
+        assert (said.level, own.status().state) == ("info", "training")
+        assert said.what == f"1 of 1 peers run another release than this node ({__version__}): 1 × 99.1.0"
+
+    simulate(scenario)
 
 
 def test_a_stalled_trainer_is_a_finding() -> None:

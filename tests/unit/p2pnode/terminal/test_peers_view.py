@@ -15,15 +15,18 @@ PEER: dict[str, Any] = {
     "lag": 1,
     "round_trip_ms": 0.4567,
     "last_seen_seconds": 0.21,
+    "version": "0.1.0",
 }
 
 
 def test_a_peer_is_one_line() -> None:
-    """Its id, address, state, step, lag, round trip and when it was heard last."""
-    style = Style(width=80)
+    """Its id, address, state, step, lag, round trip, when it was heard last, and its version."""
+    style = Style(width=100)
     header, line = (style.render(line) for line in peers_lines([PEER], style))
     assert header.split("  ")[0] == "id"
-    assert " ".join(line.split()) == "abababab 10.0.0.2:8468 waiting for nodes 6 1 0.457 ms 210 ms ago"
+    assert " ".join(line.split()) == "abababab 10.0.0.2:8468 waiting for nodes 6 1 0.457 ms 210 ms ago 0.1.0"
+    _, narrow = (style.render(line) for line in peers_lines([PEER | {"state": "training"}], Style(width=80)))
+    assert narrow.endswith("0.1.0")
 
 
 def test_200_peers_with_long_addresses_fit_every_width() -> None:
