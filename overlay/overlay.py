@@ -44,6 +44,7 @@ from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTa
 from overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
 from overlay.requests import Handler, RequestService
 from overlay.settings import OverlaySettings
+from overlay.supervision import supervised
 from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
 __all__ = ["NotThisSwarm", "OnlyItself", "Overlay", "PeerChange"]
@@ -177,17 +178,14 @@ class Overlay:
         await self._transport.close()
 
     def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.append(asyncio.create_task(self._supervised(name, service), name=f"overlay {name}"))
+        running = supervised(name, service, self._on_fault)
+        self._tasks.append(asyncio.create_task(running, name=f"overlay {name}"))
 
-    async def _supervised(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run one service. If it fails, log and count the fault; the other services continue."""
-        try:
-            await service()
-        except Exception as error:
-            self._protocol.counters["faults"] += 1
-            self._log.error("overlay_service_failed", service=name, error=repr(error))
-            if self._protocol.raise_handler_errors:
-                raise
+    def _on_fault(self, name: str, error: Exception) -> None:
+        self._protocol.counters["faults"] += 1
+        self._log.error("overlay_service_failed", service=name, error=repr(error))
+        if self._protocol.raise_handler_errors:
+            raise error
 
     # -- this node -----------------------------------------------------------------------------------------------
 

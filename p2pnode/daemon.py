@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ from overlay.nat.port_mapping import Gateway
 from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing
 from overlay.sockets.transport import SocketTransport
+from overlay.supervision import logged, supervised
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from overlay.transport import PortInUse, Transport
 from p2pnode import logs
@@ -189,9 +190,14 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     node = Node(config, environment)
     _leave_on_signals(node)
     loop_delay = LoopDelay(clock)
-    services = [asyncio.create_task(loop_delay.run(), name="loop-delay")]
+    services: list[asyncio.Task[None]] = []
+
+    def serve(name: str, service: Callable[[], Awaitable[None]]) -> None:
+        services.append(asyncio.create_task(supervised(name, service, logged(log)), name=name))
+
+    serve("loop-delay", loop_delay.run)
     if sealed is not None:
-        services.append(asyncio.create_task(sealed.watch(), name="swarm-key"))
+        serve("swarm-key", sealed.watch)
     token_path = api_token.token_path(folder, config.status.token_file)
     token = await workers.run(api_token.load_or_create, token_path, entropy.token(api_token.TOKEN_BYTES))
     tracking = _tracking(config, folder, node, clock, log)
@@ -203,7 +209,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         findings=lambda: [] if tracking is None else tracker_findings(tracking.name, tracking.problem, tracking.lost),
     )
     if tracking is not None:
-        services.append(asyncio.create_task(tracking.run(), name="tracker"))
+        serve("tracker", tracking.run)
     # Joining and loading the trainer take seconds; meanwhile this process imports its HTTP server.
     running = asyncio.create_task(node.run(), name="node")
     server: StatusServer | None = None

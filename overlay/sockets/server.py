@@ -204,10 +204,12 @@ class _ServerConnection:
 
     async def _run(self) -> None:
         # Invalid input from a peer ends only its own connection.
-        with contextlib.suppress(OSError, NotOurHttp, NotANodeCertificate, asyncio.CancelledError):
-            while await self._once():
-                pass
-        self._connection.close()
+        try:
+            with contextlib.suppress(OSError, NotOurHttp, NotANodeCertificate, asyncio.CancelledError):
+                while await self._once():
+                    pass
+        finally:
+            self._connection.close()
 
     async def _once(self) -> bool:
         """Serve one request; False if it was the last."""

@@ -84,11 +84,12 @@ class ClosedSwarm:
                 keys = await run(read_key_file, path)
                 if keys != self.keys:
                     await self._change(keys)
-            except (UserError, CertificateError) as error:
-                if str(error) != refused:
-                    refused = str(error)
+            except Exception as error:
+                reason = str(error) if isinstance(error, UserError | CertificateError) else repr(error)
+                if reason != refused:
+                    refused = reason
                     self._log.warning("swarm_key_not_changed", reason=refused, still=self.keys.fingerprints)
-                if isinstance(error, CertificateError):
+                if not isinstance(error, UserError):
                     continue  # the file is valid: try again
             seen = now
 

@@ -184,14 +184,15 @@ class CheckpointWriter:
         try:
             await self._write_vector(begun)
             await self._finish(begun, None)
-        except OSError as error:
+        except Exception as error:  # training goes on, and the next checkpoint may be written
             self._not_written(begun.state.step, error)
         finally:
             self._ended_s = self._clock.monotonic()
             await self._abandon(begun)
 
-    def _not_written(self, step: int, error: OSError) -> None:
-        self._log.error("checkpoint_not_written", step=step, reason=str(error))
+    def _not_written(self, step: int, error: Exception) -> None:
+        reason = str(error) if isinstance(error, OSError) else repr(error)
+        self._log.error("checkpoint_not_written", step=step, reason=reason)
         self._ended_s = self._clock.monotonic()
 
     async def _abandon(self, begun: _Begun) -> None:

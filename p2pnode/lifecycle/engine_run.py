@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from overlay.overlay import Overlay
+from overlay.supervision import logged, supervised
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
@@ -141,7 +142,8 @@ class EngineRun:
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)
         self._trainer.send_data(EngineReady(node_id, seed, barrier.synchronous, part.pause_s))
         checkpoints = CheckpointWriter(config, exchange, manifest, None, self._progress, environment, on_saved=_ignore)
-        self._saving = asyncio.create_task(self._keep_saving(checkpoints), name="engine-checkpoints")
+        saving = supervised("engine-checkpoints", lambda: self._keep_saving(checkpoints), logged(environment.log))
+        self._saving = asyncio.create_task(saving, name="engine-checkpoints")
         return EngineParts(manifest, exchange, barrier, gate, checkpoints)
 
     async def _keep_saving(self, checkpoints: CheckpointWriter) -> None:

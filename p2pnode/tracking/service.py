@@ -168,7 +168,10 @@ class Tracking:
                 self._channel = channel = await self._start(self._writing.command())
                 self._sent = self._confirmed = 0
                 self._moved_s = self._clock.monotonic()
-                reason = await self._feed_until_it_fails(channel)
+                try:
+                    reason = await self._feed_until_it_fails(channel)
+                except Exception as error:  # such as a line of the library that no pipe reads
+                    reason = repr(error)
                 self.lost += self._sent - channel.confirmed
                 self._channel = None
                 await channel.close(0.0)

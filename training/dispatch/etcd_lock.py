@@ -149,8 +149,7 @@ class EtcdLock:
         self.lose("it was given up")
         if self._renewals is not None:
             self._renewals.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewals
+            await asyncio.gather(self._renewals, return_exceptions=True)
         if self._lease:
             with contextlib.suppress(EtcdUnreachable, EtcdRefused):
                 await self._calls.call("lease/revoke", {"ID": self._lease}, min(self.request_s, 1.0))

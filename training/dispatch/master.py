@@ -158,6 +158,8 @@ class MasterService:
                 await self._open_and_serve()
             except TrainingError as error:  # of the store, of what it has, or of the setting that names it
                 self._note_fault(str(error))
+            except Exception as error:  # of this master: another store, or the same once more, may be served still
+                self._note_fault(f"the master had a fault: {error!r}")
             await asyncio.sleep(REOPEN_S)
 
     async def _open_and_serve(self) -> None:

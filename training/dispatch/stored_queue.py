@@ -70,6 +70,8 @@ class StoredQueue:
         self._writer: asyncio.Task[None] | None = None
         self._snapshot: asyncio.Task[None] | None = None
         self._log_bytes = self._log_entries = self._snapshot_bytes = 0
+        #: Before the log has more entries than this, a snapshot that was refused is not tried again.
+        self._refused_entries = 0
         self._now = 0.0
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -306,7 +308,8 @@ class StoredQueue:
 
     async def _compact(self) -> None:
         """Begin a snapshot where the log has become long. Requests wait for the copy, not for the rest."""
-        long = self._log_bytes > max(LOG_BYTES, self._snapshot_bytes) or self._log_entries > LOG_ENTRIES
+        is_large = self._log_bytes > max(LOG_BYTES, self._snapshot_bytes)
+        long = is_large or self._log_entries > max(LOG_ENTRIES, self._refused_entries)
         if long and (self._snapshot is None or self._snapshot.done()):
             image = await self._environment.executor.run(self._queue.image)
             self._snapshot = asyncio.create_task(
@@ -317,14 +320,17 @@ class StoredQueue:
         try:
             snapshot = await self._environment.executor.run(encode_image, image)
             await self._store.write_snapshot(snapshot, entries)
-        except StoreRefused as error:
-            self._environment.log.warning("dispatch_snapshot_refused", error=str(error))
-            # Tried again when the log has doubled.
-            self._snapshot_bytes = max(2 * self._log_bytes, LOG_BYTES)
         except StoreLost as error:
             self._lose(error)
+        except Exception as error:  # that of the store is `StoreRefused`; the log has everything, whatever it was
+            reason = str(error) if isinstance(error, StoreRefused) else repr(error)
+            self._environment.log.warning("dispatch_snapshot_refused", error=reason)
+            # Tried again when the log has doubled.
+            self._snapshot_bytes = max(2 * self._log_bytes, LOG_BYTES)
+            self._refused_entries = 2 * self._log_entries
         else:
             self._snapshot_bytes = len(snapshot)
+            self._refused_entries = 0
             self._log_entries -= entries
             self._log_bytes -= log_bytes
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from overlay.environment import Environment
+from overlay.supervision import logged, supervised
 from training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
 from training.dispatch.chunks import BadDataset, digest_of
 from training.dispatch.client import MasterClient
@@ -127,10 +128,8 @@ class RecordsService:
     def start(self, genesis: bytes) -> None:
         """The node has entered the swarm with this genesis."""
         self._genesis = genesis
-        self._run(self._fetch())
-        self._run(self._report())
-        self._run(self._renew())
-        self._run(self._save())
+        for service in (self._fetch, self._report, self._renew, self._save):
+            self._run(supervised(f"records{service.__name__}", service, logged(self._log)))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="dispatch")
@@ -397,7 +396,8 @@ class RecordsService:
     async def _report(self) -> None:
         """Send what waits to be reported until it is answered."""
         while True:
-            await self._wake_report.wait()
+            if not self._reports:  # some may be left after a fault
+                await self._wake_report.wait()
             self._wake_report.clear()
             while self._reports:
                 some = list(self._reports.items())[:MAX_REPORTS]

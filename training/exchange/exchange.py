@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
+from overlay.supervision import supervised
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
 from training.exchange.backup.handler import BackupHandler
@@ -69,8 +70,6 @@ RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: For `highest_pushed`, which detects a state directory that was restored from an old copy.
 HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
-#: Before a service that had a fault begins again.
-SERVICE_PAUSE_S = 1.0
 
 
 #: What a checkpoint reads the vector from.
@@ -202,16 +201,13 @@ class Exchange:
         }
         if self.store.holds_values:
             services["check-backups"] = self.deltas.values.rounds.check_backups
-        self._tasks = [asyncio.create_task(self._supervised(*one), name=one[0]) for one in services.items()]
+        self._tasks = [
+            asyncio.create_task(supervised(name, service, self._on_fault), name=name)
+            for name, service in services.items()
+        ]
 
-    async def _supervised(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
-        """Run one service. After a fault, which is logged, it begins again: without it shards stay where they are."""
-        while True:
-            try:
-                return await service()
-            except Exception as error:
-                self.context.environment.log.error("exchange_service_failed", service=name, error=repr(error))
-                await asyncio.sleep(SERVICE_PAUSE_S)
+    def _on_fault(self, name: str, error: Exception) -> None:
+        self.context.environment.log.error("exchange_service_failed", service=name, error=repr(error))
 
     def _on_change(self, change: PeerChange) -> None:
         self.reconciler.on_change(change)

@@ -126,7 +126,7 @@ class _Outgoing:
     """One request: measured, and ended by `TransportError` (`reset`) as soon as its receiver is found dead. A class
     without `asyncio.timeout`, because nested generators and that cost each small request as much again."""
 
-    __slots__ = ("_cancelling", "_is_dead", "_kind", "_rpc", "_sent", "_task", "_to")
+    __slots__ = ("_cancelling", "_has_ended", "_is_dead", "_kind", "_rpc", "_sent", "_task", "_to")
 
     def __init__(
         self, rpc: ExchangeRpc, kind: Kind, to: Contact, sent: AbstractAsyncContextManager[ReceivedResponse]
@@ -135,7 +135,7 @@ class _Outgoing:
         self._kind: Kind = kind
         self._to = to
         self._sent = sent
-        self._is_dead = False
+        self._is_dead = self._has_ended = False
 
     async def __aenter__(self) -> ReceivedResponse:
         rpc = self._rpc
@@ -163,13 +163,17 @@ class _Outgoing:
 
     def end(self) -> None:
         """The receiver was found dead: raise where the request waits."""
-        if not self._is_dead:
+        if self._task is asyncio.current_task():
+            # It waits nowhere now, and may have ended by the time it waits again: a cancellation would strike there.
+            asyncio.get_running_loop().call_soon(self.end)
+        elif not (self._is_dead or self._has_ended):
             self._is_dead = True
             self._task.cancel()
 
     def _on_end(self, error: BaseException | None) -> None:
         """The request has ended, by an error or without. As `asyncio.timeout` does it, a cancellation by `end` is told
         from one by others."""
+        self._has_ended = True
         self._rpc.ended(self._to, self)
         if self._is_dead and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TransportError("reset", self._to.address, "was found dead while it was asked") from error

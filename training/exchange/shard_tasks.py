@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+
+from overlay.environment import Log
+
+#: The shards of work that had a fault rest so long: it would have the same fault at once.
+FAULT_PAUSE_S = 1.0
+
+#: Called when its task starts, so that one cancelled earlier leaves nothing behind.
+Work = Callable[[], Awaitable[None]]
 
 
 class ShardTasks(ABC):
     """The base of what works for shards. `begin` starts what is due now, with `start`, and leaves busy shards out."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, log: Log) -> None:
         """`name`: of the tasks."""
         self.busy: dict[int, None] = {}
         self._name = name
+        self._faults = log
         self._is_woken = False
         self._is_halted = False
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -43,13 +51,24 @@ class ShardTasks(ABC):
     def begin(self) -> None:
         """Start what is due."""
 
-    def start(self, shards: Iterable[int], work: Coroutine[Any, Any, None]) -> None:
+    def start(self, shards: Iterable[int], work: Work) -> None:
         """Work for these shards, which are busy until `free`."""
-        for shard in shards:
-            self.busy[shard] = None
-        task = asyncio.get_running_loop().create_task(work, name=self._name)
+        theirs = dict.fromkeys(shards)
+        self.busy |= theirs
+        task = asyncio.get_running_loop().create_task(self._guarded(theirs, work), name=self._name)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _guarded(self, shards: dict[int, None], work: Work) -> None:
+        """Log a fault of the work. Its shards rest, but for those that something else works for already."""
+        try:
+            await work()
+        except Exception as error:
+            self._faults.error("exchange_service_failed", service=self._name, error=repr(error))
+            resting = [shard for shard in shards if shard not in self.busy]
+            self.busy |= dict.fromkeys(resting)
+            await asyncio.sleep(FAULT_PAUSE_S)
+            self.free(resting)
 
     def free(self, shards: Iterable[int]) -> None:
         """Nothing works for these shards any more; begin what is due."""

@@ -16,6 +16,7 @@ import msgspec
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.peers import Contact, PeerChange
+from overlay.supervision import logged, supervised
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
 from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
@@ -87,7 +88,7 @@ class DataService:
         """Serve requests and begin to exchange statements."""
         self._swarm.register(REQUEST, self._on_request)
         self._swarm.on_change(self._on_change)
-        self._task = asyncio.create_task(self._run(), name="share-data")
+        self._task = asyncio.create_task(supervised("share-data", self._run, logged(self._log)), name="share-data")
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""

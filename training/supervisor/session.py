@@ -260,6 +260,9 @@ class TrainerSession:
                         self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
+        except Exception as error:  # nobody would read the link any more, and the trainer would wait for ever
+            self._log.error("service_failed", service="trainer-link", error=repr(error))
+            self.failure = self.failure or TrainerFailed(f"its node could not handle a message: {error!r}")
         if self._is_dismissed or (self._is_script and self.failure is None):
             await asyncio.shield(self.process.exited)
         else:

@@ -70,19 +70,24 @@ def test_a_change_of_role_reaches_peers_at_once_and_a_step_with_the_next_message
     play(story)
 
 
-def test_a_failed_service_is_logged_and_the_others_continue() -> None:
+def test_a_failed_service_is_logged_and_begins_again() -> None:
     """The fault is counted; the node still answers."""
 
     async def story(world: OverlayWorld) -> None:
         first, second = world.nodes[0], world.nodes[1]
 
+        begun = []
+
         async def fails() -> None:
-            raise RuntimeError("a bug")
+            begun.append(None)
+            if len(begun) == 1:
+                raise RuntimeError("a bug")
 
         first._protocol.raise_handler_errors = False
         first._run("sampling", fails)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
 
+        assert len(begun) == 2
         (record,) = [record for record in world.records if record.event == "overlay_service_failed"]
         assert (record.level, record.fields) == ("error", {"service": "sampling", "error": "RuntimeError('a bug')"})
         assert first._protocol.counters["faults"] == 1

@@ -34,6 +34,8 @@ from training.shards.applied import DeltaId
 
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 0.5
+#: Before a delivery that had a fault of this node goes on.
+FAULT_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -210,7 +212,12 @@ class Outbox:
 
     async def _deliver(self, delivery: Delivery) -> None:
         try:
-            await self._deliver_some(delivery, list(delivery.unacknowledged))
+            while True:
+                try:
+                    return await self._deliver_some(delivery, list(delivery.unacknowledged))
+                except Exception as error:  # what an owner may have is sent until it is answered, whatever happens here
+                    self._log.error("exchange_service_failed", service="outbox", error=repr(error))
+                    await asyncio.sleep(FAULT_PAUSE_S)
         finally:
             if not delivery.interrupted:
                 self._deliveries.pop(delivery.push.step, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
@@ -30,7 +31,7 @@ class OwnerPump(ShardTasks):
     def __init__(
         self, context: ExchangeContext, directory: OwnerDirectory, waiting: Callable[[], Iterable[int]], send: Send
     ) -> None:
-        super().__init__("owner-request")
+        super().__init__("owner-request", context.environment.log)
         self._context = context
         self._directory = directory
         self._waiting = waiting
@@ -46,9 +47,9 @@ class OwnerPump(ShardTasks):
         groups, unknown = self._directory.by_owner(shards)
         for owner, theirs in groups:
             if self._requests.get(owner.node_id, 0) < REQUESTS_AT_ONCE:
-                self.start(theirs, self._request(owner, theirs))
+                self.start(theirs, partial(self._request, owner, theirs))
         if unknown:
-            self.start(unknown, self._rest(unknown))
+            self.start(unknown, partial(self._rest, unknown))
 
     async def _request(self, owner: Contact, shards: list[int]) -> None:
         count = self._requests

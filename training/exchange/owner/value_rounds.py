@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
@@ -57,7 +58,7 @@ class ValueRounds(ShardTasks):
         replicator: DeltaReplicator,
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
     ) -> None:
-        super().__init__("value-round")
+        super().__init__("value-round", context.environment.log)
         self._context = context
         self._store = context.store
         self._run = context.run
@@ -131,11 +132,11 @@ class ValueRounds(ShardTasks):
             groups.setdefault(targets, []).append(shard)
         for targets, shards in groups.items():
             if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
-                self.start(shards, self._round(targets, shards))
+                self.start(shards, partial(self._round, targets, shards))
         to_pull = [shard for shard in ready if shard not in built_in]
         if to_pull and not self._is_pulling and not self._pulls.rests:
             self._is_pulling = True
-            self.start(to_pull, self._pull_round(to_pull))
+            self.start(to_pull, partial(self._pull_round, to_pull))
 
     def _take(self, shard: int, fits: Callable[[KeyUpdate], bool]) -> list[Waiting]:
         """What a batch of a shard consists of: the first that waits, and those like it. What turned out to be known
@@ -172,16 +173,24 @@ class ValueRounds(ShardTasks):
         self._rounds[targets] = self._rounds.get(targets, 0) + 1
         try:
             prepared, room_bytes, turn = [], self._room_bytes(), LoopYielder()
+            fault: Exception | None = None
             for shard in shards:
                 owned = self._store.owned.get(shard)
                 if owned is None or owned.state.table is None or owned.moving:
                     continue
                 if waiting := self._take(shard, is_built_in):
                     updates = [one.update for one in waiting]
-                    batch = applied(owned.state.table, updates, room_bytes, _late(owned.state.table, waiting))
+                    try:
+                        batch = applied(owned.state.table, updates, room_bytes, _late(owned.state.table, waiting))
+                    except Exception as error:  # the other shards go on
+                        self._put_back(shard, waiting)
+                        fault = error
+                        continue
                     prepared.append(self._prepare(shard, waiting, batch, owned))
                     await turn.after(VALUES_PER_UPDATE * len(waiting))
             await self._commit(prepared)
+            if fault is not None:
+                raise fault
         finally:
             self._rounds[targets] -= 1
             if not self._rounds[targets]:
@@ -255,7 +264,7 @@ class ValueRounds(ShardTasks):
                     quiet.append(shard)
                 former[shard] = seen
             if quiet:
-                self.start(quiet, self._check_round(quiet))
+                self.start(quiet, partial(self._check_round, quiet))
 
     async def _check_round(self, shards: list[int]) -> None:
         try:
@@ -306,7 +315,12 @@ class ValueRounds(ShardTasks):
         while left:
             push = Push(self._context.genesis, *origin, 0, 0, 1.0, list(left))
             items = [one.item for one in left.values()]
-            for result in await self._replicator.replicate_and_add(push, DeltaId(*origin, 0), items):
+            try:
+                results = await self._replicator.replicate_and_add(push, DeltaId(*origin, 0), items)
+            except Exception as error:  # a backup may have these batches: they are sent again as they are
+                self._log.error("exchange_service_failed", service="value-round", error=repr(error))
+                results = [PushResult.retry(item.shard, "backup_silent") for item in items]
+            for result in results:
                 one = left[result.shard]
                 is_void = self._store.owned.get(result.shard) is not one.item.basis
                 if result.status == "retry" and not is_void and not self._run.is_drained:

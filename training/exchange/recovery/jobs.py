@@ -65,6 +65,8 @@ class Jobs:
             await work()
         except (TransportError, BadFrame, ValueError) as error:
             self._log.warning("shard_move_failed", kind=kind.value, reason=str(error))
+        except Exception as error:
+            self._log.error("exchange_service_failed", service=kind.value, error=repr(error))
         finally:
             # A job that took no time asked no node: another tick at once would start the same job, without end.
             if self._clock.monotonic() > began:

@@ -98,9 +98,12 @@ def test_an_unusable_file_is_reported_once(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_certificates_that_fail_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [CertificateError("no memory"), OSError("no process"), KeyError("a bug")])
+def test_certificates_that_fail_are_tried_again(
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the file is valid but the certificates cannot be made, the watch tries again without another change."""
-    make, failures = closed_swarm.make_certificates, [CertificateError("no memory"), CertificateError("no memory")]
+    make, failures = closed_swarm.make_certificates, [failure, failure]
 
     async def story(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
         def failing(*arguments: Any) -> Any:

@@ -199,6 +199,25 @@ def test_a_trainers_state_that_is_not_finite_does_not_replace_a_good_one(tmp_pat
     in_world(tmp_path, scenario)
 
 
+def test_a_checkpoint_that_has_a_fault_is_logged_and_the_next_one_is_written(tmp_path: Path) -> None:
+    """The one before stays until then."""
+
+    async def scenario(world: World) -> None:
+        await world.periodic(1)
+        world.held = range(SHARDS + 1)  # a shard of which there is no state
+        await world.periodic(2)
+        assert world.newest().state.step == 1
+        assert world.events("checkpoint_not_written") == [
+            {"step": 2, "reason": "IndexError('list index out of range')"}
+        ]
+
+        world.held = range(SHARDS)
+        await world.periodic(3)
+        assert world.newest().state.step == 3
+
+    in_world(tmp_path, scenario)
+
+
 def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
     """A checkpoint begins between two steps, within the time of the copy. On a disk that takes a second for every file
     the next pull changes the vector before it is written: what is written has the versions of the pull."""

@@ -128,6 +128,22 @@ def test_a_process_that_dies_is_named_and_started_again() -> None:
     virtual(course())
 
 
+def test_a_process_whose_pipes_cannot_be_read_is_started_again() -> None:
+    """A library printed a line that is longer than a pipe's buffer: a failure as any other, and that process ends."""
+
+    async def course() -> None:
+        world = World()
+        await world.step(3)
+        world.channels[0].end.set_exception(ValueError("Separator is not found"))
+        await asyncio.sleep(RETRY_S + 1.0)
+        assert world.channels[0].closed
+        assert len(world.channels) == 2
+        assert world.log.of("tracker_failed")[0].fields["reason"] == "ValueError('Separator is not found')"
+        await world.stop()
+
+    virtual(course())
+
+
 def test_a_failure_that_repeats_is_logged_once() -> None:
     """A program that cannot be started is tried every minute, and logged when the reason changes."""
 

@@ -23,7 +23,7 @@ ME, SERVER = b"m" * 20, b"s" * 20
 AT = Address("10.0.0.2", 8468)
 TRAINERS, PERIOD = 2, 4
 
-Answer = Callable[[LeaseSteps], StepsLeased | TransportError | bytes]
+Answer = Callable[[LeaseSteps], StepsLeased | Exception | bytes]
 
 
 class Host:
@@ -47,7 +47,7 @@ def asked(answer: Answer, cycles: int = 1) -> tuple[list[tuple[int, int, bool]],
     async def request(_to: Contact, _name: str, payload: bytes, **_: Any) -> AsyncIterator[Any]:
         requests.append(decode(payload, LeaseSteps))
         found = answer(requests[-1])
-        if isinstance(found, TransportError):
+        if isinstance(found, Exception):
             raise found
         yield SimpleNamespace(head=found if isinstance(found, bytes) else encode(found))
 
@@ -76,10 +76,11 @@ def asked(answer: Answer, cycles: int = 1) -> tuple[list[tuple[int, int, bool]],
         (StepsLeased(7, 3, is_closed=False, total=3), (1, TRAINERS * PERIOD, True)),
         (b"nonsense", (1, TRAINERS * PERIOD, True)),
         (TransportError("timeout", AT, "is silent"), (1, TRAINERS * PERIOD, True)),
+        (KeyError("a bug of this node"), (1, TRAINERS * PERIOD, True)),
     ],
 )
 def test_a_server_neither_stops_a_node_nor_keeps_it_in_a_cycle(
-    told: StepsLeased | TransportError | bytes, taken: tuple[int, int, bool]
+    told: StepsLeased | Exception | bytes, taken: tuple[int, int, bool]
 ) -> None:
     """Each trainer has a step of its own in each cycle, none has endlessly many, and without a usable answer the node
     has its own share."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import InlineExecutor, make_environment
+from tests.harness.environment import InlineExecutor, ListLog, make_environment
 from tests.harness.virtual_loop import run
 from training.dispatch import stored_queue
 from training.dispatch.answers import (
@@ -40,6 +40,7 @@ class TroubledStore(MemoryStore):
     def __init__(self, contents: StoreContents | None = None) -> None:
         super().__init__(contents)
         self.trouble = ""
+        self.snapshot_fault: Exception | None = None
 
     async def append(self, entry: bytes) -> None:
         trouble, self.trouble = self.trouble, ""
@@ -54,6 +55,9 @@ class TroubledStore(MemoryStore):
 
     async def write_snapshot(self, snapshot: bytes, entries: int) -> None:
         await asyncio.sleep(3.5)
+        if self.snapshot_fault is not None:
+            fault, self.snapshot_fault = self.snapshot_fault, None
+            raise fault
         await super().write_snapshot(snapshot, entries)
 
 
@@ -63,7 +67,9 @@ class Scene:
     def __init__(self, contents: StoreContents | None = None, rules: QueueRules = RULES) -> None:
         self.store = TroubledStore(contents)
         self.events: list[QueueEvent] = []
-        self.queue = StoredQueue(self.store, rules, make_environment(executor=InlineExecutor()), self.events.append)
+        self.log = ListLog([])
+        environment = make_environment(executor=InlineExecutor(), log=self.log)
+        self.queue = StoredQueue(self.store, rules, environment, self.events.append)
 
     @classmethod
     async def begin(cls, contents: StoreContents | None = None, rules: QueueRules = RULES) -> Scene:
@@ -214,6 +220,28 @@ def test_the_log_becomes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
         second = await Scene.begin(scene.store.contents)
         assert second.queue.status() == status
         await second.queue.close()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("fault", [StoreRefused("no space"), ValueError("a bug")])
+def test_a_snapshot_that_fails_is_logged_and_taken_again(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log before it stays, requests go on, and the next one is taken when the log has grown on."""
+    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 10)
+
+    async def scenario() -> None:
+        scene = await Scene.begin()
+        scene.store.snapshot_fault = fault
+        for number in range(25):
+            lease = (await scene.queue.get(ANN)).lease
+            assert lease is not None
+            await scene.queue.finish(ANN, lease.task, lease.attempt)
+            if number == 10:
+                assert scene.store.contents.snapshot is None
+        (record,) = scene.log.of("dispatch_snapshot_refused")
+        assert record.fields["error"] in (str(fault), repr(fault))
+        assert scene.store.contents.snapshot is not None
+        await scene.queue.close()
 
     simulate(scenario)
 

@@ -51,6 +51,7 @@ class Master:
     def __init__(self) -> None:
         self.asked: list[DispatchRequest] = []
         self.silent: tuple[type, ...] = ()
+        self.faults: dict[type, Exception] = {}
         self.tasks = [self.task(number) for number in range(1, 4)]
         self.renewed = ReportAnswer.RENEWED
 
@@ -62,6 +63,8 @@ class Master:
         self.asked.append(request)
         if isinstance(request, self.silent):
             await asyncio.Event().wait()
+        if fault := self.faults.pop(type(request), None):
+            raise fault
         match request:
             case ReportDataset():
                 return DatasetTold(False, "", QUEUE)
@@ -103,12 +106,13 @@ class Bench:
         self.master, self.trainer = Master(), Trainer()
         self.log = ListLog([], "n", None)  # type: ignore[arg-type]
         self.disk = disk or MemoryDisk()
-        environment = make_environment(disk=self.disk)
+        environment = make_environment(disk=self.disk, log=self.log)
         self.service = RecordsService(self.master, self.trainer, lambda: dataset(30, 5), environment)  # type: ignore[arg-type]
 
-    async def begin(self) -> None:
+    async def begin(self, *, opens: bool) -> None:
         self.service.start(b"g" * 16)
-        self.service.on_trainer(RecordsOpened())
+        if opens:
+            self.service.on_trainer(RecordsOpened())
         await asyncio.sleep(0.1)
 
     async def want(self, number: int, *, wait: bool = True) -> None:
@@ -119,10 +123,10 @@ class Bench:
         self.service.on_trainer(RecordsTrained(step, step, [TaskTrained(task, 1, records)]))
 
 
-def played(scenario: Callable[[Bench], Any], disk: MemoryDisk | None = None) -> Bench:
+def played(scenario: Callable[[Bench], Any], disk: MemoryDisk | None = None, *, opens: bool = True) -> Bench:
     async def main() -> Bench:
         bench = Bench(disk)
-        await bench.begin()
+        await bench.begin(opens=opens)
         try:
             await scenario(bench)
         finally:
@@ -295,3 +299,25 @@ def test_the_trainer_asks_whether_it_may_save() -> None:
         assert bench.trainer.sent[-1] == SaveGranted(7, True)
 
     played(scenario)
+
+
+@pytest.mark.parametrize("kind", [ReportDataset, GetTask, FinishTask, RenewTasks])
+def test_what_had_a_fault_begins_again(kind: type) -> None:
+    """Whatever this node was about to ask, it asks again a moment later, and reports what it has trained."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.master.faults[kind] = KeyError(kind.__name__)
+        bench.service.on_trainer(RecordsOpened())
+        await bench.want(1)
+        await asyncio.sleep(3.0)
+        bench.trained(1, 1, 5)
+        bench.service.count(1)
+        await asyncio.sleep(60.0)
+
+        assert [one.task for one in bench.master.of(FinishTask)][-1:] == [1]
+        assert bench.service.finished == 1
+        assert len(bench.master.of(kind)) > 1
+        (record,) = [record for record in bench.log.records if record.event == "service_failed"]
+        assert record.fields["error"] == f"KeyError({kind.__name__!r})"
+
+    played(scenario, opens=False)

@@ -221,3 +221,28 @@ def test_an_answer_ends_when_its_node_is_found_dead() -> None:
             await asyncio.wait_for(read(), 1.0)
 
     run(scenario())
+
+
+def test_a_request_that_ends_its_own_node_cancels_nothing_later() -> None:
+    """What finds the node dead may run inside the task of a request to it. If that request has ended by the time the
+    task waits, nothing is cancelled; if it waits on, it ends there."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME, [PEER])
+        rpc = rpc_of(swarm)
+        swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
+        async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+            rpc.found_dead(PEER.node_id)
+        await asyncio.sleep(0.1)
+
+        async def waits() -> None:
+            async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+                rpc.found_dead(PEER.node_id)
+                await asyncio.sleep(60.0)
+
+        with pytest.raises(TransportError) as caught:
+            await waits()
+        assert caught.value.kind == "reset"
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    run(scenario())

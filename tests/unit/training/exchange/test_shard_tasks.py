@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+from tests.harness.environment import ListLog
 from tests.harness.virtual_loop import run
-from training.exchange.shard_tasks import ShardTasks
+from training.exchange.shard_tasks import FAULT_PAUSE_S, ShardTasks
 
 
 class _Works(ShardTasks):
     """Works for all shards that wait and are not busy; each work ends when it is told to."""
 
     def __init__(self) -> None:
-        super().__init__("test-work")
+        self.log = ListLog([])
+        super().__init__("test-work", self.log)
         self.waiting: list[int] = []
         self.begun: list[list[int]] = []
         self.ended: list[list[int]] = []
         self.go_on = asyncio.Event()
+        self.faults: list[Exception] = []
 
     def begin(self) -> None:
         ready = [shard for shard in self.waiting if shard not in self.busy]
         self.begun.append(ready)
         self.waiting = [shard for shard in self.waiting if shard in self.busy]
         if ready:
-            self.start(ready, self._work(ready))
+            self.start(ready, partial(self._work, ready))
 
     async def _work(self, shards: list[int]) -> None:
         try:
             await self.go_on.wait()
+            if self.faults:
+                raise self.faults.pop()
         finally:
             self.ended.append(shards)
             self.free(shards)
@@ -94,5 +100,28 @@ def test_nothing_begins_after_halt_and_stop_waits_for_all() -> None:
         works.wake()
         await _turns()
         assert works.begun == [[1]]
+
+    run(scenario())
+
+
+def test_the_shards_of_work_that_had_a_fault_rest() -> None:
+    """The fault is logged. Work for the same shards begins after a pause, and not again in every turn of the loop."""
+
+    async def scenario() -> None:
+        works = _Works()
+        works.faults, works.waiting = [KeyError(1)], [1]
+        works.go_on.set()
+        works.wake()
+        await _turns(8)
+        works.waiting = [1]
+        works.wake()
+        await asyncio.sleep(FAULT_PAUSE_S - 0.1)
+        begun = len(works.ended)
+        await asyncio.sleep(0.2)
+
+        assert (begun, works.ended) == (1, [[1], [1]])
+        (record,) = works.log.records
+        assert (record.event, record.fields["error"]) == ("exchange_service_failed", "KeyError(1)")
+        await works.stop()
 
     run(scenario())

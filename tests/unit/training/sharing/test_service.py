@@ -275,3 +275,28 @@ def test_a_malformed_request_is_refused() -> None:
             await bench.swarm.handler(bench.swarm.contact(OTHER), b"\xc1", no_body())
 
     scene(None, play)
+
+
+def test_the_service_goes_on_after_a_fault() -> None:
+    """The fault is logged, and a moment later the node asks the others again."""
+
+    async def play(bench: Bench) -> None:
+        members, faults = bench.swarm.members, [KeyError("a bug")]
+
+        def failing() -> list[Any]:
+            if faults:
+                raise faults.pop()
+            return members()
+
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        await asyncio.sleep(0.5)
+        bench.swarm.members = failing  # type: ignore[method-assign]
+        await asyncio.sleep(5.0)
+        before = bench.swarm.asked
+        await asyncio.sleep(10.0)
+
+        assert not faults
+        assert bench.swarm.asked > before
+        assert [record.event for record in bench.records if record.level == "error"] == ["service_failed"]
+
+    scene(DataMember(OTHER, 1, SHAPE, 0.0), play)

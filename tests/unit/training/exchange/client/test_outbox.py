@@ -78,6 +78,23 @@ def test_a_failed_request_is_repeated_under_the_same_identity() -> None:
     run(scenario())
 
 
+def test_a_delivery_goes_on_after_a_fault_of_this_node() -> None:
+    """The fault is logged, and no shard is dropped: its owner may have added it already."""
+
+    async def scenario() -> None:
+        outbox, _, context = outbox_to_owner([KeyError(5), "ok"])
+        delivery = delivery_of(7)
+        outbox.add(delivery)
+        await asyncio.wait_for(delivery.done.wait(), 10)
+
+        assert (delivery.acknowledged, outbox.steps) == (2, [])
+        (record,) = [record for record in records_of(context) if record.level == "error"]
+        fields = {"service": "outbox", "error": "KeyError(5)"}
+        assert (record.event, record.fields) == ("exchange_service_failed", fields)
+
+    run(scenario())
+
+
 def test_a_refusal_is_final_and_counted_by_reason() -> None:
     """It is not sent again."""
 

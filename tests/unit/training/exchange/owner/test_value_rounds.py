@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of
+from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
 from tests.harness.stores import IDS, SUM, contact, term
 from tests.harness.virtual_loop import run
 from training.exchange.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
-from training.exchange.messages import ForwardAnswer, ForwardResult, Push
+from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
+from training.exchange.owner import value_rounds
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
@@ -359,5 +362,44 @@ def test_a_batch_whose_updates_wait_is_not_known_yet() -> None:
         assert (await owner.values.repair(identity, item)).status == "ok"
         assert owner.value() == 5
         assert owner.store.owned[0].state.knows(identity)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("where", ["computing", "replicating"])
+def test_an_update_whose_round_had_a_fault_is_applied_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault is logged. The update waits for another round, or its batch is sent again as it was, for a backup may
+    have it; the update of another shard goes on."""
+    faults = [KeyError("a bug")]
+
+    async def scenario() -> None:
+        owner = Owner()
+        replicate = owner.deltas._replicator.replicate_and_add
+        sent: list[list[int]] = []
+
+        def computed(*given: Any) -> ValueBatch:
+            if faults and where == "computing":
+                raise faults.pop()
+            return applied(*given)
+
+        async def replicated(push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
+            sent.append([id(item) for item in items])
+            if faults and where == "replicating":
+                raise faults.pop()
+            return await replicate(push, identity, items)
+
+        monkeypatch.setattr(value_rounds, "applied", computed)
+        owner.values.rounds._replicator.replicate_and_add = replicated  # type: ignore[method-assign]
+        shards = [ShardUpdate(0, update(1)), ShardUpdate(1, update(1))]
+        await owner.values.accept(IDS["x"], shards)
+        await asyncio.sleep(3.0)
+        results = await owner.values.accept(IDS["x"], shards)
+
+        assert [(result.shard, result.status) for result in results] == [(0, "ok"), (1, "ok")]
+        assert [owner.value(0), owner.value(1)] == [1, 1]
+        if where == "replicating":
+            assert sent[0] == sent[1]
+        assert "exchange_service_failed" in [record.event for record in records_of(owner.context)]
+        assert not owner.values.rounds.waiting
 
     run(scenario())

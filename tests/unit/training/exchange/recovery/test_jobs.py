@@ -85,3 +85,25 @@ def test_stop_cancels_what_is_running() -> None:
         assert ended == [True]
 
     run(scenario(), strict=True)
+
+
+def test_a_job_with_a_fault_of_this_node_is_logged_and_may_begin_again() -> None:
+    """It is an error that names the job: a fault of another node is only a warning."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs = Jobs(context)
+        for _ in range(2):
+
+            async def fails() -> None:
+                raise KeyError(3)
+
+            jobs.start(JobKind.HAND_OVER, b"b", fails)
+            await asyncio.sleep(0.1)
+            jobs.forget_done()
+
+        found = [(record.event, record.level, record.fields) for record in records_of(context)]
+        fields = {"service": "hand_over", "error": "KeyError(3)"}
+        assert found == [("exchange_service_failed", "error", fields)] * 2
+
+    run(scenario())
