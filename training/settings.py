@@ -138,8 +138,8 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     merge: Annotated[
         Literal["auto", "memory", "collective"],
         Meta(
-            description="With average: how the trainers of a node merge. memory: in shared memory; collective: by "
-            "torch.distributed; auto: collective where each has a GPU of its own."
+            description="How the trainers of a node make the distributed step. memory: in shared memory; collective: "
+            "by torch.distributed; auto: collective where each has a GPU of its own."
         ),
     ] = "auto"
     coordination: Annotated[

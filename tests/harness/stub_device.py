@@ -18,7 +18,7 @@ from training.devices.groups import DeviceGroups
 from training.devices.host import HostParts, HostTrainer
 from training.settings import DevicesSettings, TrainingSettings
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
 from training.trainer_link.step_messages import StepAnswer
 
 SIZE = 8
@@ -37,6 +37,9 @@ class StubDevice(StubTrainer):
         self.merges: list[MergeOrder] = []
         #: All devices of the node, where a group of them works.
         self.fellows: Sequence[StubDevice] = ()
+        #: Its values: of the vector, of the position where a turn began, of what it trained, and after a leader step.
+        self.index = index
+        self.base = self.place = self.kept = self.reached = self.mean = self.swarm_leader = 0.0
         self.recent_loss: float | None = None
         #: Set to fail with it at the next step.
         self.fails_with: TrainerFailed | None = None
@@ -54,7 +57,8 @@ class StubDevice(StubTrainer):
         self._answer.set_result(answer)
 
     async def merge(self, order: MergeOrder) -> bool:
-        """Its own delta is in place already; in a group of `fellows` the one that writes has their mean instead."""
+        """Its own delta is in place already, and in a leader step its position; in a group of `fellows` the one that
+        writes has their mean instead."""
         self._need_running()
         self.merges.append(order)
         while self._hanging is not None:
@@ -64,10 +68,28 @@ class StubDevice(StubTrainer):
         await asyncio.sleep(0.01)
         if len(order.members) > 1 and not self.fellows:
             return False
-        if len(order.members) > 1 and order.writes:
+        if order.lead is not None:
+            self._lead(order, order.lead)
+        elif len(order.members) > 1 and order.writes:
             deltas = [self.fellows[index].merges[-1].weight * self.fellows[index].delta for index in order.members]
             self.delta[:] = sum(deltas)
         return True
+
+    def _lead(self, order: MergeOrder, lead: LeaderStep) -> None:
+        """As `training.trainer.device_merge`, with numbers; `lead.c2` goes to the values in `swarm_leader`."""
+        if len(order.members) == 1:
+            self.delta[:] = self.place + self.kept
+            return
+        places = {index: self.fellows[index].place + self.fellows[index].kept for index in order.members}
+        ahead = None if lead.leader is None else places[lead.leader]
+        for index in order.members:
+            if ahead is not None:
+                places[index] += lead.c1 * (ahead - places[index])
+            places[index] += lead.c2 * (self.swarm_leader - self.base - places[index])
+        self.reached = places[self.index]
+        self.mean = sum(self.fellows[index].merges[-1].weight * place for index, place in places.items())
+        if order.writes:
+            self.delta[:] = self.mean
 
     def die(self, failure: TrainerFailed | None = None) -> None:
         """As if its process were killed now."""
@@ -89,8 +111,12 @@ class StubDevice(StubTrainer):
 
     async def _work(self, order: StepOrder, handshake: BufferHandshake | None) -> StepReport:
         self.orders.append(order)
-        start = float(self.vector[0] + (self.delta[0] if order.carry else 0.0))
-        self.began.append(start)
+        if order.continues and order.keeps_place:
+            self.place = self.reached
+        else:
+            self.base, self.place = float(self.vector[0]), float(self.delta[0]) if order.carry else 0.0
+            self.place += self.reached - self.mean if order.keeps_distance else 0.0
+        self.began.append(self.base + self.place)
         if handshake is not None:
             handshake.loaded.set()
         steps, loop = 0, asyncio.get_running_loop()
@@ -113,23 +139,28 @@ class StubDevice(StubTrainer):
                 self._set_state("crashed")
                 raise failure
             steps += 1
-        self.delta[:] = self.rate * steps
+        self.delta[:] = self.kept = self.rate * steps
         self.taken.append(steps)
         return StepReport(order.step, self.rate, 8 * steps, steps, self.pace_s * steps, {}, self.recent_loss)
 
 
 def host_of(
-    devices: Sequence[StubDevice], log: Any = None, groups: DeviceGroups | None = None, **settings: Any
+    devices: Sequence[StubDevice],
+    log: Any = None,
+    groups: DeviceGroups | None = None,
+    leaders: int = 2,
+    **settings: Any,
 ) -> HostTrainer:
-    """One trainer made of these; settings of `[devices]`, and `local_steps` and `max_restarts` of `[training]`."""
+    """One trainer made of these; settings of `[devices]`, and `local_steps` and `max_restarts` of `[training]`.
+    `leaders`: those whose values have memory."""
     vector: Vector = np.zeros(SIZE, np.float32)
     for device in devices:
         device.vector = vector
     of_training = {key: settings.pop(key) for key in ("local_steps", "max_restarts") if key in settings}
-    leaders = [np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)]
+    memory = [np.zeros(SIZE, np.float32) for _ in range(leaders)]
     environment = make_environment(log=log) if log is not None else make_environment()
     host = HostTrainer(
-        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: leaders, groups),
+        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: memory, groups),
         DevicesSettings(**settings),
         TrainingSettings(**of_training),
         environment,

@@ -80,7 +80,7 @@ def make_trainer(
 def _groups(
     training: TrainingSettings, devices: DevicesSettings, names: list[str], state_dir: Path
 ) -> DeviceGroups | None:
-    backend = backend_of(devices.merge, names) if devices.step == "average" else None
+    backend = backend_of(devices.merge, names)
     if backend is None:
         return None
     folder = state_dir / FURTHER

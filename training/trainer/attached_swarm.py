@@ -331,7 +331,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             self._devices.load(self._vector)
             return
         assert self._connection is not None
-        self._model_vector.load_carried(self._vector, self._delta, carry)
+        self._devices.load_carried(self._vector, self._delta, carry)
         with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
             self._connection.send(messages.BuffersLoaded(self._turn))
 

@@ -30,6 +30,7 @@ class DeviceTurns:
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model."""
         self._leaders = LeaderPulls(self._model_vector, leaders)
+        self._merge.follow(leaders)
 
     def ordered(self, order: StepOrder) -> None:
         """The daemon has ordered this turn."""
@@ -49,6 +50,13 @@ class DeviceTurns:
         """Load what a turn without a carry begins with."""
         self._merge.load(self._order, vector)
 
+    def load_carried(self, vector: Vector, delta: Vector, carry: float) -> None:
+        """Load what a turn with this carry begins with."""
+        if self._order is None:
+            self._model_vector.load_carried(vector, delta, carry)
+        else:
+            self._merge.load_carried(self._order, vector, delta)
+
     def report(self, delta: Vector) -> bool:
         """Write the delta of the turn, or keep it for a merge; see `DeviceMerge.report`."""
         return self._merge.report(self._order, delta)
@@ -64,7 +72,7 @@ class DeviceTurns:
     def begin(self) -> None:
         """The weights of the turn are loaded."""
         if self._order is not None:
-            self._leaders.begin(self._order)
+            self._leaders.begin(self._order, self._merge.leader)
 
     def stepped(self, loss: float | Tensor) -> None:
         """The script has taken an optimiser step."""

@@ -23,11 +23,15 @@ class LeaderPulls:
         self._pulls: list[tuple[list[Tensor], float]] = []
 
     @torch.no_grad()
-    def begin(self, order: StepOrder) -> None:
-        """A turn begins: copy what it is pulled to, to the model's device where that is another one."""
+    def begin(self, order: StepOrder, leader: Tensor | None = None) -> None:
+        """A turn begins: copy what it is pulled to, to the model's device where that is another one. `leader`: the
+        values of the node's leader where they are there already."""
         self._pulls = []
+        vectors: list[Vector | Tensor] = [*self._vectors]
+        if leader is not None:
+            vectors[:1] = [leader]
         # The swarm's leader first.
-        for vector, share in list(zip(self._vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
+        for vector, share in list(zip(vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
             if share:
                 self._pulls.append((self._model_vector.parts_of(vector), share))
 

@@ -107,6 +107,7 @@ class TaskRunner:
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model (`training.trainer.leaders`)."""
         self._leaders = LeaderPulls(self.model_vector, leaders)
+        self.merge.follow(leaders)
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -125,12 +126,12 @@ class TaskRunner:
         """
         began_s = time.perf_counter()
         if order.carry:
-            self.model_vector.load_carried(vector, delta, order.carry)
+            self.merge.load_carried(order, vector, delta)
             link.loaded()
         else:
             self.merge.load(order, vector)
         self._schedule.seek((order.step - 1) * order.local_steps + order.done)
-        self._leaders.begin(order)
+        self._leaders.begin(order, self.merge.leader)
         tally = _Tally()
         while (answer := _next(order, tally, link)) is not StepAnswer.DISTRIBUTED:
             if answer is StepAnswer.STOP or interrupted():
