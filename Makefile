@@ -10,6 +10,8 @@ FRAMEWORKS := $(VENV)/.frameworks
 DEPLOY := $(VENV)/.deploy
 SITE := $(VENV)/.site
 BROWSER := $(VENV)/.browser
+# pip, with the time to go on a terminal.
+INSTALL := $(BIN)/python .ci/install.py
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -48,7 +50,7 @@ help: ## Show the targets
 $(STAMP): pyproject.toml constraints.txt $(wildcard training/kernels/kernels.c)
 	@$(BIN)/python -c '' 2>/dev/null || { $(find_python); echo "Creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "Installing p2pnode and its pinned packages into $(VENV) (once; PyTorch is large)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[torch,dev]"
+	@$(INSTALL) -c constraints.txt -e ".[torch,dev]"
 	@touch $@
 
 venv: $(STAMP) ## Create the virtual environment
@@ -63,7 +65,7 @@ test: $(STAMP) ## Run the tests; ARGS go to pytest
 # Those skip in `make test`, unless this has been run before.
 $(FRAMEWORKS): $(STAMP)
 	@echo "Installing transformers, peft and Lightning into $(VENV) (once)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[frameworks]"
+	@$(INSTALL) -c constraints.txt -e ".[frameworks]"
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning; ARGS go to pytest
@@ -75,7 +77,7 @@ test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning;
 # Schemas of Kubernetes and of compose files, shellcheck: 120 MB, for the tests below. Those skip in `make test`, unless this
 # has been run before.
 $(DEPLOY): $(STAMP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[deploy]"
+	@$(INSTALL) -c constraints.txt -e ".[deploy]"
 	@touch $@
 
 test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; ARGS go to pytest
@@ -88,7 +90,7 @@ test-rates: $(STAMP) ## Attack real daemons, and compare the steps of the others
 
 # playwright drives the Chromium of the system: 50 MB, without a browser of its own.
 $(BROWSER): $(STAMP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	@$(INSTALL) -c constraints.txt -e ".[browser]"
 	@touch $@
 
 test-browser: $(BROWSER) ## Look at the dashboard with a real browser (Chromium); ARGS go to pytest
@@ -113,7 +115,7 @@ format: $(STAMP) ## Format the code as `check` requires
 
 # MkDocs with its theme, 30 MB. Tests that build no site check the same links.
 $(SITE): $(STAMP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@$(INSTALL) -c constraints.txt -e ".[docs]"
 	@touch $@
 
 generated: $(STAMP) ## Write what is generated from the code: node.toml, docs/config.md and the pages of the APIs

@@ -1,0 +1,164 @@
+"""The bar of `make venv`: what pip's lines mean, and that its errors and exit code are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from p2pnode import screen
+from tests.harness.repository import ROOT
+
+SCRIPT = ROOT / ".ci" / "install.py"
+MB = 1e6
+
+
+def module() -> ModuleType:
+    found = importlib.util.spec_from_file_location("project_install", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    made = importlib.util.module_from_spec(found)
+    found.loader.exec_module(made)
+    return made
+
+
+INSTALL = module()
+
+#: Lines of pip 23.2 and 25.3, shortened.
+LINES = """\
+Looking in indexes: https://pypi.org/simple
+Obtaining file:///src/p2pnode
+  Installing build dependencies: started
+  Installing build dependencies: finished with status 'done'
+  Preparing editable metadata (pyproject.toml): started
+  Preparing editable metadata (pyproject.toml): finished with status 'done'
+Collecting aiohttp<4,>=3.14 (from p2pnode==0.1.0)
+  Downloading aiohttp-3.14.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (8.1 kB)
+Requirement already satisfied: numpy>=2.2 in ./lib
+Processing /wheels/six-1.17.0-py2.py3-none-any.whl
+  Downloading https://mirror.example/packages/torch-2.9.1-cp311-cp311-manylinux_2_28_x86_64.whl (104.2 MB)
+  Downloading idna-3.20-py3-none-any.whl (71 kB)
+  Using cached attrs-26.1.0-py3-none-any.whl (67 kB)
+Building wheels for collected packages: p2pnode
+  Building editable for p2pnode (pyproject.toml): started
+  Building editable for p2pnode (pyproject.toml): finished with status 'done'
+Installing collected packages: typing_extensions, six, idna, attrs, torch, p2pnode
+Successfully installed six-1.17.0
+"""
+
+
+def test_pip_s_lines_say_what_goes_on() -> None:
+    """What is looked for, built, downloaded and installed, each with what there is to count."""
+    progress, seen = INSTALL.Progress(), []
+    for line in LINES.splitlines():
+        progress.read(line)
+        seen.append(progress.view(arrived_bytes=50 * MB, installed=4))
+    assert list(dict.fromkeys(seen)) == [
+        ("look for packages", 0, 0, "found"),
+        ("look for packages", 1, 0, "found"),
+        ("installing build dependencies", 0, 0, ""),
+        ("preparing editable metadata", 0, 0, ""),
+        ("look for packages", 2, 0, "found"),
+        ("look for packages", 3, 0, "found"),
+        ("download torch-2.9.1", 50 * MB, 104.2 * MB, "bytes"),
+        ("download idna-3.20", 71e3, 71e3, "bytes"),
+        ("building editable for p2pnode", 0, 0, ""),
+        ("install", 4, 6, "packages"),
+    ]
+
+
+STUB = """
+import pathlib, sys, tempfile, time
+packages, gone = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+arguments = sys.argv[3:]
+if "-qq" in arguments:
+    print(" ".join(arguments))
+    sys.exit(3)
+
+def until(test):
+    end = time.monotonic() + 60
+    while not gone.exists() or test not in gone.read_text():
+        if time.monotonic() > end:
+            sys.exit(f"{test} is not shown")
+        time.sleep(0.005)
+
+print("Collecting torch")
+print("  Downloading https://mirror/torch-2.9.1-cp311-none-any.whl (4.0 MB)")
+place = pathlib.Path(tempfile.mkdtemp(), "torch-2.9.1-cp311-none-any.whl")
+place.write_bytes(bytes(1_000_000))
+until("download torch-2.9.1 1000000.0 of 4000000.0")
+place.write_bytes(bytes(3_000_000))
+until("download torch-2.9.1 3000000.0 of 4000000.0")
+print("Installing collected packages: torch, six")
+until("install 0 of 2")
+(packages / "torch-2.9.1.dist-info").mkdir()
+until("install 1 of 2")
+sys.stderr.write("WARNING: a detail\\nERROR: what is wrong\\n")
+sys.exit(int(arguments[0]))
+"""
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 cells."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_terminal_shows_bytes_and_packages_as_they_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Downloads count bytes of pip's own file, the installation packages that are new. Errors are shown, warnings only
+    with a failure, and the exit code is pip's."""
+    (tmp_path / "stub.py").write_text(STUB)
+    packages, shown = tmp_path / "packages", tmp_path / "shown"
+    (packages / "pip-25.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("TERM", "xterm")
+    seen: list[str] = []
+
+    class Bar(screen.ProgressBar):
+        def show(self, done: float, total: float = 1.0, unit: str = "%", what: str | None = None) -> None:
+            seen.append(f"{what} {float(done) if unit == 'bytes' else done} of {total}")
+            shown.write_text("\n".join(seen))
+            super().show(done, total, unit, what)
+
+    monkeypatch.setattr(screen, "ProgressBar", Bar)
+    monkeypatch.setattr(INSTALL, "LOOK_S", 0.01)
+    terminal = Terminal()
+    pip = [sys.executable, str(tmp_path / "stub.py"), str(packages), str(shown)]
+    assert INSTALL.install([str(code)], terminal, pip, packages) == code
+    assert ("WARNING: a detail\n" in terminal.getvalue()) == (code != 0)
+    assert terminal.getvalue().endswith("ERROR: what is wrong\n")
+
+
+def test_without_a_terminal_it_is_plain_pip(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One `-qq` run with the same arguments, its output untouched."""
+    (tmp_path / "stub.py").write_text(STUB)
+    pip = [sys.executable, str(tmp_path / "stub.py"), "", ""]
+    assert INSTALL.install(["-e", ".[torch,dev]"], io.StringIO(), pip) == 3
+    assert capfd.readouterr().out == "-qq -e .[torch,dev]\n"
+
+
+def test_it_runs_before_anything_is_installed() -> None:
+    """With the standard library alone, in a new environment; pip's own exit code for a package that does not exist."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='install')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_makefile_installs_with_it() -> None:
+    """Every environment that a target creates; `pins` resolves in another one."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "INSTALL := $(BIN)/python .ci/install.py\n" in text
+    assert text.count("@$(INSTALL) -c constraints.txt -e ") == 5
+    assert text.count("pip install") == 1
