@@ -54,4 +54,7 @@ def _line(line: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[D
     near = [peer for peer in peers if isinstance(peer.get("round_trip_ms"), int | float)][:NAMED_PEERS]
     trips = [f"{duration(peer['round_trip_ms'] / 1000)} to {short(peer.get('id'))}" for peer in near]
     parts = [*speeds, *(f"a round trip of {trip}" for trip in trips)]
-    return [ok("line", "; ".join(parts))] if parts else []
+    if speeds:
+        return [ok("line", "; ".join(parts))]
+    do = "its node measures it while it exchanges deltas: look again after some steps"
+    return [info("line", "; ".join(["its speed is not measured yet", *parts]), do)]

@@ -35,6 +35,7 @@ from overlay.transport import PortInUse, Request, Response, Transport
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
+from p2pnode.doctor.line_speed import judged, read_from
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.terminal.numbers import duration
 
@@ -42,6 +43,7 @@ from p2pnode.terminal.numbers import duration
 MAX_REMEMBERED = 4
 #: Longest wait for the way in, and then for members to connect back.
 JOIN_S, DIAL_BACK_S = 8.0, 8.0
+#: Members that are pinged, and of which the line is measured.
 PINGED = 2
 POLL_S = 0.1
 
@@ -102,9 +104,11 @@ async def visit(config: Config, keys: KeyRing | None) -> AsyncIterator[DoctorChe
             remembered = _remembered(config.state_folder, visitor)
             places = list(dict.fromkeys([*config.swarm.bootstrap, *remembered]))
             if not places:
-                yield info(
-                    "bootstraps", "none is set and no peer is remembered: this node founds a swarm, or waits for others"
+                what = "none is set and no peer is remembered: this node founds a swarm, or waits for others"
+                do = (
+                    "to have the way to a member looked at, and its line measured: p2pnode doctor --bootstrap HOST:PORT"
                 )
+                yield info("bootstraps", what, do)
                 return
             answers = await _ask_all(visitor, places)
             for answer in answers:
@@ -229,6 +233,7 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         for check in await _pings(overlay):
             yield check
         yield await _reached(overlay, config)
+        yield await _line(overlay, config.exchange.shards)
         await overlay.leave()
     except (PortInUse, OSError, ValueError) as failure:
         yield error("port", str(failure), "end what holds it, or choose another port")
@@ -256,6 +261,14 @@ async def _pings(overlay: Overlay) -> list[DoctorCheck]:
             f"let UDP to and from port {overlay.address.port} through the firewalls of both machines",
         )
     ]
+
+
+async def _line(overlay: Overlay, shards: int) -> DoctorCheck:
+    """How fast members send, one after the other: together they would share this machine's line."""
+    genesis = overlay.genesis
+    assert genesis is not None, "it has joined"
+    members = overlay.members()[:PINGED]
+    return judged([await read_from(overlay, member.contact, genesis, shards) for member in members])
 
 
 async def _reached(overlay: Overlay, config: Config) -> DoctorCheck:

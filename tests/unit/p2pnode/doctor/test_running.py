@@ -33,14 +33,18 @@ def test_everything_under_health_is_a_finding_with_its_level() -> None:
 
 
 def test_a_node_of_another_version_or_a_late_loop_is_a_warning() -> None:
-    """A node that was not restarted after an installation; one without peers has nothing to say of a line."""
-    checks = node_checks(STATUS | {"line": None, "health": [], "loop": {"delay_ms_p99": 900.0}}, [], "2")
+    """A node that was not restarted after an installation; a line that is not measured yet has when it will be."""
+    checks = node_checks(STATUS | {"line": None, "health": [], "loop": {"delay_ms_p99": 900.0}}, PEERS[:1], "2")
+    line = checks[-1]
+    assert line.what == "its speed is not measured yet; a round trip of 1.50 ms to aaaaaaaa"
+    assert "after some steps" in line.do
     assert [(check.name, check.level) for check in checks if check.level != "ok"] == [
         ("version", "warning"),
         ("delay", "warning"),
+        ("line", "info"),
     ]
 
 
 def test_an_answer_of_any_other_version_is_read() -> None:
     """Nothing is required."""
-    assert [check.name for check in node_checks({}, [], "2")] == ["node", "reachable"]
+    assert [check.name for check in node_checks({}, [], "2")] == ["node", "reachable", "line"]
