@@ -192,6 +192,8 @@ class Tally:
     #: Longest wait for an acknowledgement or a fresh value: of all, and of those that one fault at most had struck.
     longest_s: float = 0.0
     longest_of_one_s: float = 0.0
+    #: The most that a clock of the latter kind may have shown.
+    limit_s: float = 0.0
     quiet_s: float = 0.0
     digest: str = ""
 
@@ -215,7 +217,7 @@ class History:
         self.chance = random.Random(f"{seed}/faults")
         self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
         self.ledger = Ledger(f"seed {seed}", plan.settings, BOUNDS, exact=plan.is_exact)
-        self.clocks = ProgressClocks(SHARDS)
+        self.clocks = ProgressClocks(SHARDS, plan.links.loss)
         self.names: dict[bytes, str] = {}
         self.pushing = True
         #: Whether the moment of a request may be struck now.
@@ -786,6 +788,7 @@ class History:
         tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
         tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
         tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
+        tally.limit_s = self.clocks.limit_s()
         tally.requests = self.world.requests
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record

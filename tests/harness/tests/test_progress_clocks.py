@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.progress_clocks import BOUND_S, RETRY_S, STEP_MOST_S, ProgressClocks
+from tests.harness.progress_clocks import BOUND_S, STEP_MOST_S, ProgressClocks, retries_s
 
-LIMIT_S = BOUND_S + STEP_MOST_S + RETRY_S
+LIMIT_S = ProgressClocks(2).limit_s()
 BOUNDS = [(0, 2), (2, 4)]
 
 
@@ -70,3 +70,10 @@ def test_after_the_last_step_only_deltas_on_their_way_are_waited_for() -> None:
 
     assert clocks.late(LIMIT_S + 0.1, {"a": [], "b": []}) == ""
     assert "b stood still" in clocks.late(LIMIT_S + 0.1, {"a": [], "b": [1]})
+
+
+def test_the_limit_allows_for_requests_that_are_lost_in_a_row() -> None:
+    """Without loss for one slow request; with it for two or three, each of which is waited for longer."""
+    assert LIMIT_S == BOUND_S + STEP_MOST_S + 3.5
+    assert [round(retries_s(loss), 2) for loss in (0.0, 0.01, 0.05)] == [3.5, 7.0, 12.0]
+    assert ProgressClocks(2, 0.05).limit_s(2) == 2 * BOUND_S + STEP_MOST_S + retries_s(0.05)
