@@ -148,7 +148,7 @@ class Reachability:
                 break
         self.confirmed_by = reached
         if needed and len(reached) >= needed:
-            self._decide(True, f"{len(reached)} peers connected to this node")
+            self._decide(True, f"{len(reached)} {'peer' if len(reached) == 1 else 'peers'} connected to this node")
             return True
         if reached or refused:
             self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))

@@ -25,7 +25,7 @@ from p2pnode.commands.options import (
     place_flags,
     running_in,
 )
-from p2pnode.commands.output import print_line, print_notice
+from p2pnode.commands.output import print_line, print_notice, print_text
 from p2pnode.config import documentation
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
@@ -75,7 +75,7 @@ def bundle(
     if as_json:
         print_line(json.dumps({"schema": 1, "path": str(path), "names": names}, indent=2))
     else:
-        print_line(f"wrote {path}: {', '.join(names)}")
+        print_text("", f"wrote {path}: {', '.join(names)}")
         print_notice(
             "keys, tokens and invitations are removed; addresses of peers, paths and what your script prints are in it"
         )

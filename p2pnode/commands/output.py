@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from p2pnode.screen import style_of
-from p2pnode.terminal.lines import Line, Style
+from p2pnode.screen import TextStream, style_of
+from p2pnode.terminal.lines import MIN_WIDTH, Line, Style, wrapped
 
 
 def print_line(text: str) -> None:
@@ -30,11 +30,28 @@ def print_json(answer: Mapping[str, object]) -> None:
 
 def print_error(message: str, hint: str) -> None:
     """Print what failed and what to do next to standard error."""
-    sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
-    sys.stderr.flush()
+    _print_labelled("error: ", message, sys.stderr)
+    if hint:
+        _print_labelled("hint: ", hint, sys.stderr)
 
 
 def print_notice(text: str) -> None:
     """Print something to know, which is not the answer, to standard error."""
-    sys.stderr.write(f"note: {text}\n")
-    sys.stderr.flush()
+    _print_labelled("note: ", text, sys.stderr)
+
+
+def print_text(label: str, text: str) -> None:
+    """Print an answer in words. On a terminal its lines are broken at spaces, and begin below the end of the label."""
+    _print_labelled(label, text, sys.stdout)
+
+
+def _print_labelled(label: str, text: str, stream: TextStream) -> None:
+    """A pipe gets one line."""
+    style = style_of(stream)
+    lines = [text]
+    if style.width is not None:
+        room = max(MIN_WIDTH, style.width - len(label))
+        lines = [style.render([(line, "")]) for part in text.split("\n") for line in wrapped(part, room)]
+    below = " " * len(label)
+    stream.write("".join(f"{below if at else label}{line}\n" for at, line in enumerate(lines)))
+    stream.flush()

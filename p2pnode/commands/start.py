@@ -269,7 +269,8 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
     for node in nodes:
         print_line(f"{node.node_id[:8]} runs in the background (process {node.pid}, HTTP API at {node.address})")
         print_line(f"          {background.summary_of(node)}")
-    print_line(f"its log: p2pnode logs --follow{where}   ({asked.log_folder / LOG_FILE})")
+    print_line(f"its log: p2pnode logs --follow{where}")
+    print_line(f"         {asked.log_folder / LOG_FILE}")
     print_line(f"its end: p2pnode stop{where}")
     return 0
 
