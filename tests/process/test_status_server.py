@@ -4,83 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import http.client
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from overlay.system import SystemClock
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.config.settings import Config, StatusSettings
+from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.status import live
 from p2pnode.status import server as status_server
 from p2pnode.status.server import StatusServer
-from tests.process.harness.fake_node import PEER, FakeSource
-
-TOKEN = "a-token-for-tests-only"
-HEADER = {"X-P2PNode": "1"}
-POST = HEADER | {"Authorization": f"Bearer {TOKEN}"}
-
-
-class Response(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Asked(NamedTuple):
-    """A server under test and a way to ask it from another thread."""
-
-    source: FakeSource
-    address: str
-    server: StatusServer
-
-    async def __call__(
-        self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
-    ) -> Response:
-        return await asyncio.to_thread(ask, self.address, method, path, headers or {}, body)
-
-
-async def someone_waits(asked: Asked) -> None:
-    """Return when a long-poll has reached the ring; the scenario's own deadline bounds the wait."""
-    while not asked.source.events._waiters:  # noqa: ASYNC110 -- the ring does not announce its readers
-        await asyncio.sleep(0.01)
-
-
-def ask(address: str, method: str, path: str, headers: dict[str, str], body: bytes) -> Response:
-    connection = http.client.HTTPConnection(address, timeout=10)
-    try:
-        connection.request(method, path, body=body or None, headers=headers)
-        response = connection.getresponse()
-        return Response(response.status, {key.lower(): value for key, value in response.getheaders()}, response.read())
-    finally:
-        connection.close()
-
-
-def served(scenario: Callable[[Asked], Awaitable[None]], misbehave: str = "", **settings: Any) -> None:
-    """Run a scenario against a server on a free port of the loopback."""
-
-    async def run() -> None:
-        source = FakeSource(Config(), misbehave)
-        server = StatusServer(source, StatusSettings(port=0, **settings), TOKEN, SystemClock())
-        address = await server.start()
-        try:
-            await scenario(Asked(source, str(address), server))
-        finally:
-            await server.stop()
-            await server.stop()
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+from tests.process.harness.served_status import HEADER, POST, TOKEN, Asked, served, someone_waits
 
 
 def test_status_carries_the_schema_and_plain_json() -> None:
@@ -301,112 +239,6 @@ def test_the_history_has_a_row_at_once() -> None:
     served(scenario)
 
 
-class OpenStream:
-    """One reader of /stream, on a thread's blocking socket."""
-
-    def __init__(self, address: str, path: str = "/stream", headers: dict[str, str] | None = None) -> None:
-        self.connection = http.client.HTTPConnection(address, timeout=10)
-        self.connection.request("GET", path, headers=headers or {})
-        self.response = self.connection.getresponse()
-
-    def message(self) -> tuple[str, Any]:
-        """The next message: its event, and its data."""
-        event, data = "", b""
-        while line := self.response.readline().rstrip(b"\n"):
-            name, _, value = line.partition(b": ")
-            if name == b"event":
-                event = value.decode()
-            else:
-                data = value
-        return event, json.loads(data) if data else None
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-def test_the_stream_sends_the_present_then_a_message_a_second_and_the_end() -> None:
-    """A reader gets the node at once, new events once each, an update a second later, and is told of the end."""
-
-    async def scenario(asked: Asked) -> None:
-        asked.source.events.add("info", "one", {}, wall=1.0)
-        stream = await asyncio.to_thread(OpenStream, asked.address)
-        assert stream.response.getheader("Content-Type") == "text/event-stream"
-        event, update = await asyncio.to_thread(stream.message)
-        assert (event, update["schema"], update["peers"][0]["lag"]) == ("update", 1, 1)
-        event, events = await asyncio.to_thread(stream.message)
-        assert (event, [one["event"] for one in events["events"]]) == ("events", ["one"])
-        asked.source.events.add("info", "two", {}, wall=2.0)
-        event, update = await asyncio.to_thread(stream.message)
-        assert (event, update["sample"]["population"]) == ("update", 2.0)
-        event, events = await asyncio.to_thread(stream.message)
-        assert (event, [one["event"] for one in events["events"]]) == ("events", ["two"])
-        await asked.server.stop()
-        kinds = [(await asyncio.to_thread(stream.message))[0] for _ in range(2)]
-        assert "end" in kinds
-        stream.close()
-
-    served(scenario)
-
-
-def test_a_stream_begins_where_it_is_told_to() -> None:
-    """`since` is the last event that a page has: after a reconnection none comes twice."""
-
-    async def scenario(asked: Asked) -> None:
-        for name in ("one", "two"):
-            asked.source.events.add("info", name, {}, wall=1.0)
-        stream = await asyncio.to_thread(OpenStream, asked.address, "/stream?since=1")
-        await asyncio.to_thread(stream.message)
-        assert [one["event"] for one in (await asyncio.to_thread(stream.message))[1]["events"]] == ["two"]
-        stream.close()
-        assert (await asked("GET", "/stream?since=x")).status == 400
-
-    served(scenario)
-
-
-def test_streams_are_bounded_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit the answer is 429 with a time; a reader that has gone is noticed within seconds."""
-    monkeypatch.setattr(status_server, "MAX_STREAMS", 2)
-
-    async def scenario(asked: Asked) -> None:
-        streams = [await asyncio.to_thread(OpenStream, asked.address) for _ in range(2)]
-        refused = await asked("GET", "/stream")
-        assert (refused.status, refused.headers["retry-after"]) == (429, "5")
-        streams[0].close()
-        deadline = time.monotonic() + 10
-        while asked.server._streams == 2 and time.monotonic() < deadline:  # noqa: ASYNC110 -- the server does not tell
-            await asyncio.sleep(0.05)
-        third = await asyncio.to_thread(OpenStream, asked.address)
-        assert third.response.status == 200
-        for stream in (streams[1], third):
-            stream.close()
-
-    served(scenario)
-
-
-def test_a_reader_that_takes_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled browser holds no memory and no place for longer than the write's time limit."""
-    monkeypatch.setattr(status_server, "WRITE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(live, "PERIOD_S", 0.01)
-
-    async def scenario(asked: Asked) -> None:
-        big = [PEER] * 200
-        asked.source.peers = lambda: big  # type: ignore[method-assign]
-        host, _, port = asked.address.partition(":")
-        with socket.socket() as idle:
-            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            idle.connect((host, int(port)))
-            idle.sendall(f"GET /stream HTTP/1.1\r\nHost: {asked.address}\r\n\r\n".encode())
-            deadline = time.monotonic() + 10
-            while not asked.server._streams and time.monotonic() < deadline:  # noqa: ASYNC110 -- see above
-                await asyncio.sleep(0.01)
-            assert asked.server._streams == 1
-            while asked.server._streams and time.monotonic() < deadline:  # noqa: ASYNC110 -- see above
-                await asyncio.sleep(0.05)
-        assert asked.server._streams == 0
-
-    served(scenario)
-
-
 def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
     """The second server on a port gets that message, exit code 6 and how to choose another."""
     with socket.socket() as holder:
@@ -527,20 +359,15 @@ def test_long_polls_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch)
         host, _, port = asked.address.partition(":")
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
         # Two long-polls and three idle ones are held; the rest are refused.
-        ends = [reader.at_eof() or (await _ended(reader)) for reader, _ in idle]
-        assert ends.count(True) >= 3
+        readers = [asyncio.ensure_future(reader.read(1)) for reader, _ in idle]
+        while sum(reader.done() for reader in readers) < 3:
+            await asyncio.wait(readers, timeout=0.1)
+        assert [reader.result() for reader in readers if reader.done()][:3] == [b""] * 3
+        for reader in readers:
+            reader.cancel()
         for _, writer in idle:
             writer.close()
         asked.source.events.add("info", "now", {}, wall=1.0)
         assert [(await one).status for one in waiting] == [200, 200]
 
     served(scenario)
-
-
-async def _ended(reader: asyncio.StreamReader) -> bool:
-    """Whether the other side has closed, given a moment to do so."""
-    try:
-        async with asyncio.timeout(0.3):
-            return await reader.read(1) == b""
-    except TimeoutError:
-        return False
