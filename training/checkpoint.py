@@ -24,7 +24,7 @@ from msgspec import Meta
 from overlay.environment import Disk, Log
 from training import vector_file
 from training.encoding.codecs import Vector
-from training.exchange.ownership_messages import Identities
+from training.exchange.ownership_messages import ForgottenRows, Identities, set_of
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
 from training.exchange.terms import TERM_LIMIT, ShardIndex, Term
@@ -41,6 +41,13 @@ MARKER = "state.json"
 PIECE_BYTES = 4 * 1024 * 1024
 
 _NAME = re.compile(r"(?:(\d+)-)?step-(\d+)")
+
+
+class _Set(msgspec.Struct, frozen=True, array_like=True):
+    """The deltas of one shard in `LISTED_FILE`."""
+
+    rows: Identities
+    forgotten: ForgottenRows | None = None
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +114,8 @@ def write_states(disk: Disk, folder: str, number: int, parts: Sequence[bytes | m
 
 def write_listed(disk: Disk, folder: str, listed: Mapping[int, Applied]) -> None:
     """Write which deltas the vector has, per shard."""
-    disk.write(f"{folder}/{LISTED_FILE}", msgspec.msgpack.encode({shard: one.rows() for shard, one in listed.items()}))
+    sets = {shard: _Set(one.rows(), ForgottenRows.of(one)) for shard, one in listed.items()}
+    disk.write(f"{folder}/{LISTED_FILE}", msgspec.msgpack.encode(sets))
 
 
 def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
@@ -182,11 +190,19 @@ def read_listed(disk: Disk, checkpoint: Checkpoint, log: Log) -> dict[int, Appli
     name = f"{checkpoint.folder}/{LISTED_FILE}"
     try:
         raw = disk.read(name)
-        rows = {} if raw is None else msgspec.msgpack.decode(raw, type=dict[ShardIndex, Identities])
+        sets = {} if raw is None else _decoded_sets(raw)
     except (msgspec.DecodeError, OSError) as error:
         log.warning("stored_states_unreadable", file=name, reason=str(error))
         return {}
-    return {shard: Applied.of_rows(one) for shard, one in rows.items()}
+    return {shard: set_of(one.rows, one.forgotten) for shard, one in sets.items()}
+
+
+def _decoded_sets(raw: bytes) -> dict[int, _Set]:
+    try:
+        return msgspec.msgpack.decode(raw, type=dict[ShardIndex, _Set])
+    except msgspec.ValidationError:  # of an earlier version: the rows alone
+        rows = msgspec.msgpack.decode(raw, type=dict[ShardIndex, Identities])
+        return {shard: _Set(one) for shard, one in rows.items()}
 
 
 def read_states(

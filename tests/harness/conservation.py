@@ -186,6 +186,8 @@ class Tally:
     #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
     ambiguous: int = 0
     refused: int = 0
+    #: Identities that states do not list any more.
+    forgotten: int = 0
     clipped: int = 0
     #: Shards of replicas that were compared because they follow the same chain.
     followers: int = 0
@@ -787,6 +789,7 @@ class History:
         exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
         tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
         tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
+        tally.forgotten = self.ledger.forgotten
         tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
         tally.limit_s = self.clocks.limit_s()
         tally.requests = self.world.requests

@@ -89,6 +89,8 @@ class Ledger:
         #: Never sent: they travel with a later delta.
         self._taken_back: dict[Key, Vector] = {}
         self.ambiguous = 0
+        #: Of the states that were checked.
+        self.forgotten = 0
         self.refused = 0
 
     def broken(self, why: str) -> Broken:
@@ -245,14 +247,23 @@ class Ledger:
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 
     def check_state(self, shard: int, whose: str, state: ShardState) -> None:
-        """A state has every acknowledged delta, and is the sum of its deltas, each once."""
-        lost = [identity for identity in self.acknowledged[shard] if not state.knows(identity)]
+        """A state has every acknowledged delta, and is the sum of its deltas, each once. One that it does not list any
+        more is among those that it counts as forgotten."""
+        forgotten = [one for one in self.acknowledged[shard] if state.may_have_forgotten(one)]
+        lost = [one for one in self.acknowledged[shard] if not state.knows(one)]
+        lost = [] if len(lost) == len(forgotten) <= state.applied.forgotten.count else lost
         if lost:
             era = f" (a new era since step {state.era_step})" if state.era_step else ""
             names = [self.named(one) for one in lost[:5]]
             raise self.broken(f"shard {shard} of {whose}{era} lost {len(lost)}: {names}")
         low, high = np.zeros(state.value.size), np.zeros(state.value.size)
-        applied = list(identities(state))
+        applied = [*identities(state), *forgotten]
+        self.forgotten += state.applied.forgotten.count
+        if state.applied.forgotten.count > len(forgotten):
+            # Some were never acknowledged: which ones, nobody can tell.
+            if state.version != state.applied.count():
+                raise self.broken(f"shard {shard} of {whose} has not as many deltas as its version, {state.version}")
+            return
         for identity in applied:
             least, most = self._contribution((shard, identity))
             low += least

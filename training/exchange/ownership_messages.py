@@ -25,20 +25,47 @@ from training.exchange.terms import (
     TermNumber,
     Weight,
 )
+from training.shards.applied import Applied
+from training.shards.forgotten import Forgotten
 from training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
 #: remembers. The difference of two sets of `Applied.MAX_RANGES` ranges may have twice as many.
 Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
+#: What a set of identities does not list any more: per node (start, step), below which it may be forgotten.
+Floors = Annotated[list[tuple[NodeId, Number, Number]], Meta(max_length=65536)]
 #: A model's integer buffers, encoded by its trainer's daemon.
 MAX_BUFFERS_BYTES = 1 << 20
 Buffers = Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
+#: Rows of identities in one answer, or in the states of one request: about two megabytes. One set may have more.
+MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
 MAX_EXCEPTIONS = 1 << 20
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
+
+
+class ForgottenRows(msgspec.Struct, frozen=True, array_like=True):
+    """`training.shards.forgotten.Forgotten` on the wire and on disk."""
+
+    floors: Floors
+    before: Number
+    count: Number
+
+    @classmethod
+    def of(cls, applied: Applied) -> ForgottenRows | None:
+        """None where nothing is forgotten."""
+        found = applied.forgotten
+        return cls(found.rows(), found.before, found.count) if found else None
+
+
+def set_of(rows: Identities, forgotten: ForgottenRows | None) -> Applied:
+    """A set from the wire, or from a disk."""
+    if forgotten is None:
+        return Applied.of_rows(rows)
+    return Applied.of_rows(rows, Forgotten.of_rows(forgotten.floors, forgotten.before, forgotten.count))
 
 
 class Learn(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +106,8 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     #: Deltas known to be lost, and how many the value has that are not in `applied`.
     written_off: Identities = []
     unlisted: Number = 0
+    #: What `applied` does not list any more.
+    forgotten: ForgottenRows | None = None
 
     @property
     def term(self) -> Term:
@@ -274,9 +303,15 @@ class ListDeltas(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListedDeltas(msgspec.Struct, frozen=True, array_like=True):
-    """Those that the receiver knows; others were published by a former owner, or too long ago."""
+    """Those that the receiver knows; others were published by a former owner, or too long ago.
+
+    `forgotten`: of these shards it does not list some any more. `is_full`: there was no room for the shards asked after
+    the last one here, which are asked for again.
+    """
 
     listed: Annotated[list[tuple[ShardIndex, Identities]], Meta(max_length=MAX_SHARDS)]
+    forgotten: Annotated[list[tuple[ShardIndex, ForgottenRows]], Meta(max_length=MAX_SHARDS)] = []
+    is_full: bool = False
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -296,7 +331,8 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has.
 
     `unlogged` of them are not in the receiver's repair log, so that only this state has them. `written_off` and
-    `unlisted` are those of the state. `counts`: the receiver's version sends these three.
+    `unlisted` are those of the state. `counts`: the receiver's version sends these three. `forgotten`: what `known`
+    does not list any more.
     """
 
     shard: ShardIndex
@@ -311,10 +347,21 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     unlisted: Number = 0
     written_off: Identities = []
     counts: bool = False
+    forgotten: ForgottenRows | None = None
 
     @property
     def term(self) -> Term:
         return Term(self.term_number, self.term_node)
+
+    @property
+    def row_count(self) -> int:
+        """Rows of identities."""
+        floors = 0 if self.forgotten is None else len(self.forgotten.floors)
+        return len(self.known) + len(self.written_off) + floors
+
+    def known_deltas(self) -> Applied:
+        """The deltas of the state."""
+        return set_of(self.known, self.forgotten)
 
 
 class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Container, Iterator
 from typing import NamedTuple
+
+from training.shards.forgotten import Forgotten
 
 
 class DeltaId(NamedTuple):
@@ -18,17 +21,22 @@ class Applied:
     """A set of identities: per (node, incarnation) a few disjoint ranges of steps.
 
     After a split, step 6 of a node may be in and its step 5 not; hence ranges. Beyond `MAX_RANGES` the lowest gap is
-    closed: a delta that old was refused as late long before.
+    closed: a delta that old was refused as late long before. What `forgotten` says is not listed any more.
     """
 
     MAX_RANGES = 32
     #: Those of a sum or a difference of sets: as many as a message may have.
     MAX_MERGED = 64
-    #: Incarnations kept per node; the lowest is forgotten first, for a node that started so often pushes it no more.
+    #: Incarnations listed per node; the lowest is forgotten first, for a node that started so often pushes it no more.
     MAX_INCARNATIONS = 64
 
-    def __init__(self, ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None) -> None:
+    def __init__(
+        self,
+        ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None,
+        forgotten: Forgotten | None = None,
+    ) -> None:
         self._ranges = ranges if ranges is not None else {}
+        self.forgotten = forgotten if forgotten is not None else Forgotten()
 
     def __contains__(self, identity: DeltaId) -> bool:
         ranges = self._ranges.get((identity.node, identity.incarnation))
@@ -43,7 +51,9 @@ class Applied:
         return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
 
     def __eq__(self, other: object) -> bool:
-        return self._ranges == other._ranges if isinstance(other, Applied) else NotImplemented
+        if not isinstance(other, Applied):
+            return NotImplemented
+        return self._ranges == other._ranges and self.forgotten == other.forgotten
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -54,7 +64,11 @@ class Applied:
             ranges = self._ranges[identity.node, identity.incarnation] = []
             starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
             for incarnation in starts[: -self.MAX_INCARNATIONS]:
-                del self._ranges[identity.node, incarnation]
+                if incarnation != identity.incarnation:
+                    self.forget(identity.node, incarnation)
+            if identity.step < self.forgotten.before:
+                # It was on its way when its node was forgotten: others of this start may have been listed.
+                self.forgotten.note_start(identity.node, identity.incarnation, identity.step, 0)
         if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
             ranges[-1] = (ranges[-1][0], identity.step)
             return
@@ -77,17 +91,41 @@ class Applied:
         return ranges[-1][1] if ranges else -1
 
     def forget(self, node: bytes, incarnation: int) -> None:
-        """Drop all identities of one incarnation."""
-        self._ranges.pop((node, incarnation), None)
+        """Do not list one incarnation of a node any more, nor take up a lower one that is not listed."""
+        if ranges := self._ranges.pop((node, incarnation), None):
+            self.forgotten.note_start(node, incarnation, ranges[-1][1], _length(ranges))
+
+    def forget_nodes(self, nodes: Container[bytes]) -> None:
+        """Do not list these nodes any more; nor take up a step, of any node that is not listed, up to their last."""
+        kept: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        for key, ranges in self._ranges.items():
+            if key[0] in nodes:
+                self.forgotten.note_node(key[0], ranges[-1][1], _length(ranges))
+            else:
+                kept[key] = ranges
+        self._ranges = kept
+
+    def may_have_forgotten(self, identity: DeltaId) -> bool:
+        """Whether an identity that is not listed may have been: nobody can tell, so it must not be applied."""
+        if not self.forgotten or identity in self:
+            return False
+        return identity.step < self._unlisted_below((identity.node, identity.incarnation))
+
+    def _unlisted_below(self, key: tuple[bytes, int]) -> float:
+        """The steps below this of one (node, incarnation) that are not listed may be forgotten."""
+        if not self.forgotten:
+            return 0
+        ranges = self._ranges.get(key)
+        return self.forgotten.below(*key, ranges[0][0] if ranges else None)
 
     def copy(self) -> Applied:
-        return Applied({key: list(ranges) for key, ranges in self._ranges.items()})
+        return Applied({key: list(ranges) for key, ranges in self._ranges.items()}, self.forgotten.copy())
 
     def without(self, other: Applied) -> Applied:
-        """The identities in this set that are not in the other."""
+        """The identities listed in this set that the other neither lists nor may have forgotten."""
         left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         for key, ranges in self._ranges.items():
-            rest = list(ranges)
+            rest = _from(other._unlisted_below(key), ranges)
             for low, high in other._ranges.get(key, ()):
                 cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
                 rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
@@ -96,18 +134,18 @@ class Applied:
         return Applied(left)
 
     def beyond(self, other: Applied) -> Applied:
-        """The identities in this set above the last step that the other has of the same (node, incarnation)."""
+        """The identities listed in this set above the last step that the other has, or may have forgotten, of the same
+        (node, incarnation)."""
         left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         for key, ranges in self._ranges.items():
             theirs = other._ranges.get(key)
-            last = theirs[-1][1] if theirs else -1
-            rest = [(max(low, last + 1), high) for low, high in ranges if high > last]
-            if rest:
+            begin = max(other._unlisted_below(key), theirs[-1][1] + 1 if theirs else 0)
+            if rest := _from(begin, ranges):
                 left[key] = rest
         return Applied(left)
 
     def up_to(self, step: int) -> Applied:
-        """The identities in this set of steps up to this one."""
+        """The identities listed in this set of steps up to this one."""
         left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         for key, ranges in self._ranges.items():
             if rest := [(low, min(high, step)) for low, high in ranges if low <= step]:
@@ -115,17 +153,22 @@ class Applied:
         return Applied(left)
 
     def last_step(self) -> int:
-        """The highest step of any identity; 0 if there is none."""
+        """The highest step of any identity that is listed; 0 if there is none."""
         return max((ranges[-1][1] for ranges in self._ranges.values()), default=0)
 
+    @property
+    def row_count(self) -> int:
+        """How many rows describe the set: of what is listed, and of what is forgotten."""
+        return len(self._ranges) + len(self.forgotten.floors)
+
     def count(self) -> int:
-        """The number of identities."""
-        return sum(high - low + 1 for ranges in self._ranges.values() for low, high in ranges)
+        """The number of identities, forgotten ones included."""
+        return self.forgotten.count + sum(map(_length, self._ranges.values()))
 
     def oldest(self, count: int) -> Applied:
-        """At most `count` of the identities: of each (node, incarnation) the first ones, so many that what is left of
-        each is about equally long."""
-        lengths = {key: sum(high - low + 1 for low, high in ranges) for key, ranges in self._ranges.items()}
+        """At most `count` of the identities listed: of each (node, incarnation) the first ones, so many that what is
+        left of each is about equally long."""
+        lengths = {key: _length(ranges) for key, ranges in self._ranges.items()}
         low_cut, high_cut = 0, max(lengths.values(), default=0)
         while low_cut < high_cut:
             cut = (low_cut + high_cut) // 2
@@ -144,7 +187,7 @@ class Applied:
         return Applied(found)
 
     def merge(self, other: Applied) -> None:
-        """Add all identities of the other set. Beyond `MAX_MERGED` ranges the lowest gaps are closed."""
+        """Add all identities that the other set lists. Beyond `MAX_MERGED` ranges the lowest gaps are closed."""
         for key, theirs in other._ranges.items():
             merged: list[tuple[int, int]] = []
             for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
@@ -158,13 +201,19 @@ class Applied:
             self._ranges[key] = merged
 
     def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
-        """The set as plain data, for the wire."""
+        """What is listed as plain data, for the wire."""
         return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
 
+    def iterate(self) -> Iterator[tuple[bytes, int, list[tuple[int, int]]]]:
+        """As `rows`, without copies: for reading, while nothing is changed."""
+        return ((node, incarnation, ranges) for (node, incarnation), ranges in self._ranges.items())
+
     @classmethod
-    def of_rows(cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> Applied:
+    def of_rows(
+        cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]], forgotten: Forgotten | None = None
+    ) -> Applied:
         """The set of rows, which need not be in order: they may come from another node, or from a disk."""
-        found = cls()
+        found = cls(forgotten=forgotten)
         for node, incarnation, ranges in rows:
             if (node, incarnation) not in found._ranges and _is_in_order(ranges):  # nearly always
                 found._ranges[node, incarnation] = list(ranges)
@@ -173,6 +222,16 @@ class Applied:
             if whole:
                 found.merge(cls({(node, incarnation): whole}))
         return found
+
+
+def _length(ranges: list[tuple[int, int]]) -> int:
+    """How many steps ranges have."""
+    return sum(high - low + 1 for low, high in ranges)
+
+
+def _from(step: float, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The part of ranges from a step on."""
+    return [(low if low >= step else int(step), high) for low, high in ranges if high >= step]
 
 
 def _is_in_order(ranges: list[tuple[int, int]]) -> bool:

@@ -87,6 +87,10 @@ class ShardState:
             return True
         return bool(self.pending) and any(one.identity == identity for one in self.pending.get(identity.step, ()))
 
+    def may_have_forgotten(self, identity: DeltaId) -> bool:
+        """Whether a delta that the state does not know may be in the value all the same: it is never added."""
+        return self.applied.may_have_forgotten(identity)
+
     def apply(
         self,
         identity: DeltaId,
@@ -151,7 +155,9 @@ class ShardState:
         since = Applied()
         for identity in islice(reversed(self.recent), later):
             since.add(identity)
-        return self.applied.without(since)
+        found = self.applied.without(since)
+        found.forgotten = self.applied.forgotten.copy()
+        return found
 
     def add_pending(
         self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True, plain: bool = False

@@ -9,7 +9,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.ownership_messages import ListDeltas, ListedDeltas
+from training.exchange.ownership_messages import ListDeltas, ListedDeltas, set_of
 from training.exchange.terms import Term
 from training.shards.applied import Applied
 
@@ -39,13 +39,18 @@ class DeltaLister:
         groups, _ = self._directory.by_owner(pulled)
 
         async def ask(owner: Contact, shards: list[int]) -> None:
-            asked = [(shard, *versions[shard][0], versions[shard][1]) for shard in shards]
-            message = ListDeltas(self._context.genesis, asked)
-            try:
-                answer = await self._context.rpc.ask(owner, "list", message, ListedDeltas, LIST_TIMEOUT_S)
-            except TransportError:
-                return  # or a node of an earlier version, which does not know the question
-            found.update((shard, Applied.of_rows(rows)) for shard, rows in answer.listed if shard in shards)
+            while shards:
+                asked = [(shard, *versions[shard][0], versions[shard][1]) for shard in shards]
+                message = ListDeltas(self._context.genesis, asked)
+                try:
+                    answer = await self._context.rpc.ask(owner, "list", message, ListedDeltas, LIST_TIMEOUT_S)
+                except TransportError:
+                    return  # or a node of an earlier version, which does not know the question
+                forgotten = dict(answer.forgotten)
+                told = {shard: set_of(rows, forgotten.get(shard)) for shard, rows in answer.listed if shard in shards}
+                found.update(told)
+                # The answer may have been full. One that lists nothing knows nothing more.
+                shards = [shard for shard in shards if shard > max(told)] if told and answer.is_full else []
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIST_TIMEOUT_S):

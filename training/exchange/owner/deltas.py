@@ -172,7 +172,8 @@ class DeltaHandler:
             owned = self._store.owned[shard]
             if self._in_flight and (shard, identity) in self._in_flight:
                 continue
-            if is_late or not is_finite or owned.is_held or push.base_step < owned.state.era_step:
+            is_forgotten = owned.state.may_have_forgotten(identity)
+            if is_late or is_forgotten or not is_finite or owned.is_held or push.base_step < owned.state.era_step:
                 result = self._check_role(push, identity, shard)
                 if result is None and not is_finite and not is_delta_in_range(part):
                     reason: RefusalReason = "out_of_range" if codecs.all_finite(part) else "not_finite"
@@ -203,6 +204,8 @@ class DeltaHandler:
             return PushResult(shard, "ok", owned.state.version)
         if owned.is_held or self._run.is_closed:
             return PushResult.retry(shard, "moving" if owned.is_held else "leaving")
+        if owned.state.may_have_forgotten(identity):
+            return self._validator.refuse(shard, "late")
         if repair:
             return None
         limit = self._context.stale_limit

@@ -31,12 +31,15 @@ from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
+    MAX_ROWS,
     DeltaHistory,
     DeltaHistoryAnswer,
     Fetch,
     FinalBuffers,
     FinalBuffersAnswer,
     FinalDone,
+    ForgottenRows,
+    Identities,
     ListDeltas,
     ListedDeltas,
     StateHead,
@@ -240,13 +243,22 @@ class ReadHandler:
         return Response(encode(SurveyAnswer(statuses, known, recorded)))
 
     async def _on_list(self, _sender: Contact, message: ListDeltas, _stream: AsyncIterator[Buffer]) -> Response:
-        listed = []
-        for shard, number, node, version in message.pulled:
+        listed: list[tuple[int, Identities]] = []
+        forgotten: list[tuple[int, ForgottenRows]] = []
+        room, is_full = MAX_ROWS, False
+        for shard, number, node, version in sorted(message.pulled):
             owned = self._store.owned.get(shard)
             known = None if owned is None else owned.listed_at(Term(number, node), version)
-            if known is not None:
-                listed.append((shard, known.rows()))
-        return Response(encode(ListedDeltas(listed)))
+            if known is None:
+                continue
+            room -= known.row_count
+            if listed and room < 0:
+                is_full = True
+                break
+            listed.append((shard, known.rows()))
+            if (rows := ForgottenRows.of(known)) is not None:
+                forgotten.append((shard, rows))
+        return Response(encode(ListedDeltas(listed, forgotten, is_full)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]

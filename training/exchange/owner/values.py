@@ -144,6 +144,8 @@ class ValueHandler:
             return PushResult.retry(shard, "moving")
         if owned.state.knows(identity):
             return PushResult(shard, "ok", owned.state.version)
+        if owned.state.may_have_forgotten(identity):
+            return PushResult.refused(shard, "late")
         waiting: list[asyncio.Future[PushResult]] = []
         void: list[KeyUpdate] = []
         reasons: list[str] = []

@@ -27,6 +27,7 @@ class JobKind(StrEnum):
     RELEASE_BACKUP = "release"
     INSPECT = "inspect"
     REPAIR = "repair"
+    FORGET = "forget"
 
 
 class Jobs:

@@ -12,7 +12,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.ownership_messages import Offer, OwnedHistories
+from training.exchange.ownership_messages import MAX_ROWS, Offer, OwnedHistories
 from training.exchange.store import state_files
 from training.exchange.store.losses import named, recorded_deltas, spans, write_off
 from training.exchange.store.repair_log import Span, SupersededCopy
@@ -64,10 +64,12 @@ class LateCopies:
             del self._untold[shard]
         groups, unknown = self._directory.by_owner(shard for shard in ready if shard not in self._store.owned)
         rows = self._recorded.rows()
+        pieces = [rows[start : start + MAX_ROWS] for start in range(0, len(rows), MAX_ROWS)]
         for owner, shards in groups:
             try:
-                question = Offer(self._context.genesis, shards, rows)
-                answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
+                for piece in pieces:
+                    question = Offer(self._context.genesis, shards, piece)
+                    answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
             except TransportError as error:
                 self._log.debug("record_not_told", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue

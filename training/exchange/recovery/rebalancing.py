@@ -23,6 +23,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
@@ -74,6 +75,7 @@ class Rebalancer:
         self._repair = ShardRepair(context)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
+        self._identities = IdentityKeeper(context)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
@@ -114,6 +116,8 @@ class Rebalancer:
             self._jobs.start(JobKind.CONFIRM_BACKUP, b"", partial(self._confirmation.ask, silent))
         if due := self._inspector.due():
             self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
+        if self._identities.is_due():
+            self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
         if broken := self._repair.due():
             self._jobs.start(JobKind.REPAIR, b"", partial(self._repair.repair, broken))
         lost_owner = self._orphaned_copies()

@@ -24,7 +24,9 @@ from training.exchange.owner.delta_item import IncomingDelta, logged_frames, log
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
+    MAX_ROWS,
     FindDeltas,
+    ForgottenRows,
     FoundDeltas,
     LoggedDelta,
     Offer,
@@ -195,7 +197,7 @@ class SplitReconciler:
             return False
         # If the new era started from a state on disk, it has the identities of its deltas, and may have all of this
         # copy's.
-        return bool(copy.known().without(Applied.of_rows(history.known)).rows())
+        return bool(copy.known().without(history.known_deltas()).rows())
 
     def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
         shard = history.shard
@@ -218,7 +220,7 @@ class SplitReconciler:
 
     async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
-        known = Applied.of_rows(history.known)
+        known = history.known_deltas()
         # An old copy against a newer replica: it is unknown which deltas that one has, so none is added.
         is_counted = copy.is_late and history.counts
         unclear = bool(history.unlisted) if is_counted else history.era_step > copy.state.era_step
@@ -230,7 +232,7 @@ class SplitReconciler:
             copy.sought += 1
             return []  # offered in the next round
         if self._store.superseded.get(shard) is copy:
-            missing = only_here(copy, history)
+            missing = only_here(copy, history, () if unclear else self._store.log.entries(shard))
             if copy.is_late and missing.count():
                 await self._late.keep_aside(shard, copy, missing)
             # What is lost of a copy from disk is counted by the owner (`LateCopies`).
@@ -326,7 +328,15 @@ class SplitReconciler:
     # -- the side with the higher term --------------------------------------------------------------------------
 
     async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
-        histories = [self._history(shard) for shard in message.shards if shard < len(self._store)]
+        histories: list[OwnedHistory] = []
+        left_rows = MAX_ROWS
+        for shard in message.shards:
+            if shard < len(self._store):
+                history = self._history(shard)
+                left_rows -= history.row_count
+                if histories and left_rows < 0:
+                    break  # the sender asks again for the others
+                histories.append(history)
         await self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
         return Response(encode(OwnedHistories(histories)))
 
@@ -350,6 +360,7 @@ class SplitReconciler:
             unlisted=state.unlisted,
             written_off=state.written_off.rows(),
             counts=True,
+            forgotten=ForgottenRows.of(known),
         )
 
     async def _on_offered_deltas(

@@ -18,6 +18,8 @@ def highest_step_of(node: bytes, known: Iterable[Applied], *, starts: int, steps
     """
     incarnation = step = 0
     for one in known:
+        if (floor := one.forgotten.floors.get(node)) is not None and floor.incarnation <= starts + MAX_STARTS_AHEAD:
+            incarnation, step = max(incarnation, floor.incarnation - 1), max(step, min(floor.step - 1, steps))
         for origin, number, ranges in one.rows():
             if origin == node and ranges and number <= starts + MAX_STARTS_AHEAD:
                 past = max((min(high, steps) for low, high in ranges if low <= steps), default=0)

@@ -57,9 +57,14 @@ def named(lost: list[Span]) -> list[str]:
     return list(dict.fromkeys(texts))[:NAMED]
 
 
-def only_here(copy: SupersededCopy, history: OwnedHistory) -> Applied:
-    """The deltas of a superseded copy that its owner lacks."""
-    missing = copy.known().without(Applied.of_rows(history.known))
+def only_here(copy: SupersededCopy, history: OwnedHistory, log: Iterable[LogEntry] = ()) -> Applied:
+    """The deltas of a superseded copy that its owner lacks. So do those of the `log` count that the owner may have
+    forgotten: it will not take them, and forgets nothing that a log should still reach."""
+    theirs = history.known_deltas()
+    missing = copy.known().without(theirs)
+    for entry in log:
+        if theirs.may_have_forgotten(entry.identity):
+            missing.add(entry.identity)
     return missing.without(missing.oldest(history.unlisted)) if history.unlisted else missing
 
 
@@ -69,7 +74,7 @@ def is_worth_more(copy: SupersededCopy, history: OwnedHistory, log: Iterable[Log
     Whichever it is, the deltas in the `log` of the other are added to it afterwards, if all that it has is known: only
     the others count. Of two equal copies the one that lists its deltas is worth more.
     """
-    known, theirs = copy.known(), Applied.of_rows(history.known)
+    known, theirs = copy.known(), history.known_deltas()
     missing = known.without(theirs)
     ahead = missing.count()
     common = known.count() - ahead

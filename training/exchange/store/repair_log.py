@@ -174,9 +174,11 @@ def identities_of(state: ShardState) -> Applied:
 
 
 def compare(lost_copy: SupersededCopy, winner: Applied, log: Iterable[LogEntry]) -> Difference:
-    """The deltas that the winner lacks: those in the log, of any copy, and those of `lost_copy` that the log lacks."""
+    """The deltas that the winner lacks: those in the log, of any copy, and those of `lost_copy` that the log lacks. It
+    takes none that it may have forgotten."""
     winner = winner.copy()
-    difference = Difference([entry for entry in log if entry.identity not in winner])
+    lacks = [entry for entry in log if entry.identity not in winner and not winner.may_have_forgotten(entry.identity)]
+    difference = Difference(lacks)
     for entry in difference.wanted:
         winner.add(entry.identity)
     unreached = lost_copy.known().without(winner)

@@ -338,11 +338,13 @@ class ShardStore:
             return "unknown", fence
         if backed.follow_term(term):
             self.ownership.assign(shard, term, backed.owner)
+        state = backed.state
+        if state is not None and not state.knows(item.identity) and state.may_have_forgotten(item.identity):
+            return "unknown", fence  # the owner, which forgets by itself, sends its state anew
         if not backed.is_active:
             if sum(one.buffered_bytes for one in self.backed.values() if not one.is_active) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
             backed.buffer(item, closed_windows)
-        state = backed.state
         if state is not None:
             if self.rule.robust == "trimmed-mean":
                 state.pass_step(folded_step)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from training.encoding.codecs import Vector
-from training.exchange.ownership_messages import StateHead
+from training.exchange.ownership_messages import ForgottenRows, StateHead, set_of
 from training.exchange.terms import MAX_BELIEVED, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms
@@ -40,6 +40,7 @@ def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = Fal
         is_joined=is_joined,
         written_off=state.written_off.rows(),
         unlisted=state.unlisted,
+        forgotten=ForgottenRows.of(state.applied),
     )
 
 
@@ -65,7 +66,19 @@ def implausible(head: StateHead, most: PlausibleSteps) -> str:
     if head.era_step > most.likely:
         return f"its era begins with step {head.era_step}"
     last = max((high for _, _, ranges in head.applied for _, high in ranges), default=0)
-    return f"it has deltas of step {last}" if last > most.furthest else ""
+    if last > most.furthest:
+        return f"it has deltas of step {last}"
+    return "" if head.forgotten is None else _implausibly_forgotten(head.forgotten, most)
+
+
+def _implausibly_forgotten(forgotten: ForgottenRows, most: PlausibleSteps) -> str:
+    """Deltas that a state may have forgotten are refused for ever."""
+    if forgotten.count >= MAX_BELIEVED:
+        return "its counts are too high"
+    if forgotten.before > most.likely:
+        return f"it has forgotten steps up to {forgotten.before}"
+    last = max((step for _, _, step in forgotten.floors), default=0)
+    return f"it has forgotten step {last}" if last > most.furthest else ""
 
 
 def joined(head: StateHead, momentum: Vector, accumulated: Vector, outer_momentum: float) -> Vector:
@@ -88,7 +101,7 @@ def restore(
         version=head.version,
         era_step=head.era_step,
         era_term=head.era_term,
-        applied=Applied.of_rows(head.applied),
+        applied=set_of(head.applied, head.forgotten),
         folded_step=head.folded_step,
         norms=Norms(head.norms),
         written_off=Applied.of_rows(head.written_off),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import BOUNDS, contact, delta, owner_of, store_of, term
+from tests.harness.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.exchange.client.listing import DeltaLister
 from training.exchange.directory import OwnerDirectory
@@ -14,14 +16,17 @@ from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.ownership_messages import ListDeltas
+from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import ZERO_TERM
+from training.shards.applied import DeltaId
 
 ROWS = [(delta(1, 1.0).identity.node, 1, [(1, 2)])]
 
 
-def lister_and_owner() -> tuple[DeltaLister, ScriptedSwarm]:
+def lister_and_owner(store: ShardStore | None = None) -> tuple[DeltaLister, ScriptedSwarm]:
     """Node a owns shard 0 and has added deltas 1 to 3; node b asks."""
-    store = owner_of("a")
+    store = store or owner_of("a")
     for step in (1, 2, 3):
         store.add(0, delta(step, 1.0))
     swarm, asking = ScriptedSwarm(contact("a")), ScriptedSwarm(contact("b"), [contact("a")])
@@ -91,5 +96,32 @@ def test_an_owner_lists_its_own_values_itself() -> None:
         )
         assert found[0].count() == 1
         assert swarm.requests == []
+
+    run(scenario())
+
+
+def test_a_full_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards with more rows than one answer has room for come in several, each with what it does not list any more."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        lister, _ = lister_and_owner(store)
+        for shard in (1, 2):
+            store.own(shard, zeros(store, shard), term(4, "a"), contact("a"), 0.0, by_handover=False)
+            lister._store.note_owner(shard, term(4, "a"), contact("a"))
+        for shard in (0, 1, 2):
+            for start in (1, 2):
+                store.owned[shard].state.applied.add(DeltaId(IDS["x"], start, 7))
+        store.owned[2].state.applied.forget(IDS["x"], 1)
+        for shard in (1, 2):
+            store.owned[shard].state.version = 2
+        monkeypatch.setattr("training.exchange.owner.reads.MAX_ROWS", 2)
+        versions = [(one.term, one.state.version) for _, one in sorted(store.owned.items())]
+
+        found = await lister.deltas_of([*versions, *[(ZERO_TERM, 0)] * (len(BOUNDS) - 3)])
+
+        assert {shard: known.count() for shard, known in found.items()} == {0: 5, 1: 2, 2: 2}
+        assert [found[shard].forgotten.count for shard in (1, 2)] == [0, 1]
+        assert len(lister._context.swarm.sent("list", ListDeltas)) == 3  # type: ignore[attr-defined]
 
     run(scenario())

@@ -13,7 +13,7 @@ import pytest
 from overlay.transport import Response, TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
 from tests.harness.exchange_swarm import collected
-from tests.harness.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.frames import HEADER_BYTES
 from training.exchange.backup.handler import BackupHandler
@@ -26,6 +26,7 @@ from training.exchange.recovery.learners import BATCH_S, Learners
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
+from training.shards.applied import Applied, DeltaId
 
 ME, LEARNER, FORMER = contact("a"), contact("b"), contact("c")
 
@@ -260,8 +261,8 @@ def test_a_chain_that_has_gone_on_is_no_base() -> None:
 
 
 def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not more than `BATCH_BYTES` at a time, by what each takes, and at least one shard; where nothing waits for the
-    copies, not more than the line carries in `BATCH_S`."""
+    """Not more than `BATCH_BYTES` at a time, by what each takes, nor more rows than fit a head, and at least one shard;
+    where nothing waits for the copies, not more than the line carries in `BATCH_S`."""
 
     async def scenario() -> None:
         learners, store, swarm, context = learners_of(learn=TransferResult([], []))
@@ -274,6 +275,15 @@ def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         for rate, expected in ((44.0, 1), (48.0, 2), (64.0, 3), (80.0, 4), (1.0, 1)):
             line.upload = cast(Any, SimpleNamespace(bytes_per_s=rate / BATCH_S))
             assert len(learners.batch(everything)) == expected, rate
+
+        line.upload = cast(Any, SimpleNamespace(bytes_per_s=None))
+        monkeypatch.setattr("training.exchange.recovery.learners.MAX_ROWS", 3)
+        for shard, starts in (0, 2), (1, 2), (2, 1), (3, 4):
+            for start in range(starts):
+                store.owned[shard].state.applied.add(DeltaId(IDS["x"], start, 1))
+        assert [learners.batch(everything[shard:]) for shard in everything] == [[0], [1, 2], [2], [3]]
+        for shard in everything:
+            store.owned[shard].state.applied = Applied()
 
         monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 48)
         await learners.add_learner(LEARNER, everything)

@@ -27,6 +27,7 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
+from training.shards.applied import Applied
 
 SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, replicas=0)
 
@@ -159,7 +160,7 @@ def from_replica(side: Side, unlisted: int) -> None:
     """Side a began with a replica of so many deltas, whose identities it does not know; delta 2 came after that."""
     state = side.store.owned[0].state
     state.era_step, state.era_term, state.unlisted = 1, (3, IDS["b"]), unlisted
-    state.applied.forget(IDS["x"], 1)
+    state.applied = Applied()
     state.applied.add(delta(2, 20.0).identity)
     side.store.log = RepairLog(1 << 20, 600.0)
     side.reconciler.due()  # sets the clock of the log
