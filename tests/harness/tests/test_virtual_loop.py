@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -248,3 +249,24 @@ def test_a_stalled_owner_waits_and_the_others_do_not() -> None:
 
     assert [one for one in heard if one[0][0] == "b"] == [("b0", 0.05), ("b1", 0.1), ("b2", 0.15)]
     assert [one for one in heard if one[0][0] == "a"] == [("a0", 0.05), ("a1", 0.26), ("a2", 0.31)]
+
+
+def test_the_world_of_a_run_is_gone_when_the_next_has_begun() -> None:
+    """A cycle that a timer refers to, with a task, is collected. Kept for ever, ten thousand dead tasks made every
+    `asyncio.run` of the same process forty times slower."""
+
+    class World:
+        def __init__(self) -> None:
+            self.itself = self
+            self.task = asyncio.create_task(asyncio.sleep(3600))
+            asyncio.get_running_loop().call_later(7200, print, self)
+
+    left: list[weakref.ref[World]] = []
+
+    async def main() -> None:
+        left.append(weakref.ref(World()))
+
+    run(main())
+    run(asyncio.sleep(0))
+
+    assert left[0]() is None
