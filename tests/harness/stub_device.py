@@ -43,6 +43,10 @@ class StubDevice(StubTrainer):
         self.recent_loss: float | None = None
         #: Set to fail with it at the next step.
         self.fails_with: TrainerFailed | None = None
+        #: Whether `hang` holds it already before it asks for its first step.
+        self.hangs_early = False
+        #: Whether it hangs in its next merge.
+        self.hangs_in_merge = False
         self._handler: Callable[[int], None] = lambda _: None
         self._answer: asyncio.Future[StepAnswer] | None = None
         self._death: asyncio.Future[TrainerFailed] | None = None
@@ -61,6 +65,8 @@ class StubDevice(StubTrainer):
         writes has their mean instead."""
         self._need_running()
         self.merges.append(order)
+        if self.hangs_in_merge:
+            self.hang()
         while self._hanging is not None:
             self._set_state("hung")
             await self._hanging.wait()
@@ -119,6 +125,9 @@ class StubDevice(StubTrainer):
         self.began.append(self.base + self.place)
         if handshake is not None:
             handshake.loaded.set()
+        while self.hangs_early and self._hanging is not None:
+            self._set_state("hung")
+            await self._hanging.wait()
         steps, loop = 0, asyncio.get_running_loop()
         while True:
             self._answer = loop.create_future()

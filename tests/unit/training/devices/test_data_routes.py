@@ -146,10 +146,28 @@ def test_an_answer_to_a_trainer_that_was_given_up_is_not_lost() -> None:
     node.answer(wanted)
     node.holds_answers = False
     assert node.inbox[0] == []
-    first = node.ask(1, begins=True)
-    assert len(first) == 2
     assert node.member is not None
-    assert {(one.epoch, one.partition) for one in first} <= set(node.member.begun)
+    claimed = set(node.member.begun)
+    first = node.ask(1, begins=True)
+    assert len(claimed) == 2
+    assert {(one.epoch, one.partition) for one in first} == claimed
+
+
+def test_a_request_of_a_trainer_that_was_started_again_is_not_passed_on() -> None:
+    """It waited for that of another trainer. The trainer that sent it is gone, and nobody would train its claims."""
+    node = Node(2)
+    for index in range(2):
+        node.routes.from_trainer(index, DataOpened(SHAPE, None))
+    node.holds_answers = True
+    for index in range(2):
+        assert node.ask(index, begins=True) == []
+    node.routes.from_trainer(1, DataOpened(SHAPE, None))
+    node.holds_answers = False
+    [wanted] = [one for one in node.passed if isinstance(one, DataWanted)]
+    node.answer(wanted)
+    assert (len(node.inbox[0]), node.inbox[1]) == (1, [])
+    assert node.member is not None
+    assert len(node.member.begun) == 2
 
 
 def test_each_trainer_hears_what_is_known_under_its_own_turn() -> None:

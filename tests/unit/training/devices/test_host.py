@@ -226,6 +226,55 @@ def test_a_trainer_that_always_fails_is_given_up_after_max_restarts() -> None:
     run(scenario())
 
 
+def test_a_trainer_that_fails_now_and_then_is_never_given_up() -> None:
+    """Only failures in a row count: a step that it completes forgets those before."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=1, max_restarts=2)
+        await host.start()
+        for step in range(1, 9, 2):
+            devices[1].fails_with = TrainerFailed("out of memory")
+            await host.train(order(step, 1))
+            await asyncio.sleep(5.0)
+            await host.train(order(step + 1, 1))
+        assert [(one.state, one.failures) for one in host.devices()] == [("running", 0), ("running", 4)]
+
+    run(scenario())
+
+
+def test_a_trainer_that_hangs_before_its_first_request_holds_nobody_up() -> None:
+    """The cycle keeps a local step for it only as long as it is expected."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        devices[1].hangs_early = True
+        devices[1].hang()
+        async with asyncio.timeout(20.0):
+            report = await host.train(order(1, 2))
+        assert report.optimizer_steps == 2
+
+    run(scenario())
+
+
+def test_a_carry_that_is_not_finite_is_left_out() -> None:
+    """The trainers would never come back from it, and no owner adds it."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        host.delta[3] = float("nan")
+        await host.train(order(2, 2, carry=1.0))
+        assert [device.began[1] - device.began[0] for device in devices] == [0.0, 0.0]
+        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+
+    run(scenario())
+
+
 def test_a_hung_trainer_holds_nobody_up_and_what_it_trained_counts_later() -> None:
     """The others go on without one that is hung; when it moves again its report counts in the next cycle."""
 
@@ -468,6 +517,22 @@ def test_a_merge_that_fails_is_made_in_shared_memory() -> None:
         await host.train(order(2, 2))
         assert [device.merges[-1].group for device in devices] == [2, 2]
         assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+
+    run(scenario())
+
+
+def test_a_trainer_that_hangs_in_the_merge_of_a_group_is_told_nothing_more() -> None:
+    """Not even to write its own delta: it would do both when it goes on, in a step that is over."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        devices[1].hangs_in_merge = True
+        async with asyncio.timeout(30.0):
+            await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+        assert [len(device.merges) for device in devices] == [2, 1]
 
     run(scenario())
 
