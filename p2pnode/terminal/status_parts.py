@@ -83,19 +83,20 @@ _REST = {
 
 def repair_rows(exchange: Mapping[str, Any]) -> list[Row]:
     """What was repaired, and what was lost for good; nothing where neither is."""
-    parts = [f"{exchange[key]} {words}" for key, words in _REPAIRS.items() if exchange.get(key)]
+    parts = [f"{found} {_REPAIRS[key][found != 1]}" for key in _REPAIRS if (found := exchange.get(key))]
     return [("", "; ".join(parts))] if parts else []
 
 
+#: Of one, and of several.
 _REPAIRS = {
-    "shards_repaired": "broken shards repaired",
-    "shards_to_mend": "broken shards wait for a good copy",
-    "shards_without_backup": "shards have no backup yet",
-    "repaired": "deltas repaired after a split",
-    "lost": "deltas dropped before an owner took them",
-    "lost_in_splits": "deltas lost in splits",
-    "lost_in_restarts": "deltas lost in restarts",
-    "lost_in_repairs": "deltas lost in repairs of shards",
+    "shards_repaired": ("broken shard repaired", "broken shards repaired"),
+    "shards_to_mend": ("broken shard waits for a good copy", "broken shards wait for a good copy"),
+    "shards_without_backup": ("shard has no backup yet", "shards have no backup yet"),
+    "repaired": ("delta repaired after a split", "deltas repaired after a split"),
+    "lost": ("delta dropped before an owner took it", "deltas dropped before an owner took them"),
+    "lost_in_splits": ("delta lost in splits", "deltas lost in splits"),
+    "lost_in_restarts": ("delta lost in restarts", "deltas lost in restarts"),
+    "lost_in_repairs": ("delta lost in repairs of shards", "deltas lost in repairs of shards"),
 }
 
 

@@ -9,7 +9,19 @@ import pytest
 
 from p2pnode.status.pages import read_files
 from tests.browser.chromium import LAPTOP, PHONE, Tab, violations
-from tests.browser.scenes import EVIL, SCENES, fault, hostile, many, paused, several_parts, starting, training
+from tests.browser.scenes import (
+    EVIL,
+    SCENES,
+    Scene,
+    fault,
+    hostile,
+    many,
+    paused,
+    several_parts,
+    starting,
+    training,
+    waiting,
+)
 from tests.browser.staged_node import TOKEN, StagedNode
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -138,6 +150,23 @@ def test_a_node_that_dies_is_said_and_found_again(open_tab: OpenTab, stage: Stag
     page.get_by_text("The node ended").wait_for(timeout=8000)
     assert tab.text("#state") == "ended"
     assert [one for one in tab.problems if "ERR_CONNECTION_REFUSED" not in one and "ERR_INCOMPLETE" not in one] == []
+
+
+@pytest.mark.parametrize(("scene", "path", "table"), [(training, "/", "#peers"), (waiting, "/swarm", "#nodes")])
+def test_the_tables_of_nodes_fit_a_laptop(
+    open_tab: OpenTab, stage: Stage, scene: Callable[[], Scene], path: str, table: str
+) -> None:
+    """Every column is seen without scrolling, the version of each node among them; one that said none has a dash."""
+    tab = open_tab(width=LAPTOP)
+    page = tab.open(stage(scene()).url + path)
+    rows = page.locator(f"{table} tbody tr")
+    rows.first.wait_for()
+    assert page.evaluate(f"(found => found.scrollWidth - found.clientWidth)(document.querySelector('{table}'))") <= 0
+    title = page.locator(f"{table} th", has_text="Version")
+    place = title.evaluate("(found) => found.cellIndex")
+    versions = [row.locator("td").nth(place).inner_text() for row in rows.all()]
+    assert set(versions) == {"0.1.0", "–"}
+    assert tab.problems == []
 
 
 def test_two_hundred_peers_are_shown_and_the_page_still_answers(open_tab: OpenTab, stage: Stage) -> None:
