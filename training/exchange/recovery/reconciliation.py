@@ -112,6 +112,8 @@ class SplitReconciler:
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in list(self._store.superseded):
+            if shard not in self._store.superseded:
+                continue  # settled while another one was
             known = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
                 await self._settle_own(shard)
@@ -235,6 +237,8 @@ class SplitReconciler:
             missing = only_here(copy, history, () if unclear else self._store.log.entries(shard))
             if copy.is_late and missing.count():
                 await self._late.keep_aside(shard, copy, missing)
+                if self._store.superseded.get(shard) is not copy:
+                    return []  # it was settled meanwhile, or another copy was merged with it, which has deltas too
             # What is lost of a copy from disk is counted by the owner (`LateCopies`).
             self._close(shard, [] if is_counted else spans(missing))
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -247,5 +248,57 @@ def test_a_state_that_is_not_finite_is_not_added() -> None:
         low.store.add(0, delta(4, float("nan")))
         await reconcile(high, low)
         assert np.isfinite(high.store.owned[0].state.value).all()
+
+    run(scenario())
+
+
+def superseded_twice() -> tuple[Side, Side]:
+    """The lower side owns two shards and has an earlier copy of each."""
+    high, low = split(log_bytes=0)
+    low.store.step_down(0)
+    low.store.superseded[1] = low.store.superseded[0]
+    for shard in range(2):
+        low.store.own(shard, zeros(low.store), term(7, "b"), contact("b"), 0.0, by_handover=False)
+    return high, low
+
+
+def test_a_copy_that_is_settled_while_another_one_is_ends_nothing() -> None:
+    """Reconciling goes through the copies with requests in between; each is looked up when it is its turn."""
+
+    async def scenario() -> None:
+        _, low = superseded_twice()
+        turns: list[int] = []
+
+        async def settle(shard: int, *_: Any) -> list[Any]:
+            turns.append(shard)
+            low.store.superseded.pop(1)
+            return []
+
+        low.reconciler._settle = settle  # type: ignore[method-assign]
+        await low.reconciler.reconcile()
+
+        assert turns == [0]
+
+    run(scenario())
+
+
+def test_a_copy_that_another_is_merged_with_while_it_is_kept_aside_stays() -> None:
+    """The disk takes a while. What came meanwhile has deltas of its own, and is settled in the next round."""
+
+    async def scenario() -> None:
+        high, low = split(log_bytes=0)
+        low.store.step_down(0)
+        copy = low.store.superseded[0]
+        copy.is_late = True
+        newer = dataclasses.replace(copy)
+
+        async def keep_aside(*_: Any) -> None:
+            low.store.superseded[0] = newer
+
+        low.reconciler._late.keep_aside = keep_aside  # type: ignore[method-assign]
+        await low.reconciler._settle(0, copy, high.reconciler._history(0))
+
+        assert low.store.superseded == {0: newer}
+        assert low.store.superseded[0] is newer
 
     run(scenario())
