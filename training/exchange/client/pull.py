@@ -349,7 +349,6 @@ class PullClient:
             await self._final_values.prepare(shards, job.step)
         yielder, store, replica = LoopYielder(), self._store, self._replica
         versions, synchronous = replica.shard_versions, self._context.synchronous
-        await self._inspector.inspect(shards)
         for shard in shards:
             owned = store.owned.get(shard)
             if owned is None or owned.is_broken or (job.is_final and not self._final_values.is_final(shard)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -333,3 +335,15 @@ def test_nothing_is_lost_over_many_deltas(codec: CodecName) -> None:
 
     np.testing.assert_allclose(arrived + residual, sent, rtol=0, atol=1e-3 if codec == "int4" else 1e-4)
     assert np.abs(residual).max() < 5.0 / {"bfloat16": 256, "int8": 127, "int4": 7}[codec]
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf, 1.1e18, -1.1e18])
+def test_an_encoded_value_out_of_range_is_found(codec: Literal["float32", "bfloat16"], bad: float) -> None:
+    """Of either sign, wherever it is, and beside values whose sum of squares is too large to prove anything."""
+    for size, place in ((1, 0), (40_000, 39_999), (100_001, 70_000)):
+        values = np.linspace(-1e18, 1e18, size, dtype=np.float32)
+        assert codecs.is_within(codecs.encode(values, codec), codec, 1.05e18)
+        values[place] = bad
+        bits = values if codec == "float32" else (values.view(np.uint32) >> 16).astype("<u2")
+        assert not codecs.is_within(bits.tobytes(), codec, 1.05e18)
