@@ -117,7 +117,7 @@ class Overlay:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
         advertised = await advertised_address(self._advertise)
-        bound = await self._transport.open(self._protocol.datagram_received, self._requests.serve)
+        bound = await self._transport.open(self._protocol.datagram_received, self._requests.serve, self._requests.waits)
         self.local.listens_at(bound, advertised)
         self._server.attach(self._transport)
         self._prober.start()
@@ -323,10 +323,10 @@ class Overlay:
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, handler: Handler) -> None:
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         """Serve requests of this name: `handler(contact, payload, body)`; `Response.head` is the payload of the
-        response."""
-        self._requests.register(name, handler)
+        response. `waits`: it may wait for an answer of another node."""
+        self._requests.register(name, handler, waits=waits)
 
     def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float

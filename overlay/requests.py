@@ -132,15 +132,23 @@ class RequestService:
         self._events = events
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
+        self._waiting: dict[str, None] = {}
         self._bare_handlers: dict[str, BareHandler] = {}
         self._rates: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
         self._bare_rates: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
         self._large_heads: RateLimiter[bytes | str] = RateLimiter(LARGE_HEAD_RATE)
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
 
-    def register(self, name: str, handler: Handler) -> None:
-        """Serve requests of this name; a second registration replaces the first."""
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
+        """Serve requests of this name; a second registration replaces the first. `waits`: the handler may wait for an
+        answer of another node. Such requests never take all places, so that those which wait for nobody are served."""
         self._handlers[name] = handler
+        if waits:
+            self._waiting[name] = None
+
+    def waits(self, name: str) -> bool:
+        """Whether a request of this name may wait for another node."""
+        return name in self._waiting
 
     def register_bare(self, name: str, handler: BareHandler) -> None:
         """Serve requests of this name without an envelope, from unauthenticated peers too."""

@@ -176,6 +176,11 @@ RequestHandler = Callable[[Request], Awaitable[Response]]
 Body = AsyncIterator[Buffer] | Iterable[Buffer]
 
 
+def waits_for_none(_name: str) -> bool:
+    """No request of any name waits for other nodes."""
+    return False
+
+
 class Transport(Protocol):
     """What a node needs of a network. One instance per node; `open` once, `close` once."""
 
@@ -189,9 +194,15 @@ class Transport(Protocol):
         """The measured rates of this node's line."""
         ...
 
-    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+    async def open(
+        self,
+        on_datagram: DatagramHandler,
+        on_request: RequestHandler,
+        waits: Callable[[str], bool] = waits_for_none,
+    ) -> Address:
         """Bind and begin to serve; returns the bound address (a port of 0 was replaced by a free one, the same
-        for datagrams and streams). Raises `PortInUse` or `OSError`."""
+        for datagrams and streams). `waits`: whether a request of this name may wait for an answer of another node
+        before it is answered. Raises `PortInUse` or `OSError`."""
         ...
 
     def send(self, to: Address, datagram: bytes) -> None:

@@ -132,8 +132,8 @@ class Swarm(Protocol):
 
     # -- requests
 
-    def register(self, name: str, handler: Handler) -> None:
-        """Serve requests of this name."""
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
+        """Serve requests of this name. `waits`: the handler may wait for an answer of another node."""
         ...
 
     def request(

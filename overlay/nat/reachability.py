@@ -70,7 +70,7 @@ class Reachability:
         self._peers = peers
         self._unreachable_reports: dict[bytes, float] = {}
         self._wake = asyncio.Event()
-        requests.register(DIAL_BACK, self._dial_back)
+        requests.register(DIAL_BACK, self._dial_back, waits=True)
 
     def assume_reached(self) -> None:
         """This node founds: without peers it is the only one that can own."""

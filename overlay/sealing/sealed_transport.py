@@ -6,7 +6,7 @@ proven id (`NodeAddress`). Requests pass unchanged, because the transport below 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from overlay.addresses import Address
@@ -17,7 +17,7 @@ from overlay.line_rate import MeasuredLine
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.sealer import Sealer
 from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport, Upload
+from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport, Upload, waits_for_none
 
 
 class SealedTransport:
@@ -55,10 +55,15 @@ class SealedTransport:
         """See `Transport.line`."""
         return self._below.line
 
-    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+    async def open(
+        self,
+        on_datagram: DatagramHandler,
+        on_request: RequestHandler,
+        waits: Callable[[str], bool] = waits_for_none,
+    ) -> Address:
         """See `Transport.open`."""
         self._on_datagram = on_datagram
-        return await self._below.open(self._on_datagram_below, on_request)
+        return await self._below.open(self._on_datagram_below, on_request, waits)
 
     def send(self, to: Address, datagram: bytes) -> None:
         """See `Transport.send`. `to` must be a `NodeAddress`: a datagram is sealed for one node."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections import Counter
+from collections.abc import Callable
 
 from overlay.addresses import Address, NodeAddress, group_of, id_behind
 from overlay.environment import Log
@@ -29,7 +30,15 @@ from overlay.sockets.framing import (
 )
 from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
 from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import HANDLER_SILENCE_S, Request, RequestHandler, RequestRejected, Response, TransportError
+from overlay.transport import (
+    HANDLER_SILENCE_S,
+    Request,
+    RequestHandler,
+    RequestRejected,
+    Response,
+    TransportError,
+    waits_for_none,
+)
 
 #: Idle connections are kept longer than clients keep them (`overlay.sockets.connection_pool.KEEP_ALIVE_S`).
 KEEP_ALIVE_S = 90.0
@@ -44,9 +53,16 @@ class StreamServer:
     """`new_connection` is the protocol factory for accepted connections."""
 
     def __init__(
-        self, on_request: RequestHandler, log: Log, counters: Counter[str], meter: UploadMeter, places: int
+        self,
+        on_request: RequestHandler,
+        log: Log,
+        counters: Counter[str],
+        meter: UploadMeter,
+        places: int,
+        waits: Callable[[str], bool] = waits_for_none,
     ) -> None:
-        """`places`: connections kept at once (`overlay.sockets.connection_places`)."""
+        """`places`: connections kept at once (`overlay.sockets.connection_places`). `waits`: see `Transport.open`."""
+        self._waits = waits
         self._meter = meter
         self._places: ConnectionPlaces[Connection] = ConnectionPlaces(places)
         self._on_request = on_request
@@ -107,7 +123,7 @@ class StreamServer:
         peer = id_behind(source) or group_of(source.host)
         self._places.begin(connection)
         try:
-            async with self._limiter.handler(peer):
+            async with self._limiter.handler(peer, waits=self._waits(head.name)):
                 return await self._run_handler(connection, head, body, source, peer, is_last=is_last)
         except TooManyRequests as reason:
             self._counters["streams_dropped_quota"] += 1

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from overlay.addresses import Address
 from overlay.environment import Clock, Log
@@ -28,7 +28,15 @@ from overlay.sockets.server import StreamServer
 from overlay.sockets.ticket_gate import TicketGate
 from overlay.sockets.udp import DatagramSocket
 from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import MAX_DATAGRAM_BYTES, MAX_HEAD_BYTES, Body, DatagramHandler, RequestHandler, Upload
+from overlay.transport import (
+    MAX_DATAGRAM_BYTES,
+    MAX_HEAD_BYTES,
+    Body,
+    DatagramHandler,
+    RequestHandler,
+    Upload,
+    waits_for_none,
+)
 
 #: Longest wait of `close` for cancelled handlers and handshakes, each.
 CLOSE_TIMEOUT_S = 0.4
@@ -95,7 +103,12 @@ class SocketTransport:
         if end_others and self._server is not None:
             self._server.end_idle()
 
-    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+    async def open(
+        self,
+        on_datagram: DatagramHandler,
+        on_request: RequestHandler,
+        waits: Callable[[str], bool] = waits_for_none,
+    ) -> Address:
         """See `Transport.open`."""
         if self._opened:
             raise RuntimeError("a transport is opened once")
@@ -104,7 +117,7 @@ class SocketTransport:
         datagrams, stream, self.address = bind_pair(host, self.address.port)
         places = places_of(_open_file_limit() if self._descriptors is None else self._descriptors)
         self._max_handshakes = min(MAX_PENDING_HANDSHAKES, places)
-        self._server = StreamServer(on_request, self._log, self._counters, self._streams, places)
+        self._server = StreamServer(on_request, self._log, self._counters, self._streams, places, waits)
         try:
             if self._seal is None:
                 self._listener = Listener(stream, lambda stream, _host: self._begin_handshake(stream))

@@ -119,7 +119,7 @@ class ScriptedSwarm:
     async def candidates(self, key: bytes) -> list[Contact]:
         return [one for one in self.candidate_list if one.node_id not in self.gone]
 
-    def register(self, name: str, handler: Handler) -> None:
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         self.handlers[name] = handler
 
     @asynccontextmanager

@@ -13,6 +13,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from overlay.discovery.placement import rank
 from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, ChangeKind, Contact, PeerChange
+from overlay.sockets.concurrency import HandlerLimiter
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
@@ -37,6 +39,9 @@ CLOSEST = 20
 #: Seconds until a node detects a failure, and until it notices a return; drawn for each node.
 DETECTED_S = (2.0, 5.5)
 RETURNED_S = (0.1, 2.0)
+
+#: The request whose handler runs in this task, or has begun it; empty: none.
+HANDLED: ContextVar[str] = ContextVar("handled", default="")
 
 
 @dataclass(slots=True)
@@ -110,6 +115,9 @@ class Overlay:
         self.line = MeasuredLine()
         self.peers: dict[bytes, Peer] = {}
         self.handlers: dict[str, Handler] = {}
+        #: Requests whose handlers may wait for other nodes.
+        self.waiting: dict[str, None] = {}
+        self.limiter = HandlerLimiter()
         self.callbacks: list[Callable[[PeerChange], None]] = []
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.running = True
@@ -218,8 +226,10 @@ class Overlay:
 
     # -- requests
 
-    def register(self, name: str, handler: Handler) -> None:
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         self.handlers[name] = handler
+        if waits:
+            self.waiting[name] = None
 
     @asynccontextmanager
     async def request(
@@ -227,6 +237,9 @@ class Overlay:
     ) -> AsyncIterator[ReceivedResponse]:
         if not self.running:
             raise TransportError("closed", to.address, "the transport of this node is closed")
+        # Two owners that are full of such requests to each other would wait for ever.
+        asker = HANDLED.get()
+        assert not asker or asker in self.waiting, f"the handler of {asker} waits for {name} of another node"
         buffers = await collected(body)
         answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
         self.world.carry(self, to, name, payload, buffers, answer)
@@ -568,15 +581,18 @@ class World:
             return
         buffers = list(buffers)
         reset = TransportError("reset", overlay.address, "broke") if self.tear(buffers) else None
+        HANDLED.set(name)
+        contact = Contact(source.node_id, source.address)
         try:
-            reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers, reset))
+            async with overlay.limiter.handler(source.node_id, waits=name in overlay.waiting):
+                reply = await handler(contact, payload, chunks(buffers, reset))
+                back = await collected(reply.body)
         except RequestRejected as error:
             _fail(answer, TransportError("rejected", overlay.address, str(error)))
             return
         except TransportError as error:
             _fail(answer, TransportError("reset", overlay.address, str(error)))
             return
-        back = await collected(reply.body)
         if self.random.random() < self.links.loss or not self.reachable(sender, target):
             return
 

@@ -342,7 +342,7 @@ class MemoryTransport:
     def is_open(self) -> bool:
         return self._open
 
-    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler) -> Address:
+    async def open(self, on_datagram: DatagramHandler, on_request: RequestHandler, waits: object = None) -> Address:
         self.address = self.network.bind(self, self.address)
         self._on_datagram = on_datagram
         self.on_request = on_request

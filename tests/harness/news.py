@@ -33,7 +33,7 @@ class NewsSwarm:
         self.silent: set[bytes] = set()
         self.answer = b""
 
-    def register(self, name: str, handler: Handler) -> None:
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         self.handlers[name] = handler
 
     def members(self) -> list[Any]:

@@ -39,7 +39,7 @@ class ScriptCalls:
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[bytes]] = {}
         self._has_ended = False
-        swarm.register(REQUEST, self._on_request)
+        swarm.register(REQUEST, self._on_request, waits=True)
 
     def end(self) -> None:
         """This node's script has ended: whoever waits for it is refused."""

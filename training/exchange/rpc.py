@@ -50,9 +50,10 @@ class ExchangeRpc:
         #: The requests in flight of each node.
         self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
-    def register(self, name: str, kind: type[A], handle: TypedHandler[A]) -> None:
-        """Serve requests of this name, which carry messages of this type."""
-        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust))
+    def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
+        """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
+        of another node."""
+        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust), waits=waits)
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()

@@ -51,7 +51,7 @@ class OnePeer:
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
 
-    def register(self, name: str, handler: Handler) -> None:
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         self.handlers[name] = handler
 
     @asynccontextmanager

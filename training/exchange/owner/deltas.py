@@ -51,7 +51,7 @@ class DeltaHandler:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("push", Push, self._on_push)
+        self._rpc.register("push", Push, self._on_push, waits=True)
         if self._store.holds_values:
             self.values.register()
 

@@ -126,13 +126,13 @@ class ReadHandler:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("pull", Pull, self._on_pull)
+        self._rpc.register("pull", Pull, self._on_pull, waits=True)
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
         self._rpc.register("survey", Survey, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
         self._rpc.register("list", ListDeltas, self._on_list)
         self._rpc.register("past", DeltaHistory, self._on_past)
-        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers)
+        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
         self._rpc.register("final_done", FinalDone, self._on_final_done)
 
     # -- pull ---------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class ValueHandler:
     def register(self) -> None:
         """Register the request handlers."""
         rpc = self._context.rpc
-        rpc.register("update_values", UpdateValues, self._on_update)
+        rpc.register("update_values", UpdateValues, self._on_update, waits=True)
         rpc.register("read_values", ReadValues, self._on_read)
         rpc.register("list_keys", ListKeys, self._on_list)
 

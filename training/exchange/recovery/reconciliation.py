@@ -85,7 +85,7 @@ class SplitReconciler:
         self._mended, self._mended_lost, self._mended_at = 0, 0, 0.0
         self._rpc.register("offer", Offer, self._on_offer)
         self._rpc.register("seek", FindDeltas, self._on_seek)
-        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas)
+        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""

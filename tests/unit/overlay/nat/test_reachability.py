@@ -27,7 +27,7 @@ class Requests:
         self.answers = answers
         self.asked: list[int] = []
 
-    def register(self, name: str, handler: object) -> None:
+    def register(self, name: str, handler: object, *, waits: bool = False) -> None:
         assert name == "dialback"
 
     @asynccontextmanager

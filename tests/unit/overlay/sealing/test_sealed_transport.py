@@ -29,7 +29,7 @@ class Below:
         self.on_datagram: DatagramHandler | None = None
         self.is_open = False
 
-    async def open(self, on_datagram: DatagramHandler, _on_request: RequestHandler) -> Address:
+    async def open(self, on_datagram: DatagramHandler, _on_request: RequestHandler, _waits: object) -> Address:
         self.on_datagram, self.is_open = on_datagram, True
         return self.address
 

@@ -137,3 +137,36 @@ def test_large_heads_are_read_a_few_at_a_time() -> None:
         assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("peer", ["", b"peer"])
+def test_requests_that_wait_for_other_nodes_leave_places_to_the_others(
+    peer: bytes | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four places, in all and of a peer, three are for them, however many come first: one that waits for nobody runs
+    at once, and all run in the end."""
+    monkeypatch.setattr(concurrency, "MAX_CONCURRENT_HANDLERS", 4)
+    monkeypatch.setattr(concurrency, "MAX_HANDLERS_PER_PEER", 4)
+    monkeypatch.setattr(concurrency, "MAX_WAITING_PER_PEER", 20)
+
+    async def main() -> None:
+        limiter, running, answered = HandlerLimiter(), 0, asyncio.Event()
+
+        async def push() -> None:
+            nonlocal running
+            async with limiter.handler(peer, waits=True):
+                running += 1
+                await answered.wait()
+
+        async def forward() -> None:
+            async with limiter.handler(peer):
+                answered.set()
+
+        pushes = [asyncio.ensure_future(push()) for _ in range(10)]
+        await settle()
+        assert running == 3
+        async with asyncio.timeout(5.0):
+            await forward()
+            await asyncio.gather(*pushes)
+
+    asyncio.run(main())

@@ -56,7 +56,7 @@ class FakeSwarm:
         self.asked: list[tuple[bytes, Any]] = []
         self.handlers: dict[str, Any] = {}
 
-    def register(self, name: str, handler: Any) -> None:
+    def register(self, name: str, handler: Any, *, waits: bool = False) -> None:
         self.handlers[name] = handler
 
     def is_gone(self, node: bytes) -> bool:

@@ -32,7 +32,7 @@ class Table:
         self._all = all_tables
         all_tables[node_id] = self
 
-    def register(self, name: str, handler: Callable) -> None:
+    def register(self, name: str, handler: Callable, *, waits: bool = False) -> None:
         self.handlers[name] = handler
 
     def members(self) -> list:

@@ -55,7 +55,7 @@ class FakeSwarm:
     def is_gone(self, node_id: bytes) -> bool:
         return False
 
-    def register(self, name: str, handler: Any) -> None:
+    def register(self, name: str, handler: Any, *, waits: bool = False) -> None:
         assert name == "share_data"
         self.handler = handler
 
