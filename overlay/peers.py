@@ -132,8 +132,8 @@ class Peer:
         return self.activity is Activity.TRAINING and self.step_seconds == 0.0
 
     def counts_for_barrier(self, now: float, since: float = 0.0) -> bool:
-        """Whether a barrier waits for this peer: a worker, or a peer before the end of its first step that began
-        together with the asking node.
+        """Whether a barrier waits for this peer: a worker, or a peer in its first step that began together with the
+        asking node.
 
         So nodes that start together take their first step together. A ready peer counts for as long as a stall is
         allowed, from its last progress or from `since`, when the asking node itself began. The last node that gets

@@ -143,11 +143,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 class ThreadExecutor:
-    """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk, with a checkpoint or a
-    small file, while others compute.
+    """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk while others compute.
 
-    On Linux, where each thread has its own niceness, theirs is `nice` above that of the thread that makes the pool: the
-    event loop's thread, which has to answer other nodes, does not wait for a core behind them (docs/performance.md).
+    On Linux each thread has its own niceness. Theirs is `nice` above that of the thread that makes the pool, so that
+    the event loop, which answers other nodes, does not wait for a core behind them (docs/performance.md).
     """
 
     def __init__(self, threads: int = 4, nice: int = 5) -> None:

@@ -1,7 +1,7 @@
 """The program `p2pnode`, also as `python -m p2pnode`.
 
-Importing the command line takes a moment, in which a person may press Ctrl-C: it ends like a command that was broken
-off, without a stack trace.
+Importing the command line takes a moment, in which a person may press Ctrl-C. Then it ends like a command that was
+broken off, without a stack trace.
 """
 
 import sys

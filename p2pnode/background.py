@@ -1,7 +1,7 @@
 """Starts a node as a process of its own, and ends those that run on a state directory.
 
-`p2pnode start --background` waits until the node answers, so a start that fails says why at the terminal, with the exit
-code that the node ended with. What the node prints goes to `node.log` (`p2pnode.log_file`). `p2pnode stop` asks the
+`p2pnode start --background` waits until the node answers. So a start that fails says why at the terminal, with the exit
+code of the node. What the node prints goes to `node.log` (`p2pnode.log_file`). `p2pnode stop` asks the
 nodes to leave and waits until their processes have ended.
 """
 

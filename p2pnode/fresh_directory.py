@@ -39,7 +39,7 @@ def is_fresh(folder: Path) -> bool:
 def emptied_on_failure(folder: Path, *, fresh: bool) -> Iterator[StartOutcome]:
     """Within the lock of the directory: empty it again if it was `fresh` and the start fails.
 
-    A start fails if it raises, or ends with an exit code other than 0, before its node has entered a swarm: from then
+    A start fails if it raises, or ends with an exit code other than 0, before its node has entered a swarm. From then
     on the directory has a record (`p2pnode.config.directory_record`), and stays as it is.
     """
     outcome = StartOutcome()

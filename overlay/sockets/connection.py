@@ -325,8 +325,8 @@ class _Watch:
 
 
 def _keep_queues_short(transport: asyncio.Transport) -> None:
-    """Ask for BBR where the kernel has it and allows it: a control by losses fills the queue of a home router, seconds
-    long, before it slows down, and everything else waits in it. On the loopback there is no such queue."""
+    """Ask for BBR where the kernel has it and allows it. A control by losses fills the queue of a home router, which is
+    seconds long, before it slows down. Everything else waits in it. On the loopback there is no such queue."""
     sock, peer = transport.get_extra_info("socket"), transport.get_extra_info("peername")
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None or sock is None or not peer or is_loopback(str(peer[0])):

@@ -1,8 +1,8 @@
-"""Goes into the swarm for a moment, under an identity of its own that owns nothing, and leaves again.
+"""Joins the swarm for a moment, under an identity of its own that owns nothing, and leaves again.
 
-Each bootstrap is asked by itself, so each has its own result. Then the node's own port is opened: members are asked to
-connect to it, which shows whether others reach this machine, and two are pinged, which shows whether UDP arrives. It
-uses the code of the daemon and no other. The members see a peer that comes and leaves.
+Each bootstrap is asked by itself, so each has its own result. Then the node's own port is opened. Members are asked to
+connect to it, which shows whether others reach this machine. Two are pinged, which shows whether UDP arrives. It uses
+the code of the daemon and no other. The members see a peer that comes and leaves.
 """
 
 from __future__ import annotations

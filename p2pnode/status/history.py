@@ -1,6 +1,6 @@
 """Keeps the figures of the dashboard's charts in fixed memory: the last minutes fine, older ones ever coarser.
 
-A round-robin database in memory (after RRDtool, Oetiker 1999). Every level is a ring of rows; a row of the next level
+A round-robin database in memory (after RRDtool, Oetiker 1999). Every level is a ring of rows. A row of the next level
 is the mean of `FACTOR` rows of the one before, at the time of the first of them. All memory is taken at the start, so a
 node that runs for a month keeps no more than one that runs for a day. Times are monotonic seconds and only rise. Pure.
 """

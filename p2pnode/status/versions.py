@@ -1,7 +1,7 @@
 """Whether peers run another release of p2pnode, as far as they say so, for `/status.health`. Pure.
 
-What a peer says of itself is shown and decides nothing: whether nodes understand each other, the version of the
-protocol says when they meet (`hello`). Two versions of one release (0.2.0, 0.2.1) are no finding.
+What a peer says of itself is shown and decides nothing. Whether nodes understand each other is decided by the version
+of the protocol when they meet (`hello`). Two versions of one release (0.2.0, 0.2.1) are no finding.
 """
 
 from __future__ import annotations

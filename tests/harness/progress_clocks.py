@@ -4,12 +4,12 @@ A node that trains has two clocks for each shard. One is set by every acknowledg
 shard, the other when a pull has brought other bits of it. Steps show nothing: a node counts them while its deltas wait
 in the outbox and its pulls bring nothing.
 
-No fault sets a clock. A clock may show the detection bound (detection, take-over and first answer, docs/faults.md), the
-longest step, and as many requests lost in a row as the links lose now and then (`retries_s`). A node waits 5 s for
-acknowledgements and 5 s for values, so that the bound holds for every shard. A clock may show the bound once more for
-each further fault since it was set, if that can stop this node or this shard: it strikes the node, or the owner, the
-backup or the learner of the shard, or cuts lines between them. A fault elsewhere allows nothing, and neither does a
-join or an orderly leave.
+No fault sets a clock. A clock may show the sum of three times: the detection bound (detection, take-over and first
+answer, docs/faults.md), the longest step, and requests that are lost in a row (`retries_s`). A node waits 5 s for
+acknowledgements and 5 s for values, so that the bound holds for every shard. For each further fault since it was set a
+clock may show the bound once more, if that fault can stop this node or this shard. Such a fault strikes the node, or
+the owner, the backup or the learner of the shard, or cuts lines between them. A fault elsewhere allows nothing, and
+neither does a join or an orderly leave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.exchange.timeouts import BACKOFF, QUESTION, REQUEST
 #: The detection bound (docs/faults.md), and the slowest step of a simulated worker.
 BOUND_S = 10.0
 STEP_MOST_S = 3.0
-#: What happens to fewer than one request in so many is bad luck: it would have to meet a take-over that takes its full
+#: What happens to fewer than one request in so many is bad luck. It would have to meet a take-over that takes its full
 #: bound, and in 200 histories it did not.
 RARE = 500
 

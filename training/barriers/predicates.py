@@ -48,7 +48,7 @@ def trains_same_step(mine: int, other: int) -> bool:
 
 
 def is_abreast(mine: int, others: Sequence[int]) -> bool:
-    """Whether at least half of the sample has completed the same step, and one of it at all: their deltas are in what
+    """Whether at least half of the sample has completed the same step, and one of it at all. Their deltas are in what
     this node pulls now, and the next ones arrive with its own."""
     return 0 < len(others) <= 2 * sum(other == mine for other in others)
 

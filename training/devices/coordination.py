@@ -1,9 +1,9 @@
 """Hosts that decide together: one node of the swarm is the global server, and a leader is common to all.
 
-The global server is the first of the nodes that are closest to a key of the swarm, so each node finds it by itself, and
-the next one takes the role over when it is dead. Its counts come with the requests (`training.devices.global_cycles`),
-so nothing has to be handed over; two servers, for a moment, each count the nodes that ask them. A node that reaches
-none takes its own share of the cycle.
+The global server is the first of the nodes that are closest to a key of the swarm, so each node finds it by itself.
+When it dies, the next one takes the role over. Its counts come with the requests (`training.devices.global_cycles`), so
+nothing has to be handed over. Where there are two servers for a moment, each counts the nodes that ask it. A node that
+reaches none takes its own share of the cycle.
 
 The leader of the swarm is that of the node with the lowest running loss. The others ask that node for its values at the
 end of their step, beside the exchange.
@@ -47,7 +47,7 @@ LEADER_TIMEOUT_S = 10.0
 AVOID_S = 5.0
 #: The nodes closest to the key are looked up so often.
 LOOKUP_S = 1.0
-#: A node takes at most so many times its own share of a cycle: it is faster than the others, or the server lies.
+#: A node takes at most so many times its own share of a cycle: beyond that the server's answer is not true.
 MOST_SHARES = 16
 #: So many nodes are asked for a lease before this one takes its own share.
 ASKED = 2

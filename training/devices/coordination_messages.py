@@ -1,7 +1,7 @@
 """Messages between the nodes of a swarm with `devices.coordination = "global"`, as MessagePack. Pure.
 
-`lease_steps` asks the global server for local steps of a cycle, `leader_values` asks the node of the swarm's leader for
-the values of that leader, which follow in the body as bfloat16 (`training.encoding.frames`).
+`lease_steps` asks the global server for local steps of a cycle. `leader_values` asks the node of the swarm's leader for
+that leader's values. They follow in the body as bfloat16 (`training.encoding.frames`).
 """
 
 from __future__ import annotations

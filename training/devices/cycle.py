@@ -1,8 +1,8 @@
 """Decides for each iteration of each trainer of a host what it does: a local step, the distributed step, or the end.
 
 A trainer asks before each optimiser step and waits for its own answer. A cycle gives `period` local answers for each
-trainer in total, and then one *distributed* to each. A fast trainer takes more local steps than a slow one, but each
-has one of its own as long as one is left: with a period of 1 all take exactly one. An answer that is not due yet is
+trainer in total, and then one *distributed* to each. A fast trainer takes more local steps than a slow one. But each
+has one of its own as long as one is left, so with a period of 1 all take exactly one. An answer that is not due yet is
 held, and comes with a later call. So every request has one answer, and there is no counter that processes share.
 
 The method is that of LSGD's local and global server (Teng et al., NeurIPS 2019, arXiv 1905.10395). There the period is

@@ -2,7 +2,7 @@
 
 The node is one member of those that share a data set (`training.sharing`). Its trainers ask for claims one after the
 other, so no two have the same one. What a trainer had when it failed is given to it again when it comes back, from
-where its last report stood, and to another one if it is given up. Pure.
+where its last report stood. If it is given up, another one gets it. Pure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The global server of leader SGD: divides the local steps of each cycle among the trainers of all nodes. Pure.
 
 A cycle has W · period local steps, where W trainers take part, and after them each trainer takes one distributed step.
-Nodes lease a few steps at a time, and ask for more as their trainers come to need them: a fast node takes more of a
+Nodes lease a few steps at a time, and ask for more as their trainers come to need them. So a fast node takes more of a
 cycle than a slow one. Each trainer has one step of its own. A node for which nothing is left is told so at once, also
-while others have not come to this cycle: the barrier of the swarm, not this server, says who waits for whom.
+while others have not come to this cycle. The barrier of the swarm decides who waits for whom, not this server.
 
-Requests and answers count the steps of the whole cycle, so that a repeated request has the answer that it had, and
-another server can go on from what the nodes say.
+Requests and answers count the steps of the whole cycle. So a repeated request has the answer that it had, and another
+server can go on from the counts of the nodes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class GlobalCycles:
         return AllowedSteps(books.given[node], not left, books.total)
 
     def _left(self, books: _Cycle, node: bytes) -> int:
-        """What a node may still take: what nobody has, without one step for each trainer of others that has none; and
-        in any case one for each of its own."""
+        """What a node may still take: what nobody has, without one step for each trainer of others that has none. In
+        any case it is one for each of its own."""
         quota = sum(member.share for member in self._members.values())
         needs = {other: max(0, one.trainers - books.given.get(other, 0)) for other, one in self._members.items()}
         own = needs.pop(node)

@@ -141,7 +141,7 @@ class HostTrainer:
     # -- life cycle ----------------------------------------------------------------------------------------------
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
-        """See `Trainer.start`. Of the first start every trainer is needed: a device that this machine has not, or a
+        """See `Trainer.start`. Of the first start every trainer is needed. A device that this machine has not, or a
         model that differs, is an error of the settings."""
         for device in self._devices:
             await device.cancel()
