@@ -1,8 +1,8 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
 Tests with several daemons measure seconds; two of them at once would measure each other. Tests whose processes are
-forks share a worker because they share the server that forks. The long groups begin first. Grouping needs pytest before
-9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later versions do not read.
+forks share a worker because they share the server that forks. Groups begin first (`tests.harness.work_units`). Grouping
+needs pytest before 9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later versions do not read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
 #: They parse all modules, once per process.
 PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path", "test_structure"})
+
+#: The longest groups first.
+FIRST = ("swarms", "forks", "trainers", "simulation", "sources")
 
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
@@ -101,9 +104,18 @@ def _import_shares(config: pytest.Config) -> None:
             importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.harness.work_units import WorkUnits
+
+    return WorkUnits(config)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first: dict[str, list[pytest.Item]] = {"swarms": [], "forks": [], "trainers": [], "simulation": []}
+    first: dict[str, list[pytest.Item]] = {name: [] for name in FIRST}
     for item in items:
         group = group_of(item.path)
         if group is not None:
