@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 #: Served at these paths; every other file is below `/static/`.
 PAGES = {"/": "index.html", "/swarm": "swarm.html"}
+#: The end of every page, with its dialogs, in place of this line.
+PAGE_END, END_LINE = "page_end.part", b"    <!-- page_end.part -->\n"
 STATIC = "/static/"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -67,11 +69,17 @@ def read_files() -> dict[str, File]:
     """Every file by the path at which it is served."""
     files = {}
     names = {name: path for path, name in PAGES.items()}
-    for entry in resources.files("p2pnode.status").joinpath("static").iterdir():
+    folder = resources.files("p2pnode.status").joinpath("static")
+    end = folder.joinpath(PAGE_END).read_bytes()
+    for entry in folder.iterdir():
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix not in CONTENT_TYPES:
             continue
-        body = entry.read_bytes() if ".min." in entry.name or suffix != ".js" else lean(entry.read_bytes())
+        body = entry.read_bytes()
+        if suffix == ".html":
+            body = body.replace(END_LINE, end)
+        elif suffix == ".js" and ".min." not in entry.name:
+            body = lean(body)
         tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'
         files[names.get(entry.name, STATIC + entry.name)] = File(body, packed(body), CONTENT_TYPES[suffix], tag)
     return files

@@ -6,7 +6,7 @@ import gzip
 import re
 import tomllib
 
-from p2pnode.status.pages import POLICY, STATIC, lean, read_files
+from p2pnode.status.pages import END_LINE, POLICY, STATIC, lean, read_files
 from tests.harness.repository import ROOT
 
 #: Bytes of a page with everything that it loads, uncompressed.
@@ -39,6 +39,15 @@ def test_both_pages_and_all_that_they_load_are_small() -> None:
     for path, file in files.items():
         if "uplot" not in path and path.endswith((".html", ".js", ".css")):
             assert not re.findall(r"https?://(?!www\.w3\.org/)", file.body.decode()), path
+
+
+def test_every_page_ends_with_the_common_dialogs() -> None:
+    """Pages share scripts that open them, so a page without one would fail at the first click."""
+    for page in ("/", "/swarm"):
+        text = read_files()[page].body.decode()
+        assert text.count('<dialog id="confirm"') == text.count('<dialog id="token"') == 1
+        assert text.endswith("</html>\n")
+        assert END_LINE.decode() not in text
 
 
 def test_no_file_is_left_over() -> None:

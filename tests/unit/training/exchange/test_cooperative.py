@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.harness.environment import InlineExecutor
+from tests.harness.loop_turns import counted_turns
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder, off_loop
 
 
@@ -12,20 +13,11 @@ def test_other_tasks_run_after_so_many_values() -> None:
     """Small pieces are counted together; a piece below the limit does not yield."""
 
     async def scenario() -> list[int]:
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(count())
         yielder, seen = LoopYielder(), []
-        for _ in range(4):
-            await yielder.after(VALUES_PER_TURN // 2)
-            seen.append(turns)
-        counting.cancel()
+        with counted_turns() as turns:
+            for _ in range(4):
+                await yielder.after(VALUES_PER_TURN // 2)
+                seen.append(turns.count)
         return seen
 
     assert asyncio.run(scenario()) == [0, 1, 1, 2]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.loop_turns import counted_turns
 from tests.harness.stores import IDS, SUM, contact, term
 from tests.harness.virtual_loop import run
 from training.exchange.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
@@ -191,23 +192,15 @@ def test_others_run_while_many_updates_are_taken_and_applied() -> None:
     """A thousand updates, in one request or in one round: at most a millisecond or so passes between two turns."""
 
     async def turns_of(updates: int, *, in_one_round: bool) -> int:
-        owner, turns = Owner(), 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(count())
+        owner = Owner()
         some = [ShardUpdate(number % 2, update(number)) for number in range(1, updates + 1)]
         if in_one_round:
             for one in some:
                 owner.values.rounds.enqueue(one.shard, one.update, IDS["x"])
-        results = await owner.values.accept(IDS["x"], some[-2:] if in_one_round else some)
-        counting.cancel()
+        with counted_turns() as turns:
+            results = await owner.values.accept(IDS["x"], some[-2:] if in_one_round else some)
         assert {one.status for one in results} == {"ok"}
-        return turns
+        return turns.count
 
     async def scenario() -> None:
         few = await turns_of(2, in_one_round=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from overlay.peers import Activity, Contact
 from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
+from tests.harness.loop_turns import counted_turns
 from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
@@ -307,18 +308,9 @@ def test_others_run_while_the_candidates_of_all_shards_are_ranked() -> None:
             state = store.fresh_state(shard, np.zeros(0, np.float32))
             store.own(shard, state, term(1, "a"), ME, 0.0, by_handover=False)
         rebalancer, _, _ = rebalancer_of(store)
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        counting = asyncio.create_task(count())
-        await rebalancer.tick()
-        counting.cancel()
-        assert turns >= shards // 2 - 1
+        with counted_turns() as turns:
+            await rebalancer.tick()
+        assert turns.count >= shards // 2 - 1
 
     run(scenario())
 
