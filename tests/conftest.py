@@ -34,6 +34,7 @@ PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path", 
 #: The longest groups first.
 FIRST = ("swarms", "forks", "trainers", "simulation", "sources")
 
+SIMULATED_TESTS = Path(__file__).parent / "simulated"
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
     {
@@ -126,6 +127,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     begin = [item for group in first.values() for item in group]
     chosen = set(map(id, begin))
     items[:] = begin + [item for item in items if id(item) not in chosen]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Nodes of a simulated network verify each other's signatures in one process: those that it has made are known."""
+    if item.path.parent != SIMULATED_TESTS:
+        return (yield)
+    from tests.harness.quick_identity import known_signatures
+
+    with known_signatures():
+        return (yield)
 
 
 def group_of(path: Path) -> str | None:
