@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
+from training.exchange.claims import SelfClaims
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.counters import Counters
 from training.exchange.kept_deltas import KeptDeltas
@@ -16,6 +18,7 @@ from training.exchange.store.push_record import PushRecord
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
+from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
 from training.settings import ExchangeSettings
 from training.swarm import Swarm
 
@@ -38,6 +41,7 @@ class ExchangeContext:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     codec: CodecChoice
+    claims: SelfClaims = field(default_factory=SelfClaims)
     counters: Counters = field(default_factory=Counters)
     #: This node's own deltas on their way.
     kept: KeptDeltas = field(default_factory=KeptDeltas)
@@ -54,6 +58,34 @@ class ExchangeContext:
         self.environment.log.warning("member_distrusted", source=node.hex(), reason=found.reason, lies=found.lies)
         self.view.invalidate()
         self.rebalance.wake()
+
+    def broke_word(self, node: bytes, reason: str) -> None:
+        """A member has done what an honest one does rarely; a repeated one is left out for a time."""
+        if node == self.swarm.node_id or node not in self.view.trust:
+            return
+        self.environment.log.debug("word_broken", source=node.hex()[:8], reason=reason)
+        if (until_s := self.view.reliability.broke_word(node, self.environment.clock.monotonic())) is None:
+            return
+        self.view.trust.suspend(node, until_s)
+        self.view.invalidate()
+        self.rebalance.wake()
+
+    def claimed(self, node: bytes, infos: Iterable[OwnerInfo]) -> None:
+        """A member has named owners, itself perhaps."""
+        now_s = self.environment.clock.monotonic()
+        for info in infos:
+            if info.owner == node and self.store.ownership.is_plausible(info.term):
+                self.claims.note(node, info.shard, info.term, now_s)
+
+    def denied(self, node: bytes, shard: int, named: Term | None, asked_s: float, fence: Term = ZERO_TERM) -> None:
+        """A member that was asked at this moment does not own a shard, as it says (`SelfClaims.is_broken`)."""
+        if self.claims.is_broken(node, shard, named, asked_s, fence):
+            self.broke_word(node, "claim")
+
+    def answered_about(self, node: bytes, asked: Iterable[int], answered: Iterable[int]) -> None:
+        """A member that was asked about some shards has answered about these: no honest one names others."""
+        if not {*answered} <= {*asked}:
+            self.broke_word(node, "answer")
 
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)

@@ -16,7 +16,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
-from training.exchange.terms import OwnerInfo, Term
+from training.exchange.terms import Fence, OwnerInfo, Term
 
 #: For requests without bodies, which a living node answers at once.
 QUESTION_TIMEOUT_S = 1.0
@@ -115,8 +115,8 @@ class OwnerDirectory:
                 self.denied(shard, owner)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
-    def answered(self, owner: Contact, results: Iterable[ShardAnswer]) -> None:
-        """Learn from the answers of a known owner: one that redirects does not own.
+    def answered(self, owner: Contact, results: Iterable[ShardAnswer], asked_s: float) -> None:
+        """Learn from the answers of a known owner, which was asked at this moment: one that redirects does not own.
 
         A redirect is followed only to a higher term. In every other case the next step is a new lookup, not the same
         question, so that redirects cannot form a cycle. Nobody redirects to itself but a node that holds others up.
@@ -124,10 +124,18 @@ class OwnerDirectory:
         for result in results:
             if result.denies_ownership and result.owner_info and result.owner_info.owner == owner.node_id:
                 self._context.lied(owner.node_id, "redirect")
-            if result.owner_info is not None:
-                self._store.note_owners([result.owner_info])
+            info = result.owner_info
+            if result.denies_ownership:
+                self._context.denied(owner.node_id, result.shard, None if info is None else info.term, asked_s)
+            if info is not None:
+                self._store.note_owners([info])
             if result.denies_ownership:
                 self.denied(result.shard, owner)
+
+    def outdated(self, shard: int, owner: Contact, term: Term) -> None:
+        """The known owner of a shard answered under a term below one that was seen here: it is to hear of that."""
+        if term < self._store.ownership.fence(shard):
+            self._below[shard] = OwnerInfo.of(shard, term, owner)
 
     def denied(self, shard: int, owner: Contact) -> None:
         """The known owner of a shard denied that it owns it."""
@@ -162,6 +170,7 @@ class OwnerDirectory:
         """Ask about shards whose owner is unknown, dead, or has just failed to answer."""
         doubtful = [shard for shard in shards if self._doubtful(shard)]
         if not doubtful:
+            await self._send_fences()
             return
         asked: dict[bytes, tuple[Contact, list[int]]] = {}
         first: dict[int, Contact | None] = {}
@@ -198,13 +207,20 @@ class OwnerDirectory:
             return shard not in self._store.owned
         return self._view.is_gone(owner) or self._is_denied(shard)
 
-    async def _ask(self, contact: Contact, shards: list[int]) -> None:
-        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
-        question = LocateOwners(self._context.genesis, shards, known, self._store.ownership.stale_fences(shards))
+    async def _ask(self, contact: Contact, shards: list[int], fences: list[Fence] | None = None) -> None:
+        ownership, asked_s = self._store.ownership, self._clock.monotonic()
+        known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
+        question = LocateOwners(self._context.genesis, shards, known, fences or ownership.stale_fences(shards))
         try:
             answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return
+        named = {info.shard: info for info in answer.known}
+        self._context.answered_about(contact.node_id, shards, named)
+        for shard, info in named.items():
+            if info.owner != contact.node_id:
+                self._context.denied(contact.node_id, shard, info.term, asked_s)
+        self._context.claimed(contact.node_id, answer.known)
         self._store.note_owners(answer.known)
         for info in answer.known:
             if info.owner == contact.node_id and self._is_denied(info.shard):
@@ -224,7 +240,10 @@ class OwnerDirectory:
                 asked.setdefault(info.owner, (info.contact(), []))[1].append(shard)
             except ValueError:
                 continue
-        await asyncio.gather(*(self._ask(contact, shards) for contact, shards in asked.values()))
+        fence = self._store.ownership.fence
+        fences = {shard: Fence(shard, *fence(shard)) for shard in below}
+        jobs = [self._ask(contact, shards, [fences[shard] for shard in shards]) for contact, shards in asked.values()]
+        await asyncio.gather(*jobs)
         self._below.clear()
 
     async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:

@@ -213,6 +213,10 @@ class Exchange:
         self.reconciler.on_change(change)
         if change.kind == "restarted":
             self.store.on_restart(change.node_id, self.context.me())
+        if change.kind in ("restarted", "dead", "left"):
+            self.context.claims.forget(change.node_id)
+        if change.kind in ("restarted", "returned"):
+            self.view.reliability.returned(change.node_id, self.context.environment.clock.monotonic())
         if change.kind == "dead":
             self.context.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):

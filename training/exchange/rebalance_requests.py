@@ -62,6 +62,14 @@ class RebalanceRequests:
                 self._challenges[fence.shard] = max(fence.term, self._challenges.get(fence.shard, ZERO_TERM))
                 self.wake()
 
+    def challenge_own(self) -> None:
+        """Others have claimed terms for this owner that it never had. Whoever believes them takes nothing from it."""
+        ownership = self._store.ownership
+        for shard, owned in self._store.owned.items():
+            fence = ownership.fence(shard)
+            if fence > owned.term and not owned.is_held and ownership.is_plausible(fence):
+                self._challenges[shard] = max(fence, self._challenges.get(shard, ZERO_TERM))
+
     @property
     def has_challenges(self) -> bool:
         return bool(self._challenges)

@@ -186,7 +186,7 @@ def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: Membe
     """A request handler that decodes its message and rejects those of another swarm, and of a member left out."""
 
     async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-        if sender.node_id not in trust:
+        if not trust.is_served(sender.node_id):
             raise RequestRejected("this node leaves you out: what you sent was repeatedly not true")
         try:
             message = decode(payload, kind)

@@ -8,6 +8,9 @@ have the honest ones left out. So only what this node has seen itself counts, an
 (`Untrue`), also one with a slow line, an old version or a wrong view of who is alive.
 
 It lasts until somebody undoes it (`forgive`), also when this node starts again (`training.exchange.trust_file`).
+
+A member that only breaks its word (`training.exchange.reliability`) is *suspended*: for a time it is left out in the
+same way, but its deltas and questions are taken.
 """
 
 from __future__ import annotations
@@ -54,12 +57,29 @@ class MemberTrust:
     def __init__(self) -> None:
         self._seen: dict[bytes, _Seen] = {}
         self._distrusted: dict[bytes, Distrusted] = {}
+        #: Until when, in monotonic seconds.
+        self._suspended: dict[bytes, float] = {}
         #: Whether `distrusted` has changed since `take_unsaved`.
         self._is_unsaved = False
 
     def __contains__(self, node: bytes) -> bool:
-        """Whether this member is trusted."""
+        """Whether this member is trusted, for now."""
+        return node not in self._distrusted and node not in self._suspended
+
+    def is_served(self, node: bytes) -> bool:
+        """Whether its requests are answered."""
         return node not in self._distrusted
+
+    def suspend(self, node: bytes, until_s: float) -> None:
+        """Leave a member out for a time."""
+        self._suspended[node] = until_s
+
+    def end_suspensions(self, now_s: float) -> bool:
+        """Whether the time of a member is over, which is trusted from now on."""
+        over = [node for node, until_s in self._suspended.items() if until_s <= now_s]
+        for node in over:
+            del self._suspended[node]
+        return bool(over)
 
     def note(self, node: bytes, reason: str, now_s: float) -> Distrusted | None:
         """A member has lied; returns it when it is left out from now on."""
@@ -84,9 +104,10 @@ class MemberTrust:
     def forgive(self, node: bytes) -> bool:
         """Trust a member again; False if it was trusted."""
         self._seen.pop(node, None)
+        was_suspended = self._suspended.pop(node, None) is not None
         is_new = self._distrusted.pop(node, None) is not None
         self._is_unsaved = self._is_unsaved or is_new
-        return is_new
+        return is_new or was_suspended
 
     def distrusted(self) -> list[Distrusted]:
         """The members that are left out, in the order in which that was decided."""

@@ -311,6 +311,7 @@ class Outbox:
             except TransportError as error:
                 self._directory.failed(owner, error)
             except BadFrame as error:
+                self._context.broke_word(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
 
@@ -325,19 +326,23 @@ class Outbox:
                     yield buffer
 
         body = sized(stream(), sum(item.framed_bytes for item in items))
+        asked_s = self._context.environment.clock.monotonic()
         async with AsyncExitStack() as stack:
             if delivery.wait is not None and isinstance(body, SizedBody):
                 key = owner.node_id, tuple(push.shards)
                 stack.enter_context(delivery.wait.watching(key, push.shards, body.moved_bytes))
             answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
             first = self._rpc.decoded(owner, answer.head, PushAnswer)
-            self._settle_all(delivery, owner, first.results, push.shards)
+            self._settle_all(delivery, owner, first.results, push.shards, asked_s)
             if first.streams:
                 async for results in read_results(answer.body):
-                    self._settle_all(delivery, owner, results, push.shards)
+                    self._settle_all(delivery, owner, results, push.shards, asked_s)
 
-    def _settle_all(self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int]) -> None:
-        self._directory.answered(owner, results)
+    def _settle_all(
+        self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int], asked_s: float
+    ) -> None:
+        self._context.answered_about(owner.node_id, sent, [result.shard for result in results])
+        self._directory.answered(owner, results, asked_s)
         for result in results:
             self._settle(delivery, result)
         if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):

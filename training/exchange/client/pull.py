@@ -252,7 +252,7 @@ class PullClient:
             await self._copy_own(shards, job)
             return
         # The same term and version as another node's copy do not make it the same bits.
-        message = self._message(shards, job, takes_copies=takes_copies)
+        message, asked_s = self._message(shards, job, takes_copies=takes_copies), self._clock.monotonic()
         try:
             async with self._rpc.request("pull", owner, message) as answer, AsyncExitStack() as stack:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
@@ -270,7 +270,9 @@ class PullClient:
                         raise BadFrame(f"shard {result.shard} under term {result.term_number}")
                     if max(result.version, result.published) >= MAX_BELIEVED:
                         raise Untrue(f"shard {result.shard} in version {result.version}")
-                    self._directory.answered(owner, [result])
+                    self._directory.answered(owner, [result], asked_s)
+                    if result.term.number and not takes_copies:
+                        self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
@@ -305,6 +307,8 @@ class PullClient:
         except BadFrame as error:
             if isinstance(error, Untrue):
                 self._context.lied(owner.node_id, "value")
+            else:
+                self._context.broke_word(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:

@@ -185,6 +185,7 @@ class SwarmValues:
         # Who asks from now on is answered by the next request: this one may have been answered before.
         taken = {(shard, key): self._reads[shard].pop(key) for shard, key in asked}
         results: list[ReadResult] = []
+        asked_s = self._context.environment.clock.monotonic()
         try:
             if owner.node_id == self._me:
                 results = self._handler.read(asked)
@@ -194,7 +195,7 @@ class SwarmValues:
                 results = answer.results
         finally:
             again = self._settle_reads(asked, taken, results)
-        self._directory.answered(owner, results)
+        self._directory.answered(owner, results, asked_s)
         return again
 
     def _settle_reads(
@@ -291,12 +292,15 @@ class SwarmValues:
                 sent.append((shard, one))
         if not sent:
             return []
-        updates = [ShardUpdate(shard, one.update) for shard, one in sent]
+        updates, asked_s = (
+            [ShardUpdate(shard, one.update) for shard, one in sent],
+            self._context.environment.clock.monotonic(),
+        )
         if owner.node_id == self._me:
             results = await self._handler.accept(self._me, updates)
         else:
             results = await self._request(owner, shards, updates)
-        self._directory.answered(owner, results)
+        self._directory.answered(owner, results, asked_s)
         again: dict[int, None] = {}
         turn = LoopYielder()
         for (shard, one), result in zip(sent, results, strict=False):
@@ -351,6 +355,7 @@ class SwarmValues:
 
     async def _list(self, owner: Contact, wanted: list[tuple[int, bytes]], left: dict[int, bytes]) -> list[bytes]:
         """The keys that an owner lists; takes the shards that are whole out of `left`."""
+        asked_s = self._context.environment.clock.monotonic()
         try:
             if owner.node_id == self._me:
                 results = await self._handler.list_keys(wanted)
@@ -362,7 +367,7 @@ class SwarmValues:
         except TransportError as error:
             self._directory.failed(owner, error)
             return []
-        self._directory.answered(owner, results)
+        self._directory.answered(owner, results, asked_s)
         found: list[bytes] = []
         for result in results:
             is_old = result.term < self._store.ownership.fence(result.shard)

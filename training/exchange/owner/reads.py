@@ -227,18 +227,19 @@ class ReadHandler:
 
     # -- owners and copies --------------------------------------------------------------------------------------
 
-    async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_where_is(self, sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
+        self._context.claimed(sender.node_id, message.known)
         self._store.note_owners(message.known)
         self._rebalance.challenge(message.fences)
         shards = message.shards or range(len(self._store))
-        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
+        known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
     async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         pulled, step = self._replica.pulled_version, self._run.step
         statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
-        known = [info for shard in shards if (info := self._store.ownership.owner_info(shard)) is not None]
+        known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
         recorded = [] if self._run.is_settled else recorded_deltas(self._store, self._context.record).rows()
         return Response(encode(SurveyAnswer(statuses, known, recorded)))
 

@@ -38,7 +38,10 @@ Pair = tuple[IncomingDelta, Owned]
 
 
 def not_owned(store: ShardStore, shard: int) -> PushResult:
-    """The answer for a shard that this node does not own."""
+    """The answer for a shard that this node does not own. It never names itself: it may have lost the shard and taken
+    it again since the delta came."""
+    if shard in store.owned:
+        return PushResult.retry(shard, "moving")
     info = store.redirect(shard)
     return PushResult.retry(shard, "owner_unknown") if info is None else PushResult(shard, "redirect", owner_info=info)
 
@@ -190,6 +193,7 @@ class DeltaReplicator:
             return {}
         acknowledged: dict[Receipt, None] = {}
         by_shard = {item.shard: owned for item, owned in pairs}
+        self._context.answered_about(to.node_id, by_shard, [result.shard for result in results])
         for result in results:
             owned = by_shard.get(result.shard)
             if owned is None:

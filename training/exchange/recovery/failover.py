@@ -88,7 +88,7 @@ class Failover:
                 if known is not None and not self._view.is_gone(known.owner.node_id):
                     self._swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._rebalance.wake()
-        others = [info for shard in message.shards if (info := self._store.ownership.owner_info(shard)) is not None]
+        others = [info for shard in message.shards if (info := self._store.redirect(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
     # -- take-over ----------------------------------------------------------------------------------------------
@@ -210,6 +210,7 @@ class Failover:
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
 
         async def ask(contact: Contact, wanted: list[int], tries: int) -> None:
+            asked_s = self._clock.monotonic()
             try:
                 survey = Survey(self._context.genesis, wanted)
                 answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
@@ -224,6 +225,7 @@ class Failover:
                     for shard in wanted:
                         found[shard].append((contact, CopyStatus(shard, "none", *nothing)))
                 return
+            self._compare_with_claims(contact.node_id, wanted, answer, asked_s)
             # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)
             if self._resuming:
@@ -237,6 +239,14 @@ class Failover:
         tries = RESUME_ROUNDS if self._resuming else 1
         await asyncio.gather(*(ask(contact, wanted, tries) for contact, wanted in asked.values() if wanted))
         return found
+
+    def _compare_with_claims(self, node: bytes, wanted: list[int], answer: SurveyAnswer, asked_s: float) -> None:
+        """Whoever has claimed a shard owns it, or knows who has taken it since."""
+        named = {info.shard: info.term for info in answer.known}
+        self._context.answered_about(node, wanted, [*named, *(copy.shard for copy in answer.statuses)])
+        for copy in answer.statuses:
+            if copy.role != "owner":
+                self._context.denied(node, copy.shard, named.get(copy.shard), asked_s, copy.fence)
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to continue from and its term; None when the shard has an owner or another node should take it."""

@@ -103,6 +103,9 @@ class Rebalancer:
         """Check all shards once and start the jobs that are due."""
         self._jobs.forget_done()
         self._tell_who_is_left_out()
+        if self._view.trust.end_suspensions(self._clock.monotonic()):
+            self._view.invalidate()
+        self._rebalance.challenge_own()
         for node in self._view.reliability.to_ask(self._clock.monotonic()):
             self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
         self._drop_gone_partners()

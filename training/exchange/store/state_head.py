@@ -51,6 +51,9 @@ class PlausibleSteps(NamedTuple):
     likely: int
 
 
+#: A version counts deltas: no step has as many. The bound grows faster than any version that was believed, so that
+#: those who go on counting from it are believed too.
+DELTAS_PER_STEP = 10_000
 #: For what this node has written itself: whatever fits a message after more deltas.
 ANY_STEPS = PlausibleSteps(MAX_BELIEVED, MAX_BELIEVED)
 
@@ -61,7 +64,8 @@ def implausible(head: StateHead, most: PlausibleSteps) -> str:
     What follows the numbers of a state that is taken over must fit a message too; and a set of identities or an era
     that reaches into the future would have the deltas refused that are still to come.
     """
-    if max(head.version, head.folded_step, head.unlisted) >= MAX_BELIEVED:
+    most_version = min(MAX_BELIEVED - 1, most.furthest * DELTAS_PER_STEP)
+    if head.version > most_version or max(head.folded_step, head.unlisted) >= MAX_BELIEVED:
         return "its counts are too high"
     if head.era_step > most.likely:
         return f"its era begins with step {head.era_step}"

@@ -11,10 +11,12 @@ from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
 from tests.harness.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.virtual_loop import run
 from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, PushStatus, decode
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.reliability import APART_S as FAILURE_APART_S
+from training.exchange.reliability import BROKEN_WORDS
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import OwnerInfo
+from training.exchange.terms import Fence, OwnerInfo, Term
 from training.exchange.trust import APART_S, LIES
 
 ME, B, C = contact("a"), contact("b"), contact("c")
@@ -60,7 +62,7 @@ def test_an_owner_that_redirects_without_a_higher_term_is_not_asked_again() -> N
         store.note_owner(0, term(2, "b"), B)
         redirect = PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(1, "c"), C))
 
-        directory.answered(B, [redirect])
+        directory.answered(B, [redirect], 0.0)
         assert directory.by_owner([0]) == ([], [0])
 
         await asyncio.sleep(DENIAL_S)
@@ -97,7 +99,7 @@ def test_a_redirect_to_a_higher_term_is_followed() -> None:
         directory, _, _ = directory_of(store)
         store.note_owner(0, term(2, "b"), B)
 
-        directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(3, "c"), C))])
+        directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(3, "c"), C))], 0.0)
 
         assert directory.by_owner([0]) == ([(C, [0])], [])
 
@@ -210,11 +212,57 @@ def test_a_node_that_redirects_to_itself_is_left_out_after_a_while() -> None:
         directory, _, context = directory_of(store)
         store.note_owner(0, term(2, "b"), B)
         for _ in range(LIES):
-            directory.answered(C, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
-            directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
+            directory.answered(C, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))], 0.0)
+            directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))], 0.0)
             await asyncio.sleep(APART_S)
         assert C.node_id in context.view.trust
         assert B.node_id not in context.view.trust
         assert directory.by_owner([0]) == ([], [0])
+
+    run(scenario())
+
+
+def test_an_owner_by_its_own_word_that_denies_it_is_left_out_for_a_minute() -> None:
+    """Each time it claims the shard again. What it says of owners then is not heard. One that names a higher term was
+    deposed, and is trusted."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, _, context = directory_of(store)
+        clock = context.environment.clock
+        for number in range(BROKEN_WORDS):
+            for node, named in ((B, None), (C, OwnerInfo.of(1, term(20, "b"), B))):
+                context.claimed(node.node_id, [OwnerInfo.of(1, Term(10 + number, node.node_id), node)])
+                await asyncio.sleep(FAILURE_APART_S)
+                status: PushStatus = "retry" if named is None else "redirect"
+                result = PushResult(1, status, reason="owner_unknown" if named is None else "", owner_info=named)
+                directory.answered(node, [result], clock.monotonic())
+        assert C.node_id in context.view.trust
+        assert B.node_id not in context.view.trust
+        assert context.view.is_gone(B.node_id)
+        assert not store.note_owner(2, term(9, "b"), B)
+        assert context.view.trust.end_suspensions(clock.monotonic() + 60.0)
+        assert store.note_owner(2, term(9, "b"), B)
+
+    run(scenario())
+
+
+def test_an_owner_that_answers_under_a_term_below_one_seen_here_is_told() -> None:
+    """A third node has said that it owns the shard under a term that it never had. It answers under its own: its values
+    are not taken until it has raised that."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        store.note_owner(0, term(9, "x"), B)
+
+        directory.outdated(0, B, term(9, "x"))
+        await directory.refresh([0])
+        assert swarm.sent("where_is", LocateOwners) == []
+
+        directory.outdated(0, B, term(2, "b"))
+        await directory.refresh([0])
+        (question,) = swarm.sent("where_is", LocateOwners)
+        assert question.fences == [Fence(0, *term(9, "x"))]
 
     run(scenario())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.harness.stores import owner_of, term
+from tests.harness.stores import contact, owner_of, term
 from tests.harness.virtual_loop import run
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.terms import Fence
@@ -52,5 +52,28 @@ def test_orphans_are_collected_once_and_in_order() -> None:
 
         assert requests.collect_orphans() == [2, 0]
         assert requests.collect_orphans() == []
+
+    run(scenario())
+
+
+def test_an_owner_is_challenged_by_a_fence_of_its_own() -> None:
+    """Somebody has claimed a term for it that it never had. Nobody need tell it so, and no tick follows at once: while
+    the shard moves the same would be found again and again."""
+
+    async def scenario() -> None:
+        store = owner_of("a", 3)
+        requests, clock = RebalanceRequests(store), asyncio.get_running_loop().time
+        requests.challenge_own()
+        assert not requests.has_challenges
+
+        store.note_owner(0, term(5, "x"), contact("a"))
+        requests.challenge_own()
+        assert requests.collect_challenges() == {0: term(5, "x")}
+        began = clock()
+        await requests.wait(5.0)
+        assert clock() - began == 5.0
+        store.owned[0].begin_move()
+        requests.challenge_own()
+        assert not requests.has_challenges
 
     run(scenario())

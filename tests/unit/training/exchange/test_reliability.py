@@ -19,10 +19,13 @@ from training.exchange.recovery.failover import Failover
 from training.exchange.reliability import (
     APART_S,
     ASK_S,
+    BROKEN_WORDS,
+    BROKEN_WORDS_WINDOW_S,
     FAILURES,
     FIRST_S,
     LONGEST_S,
     MAX_MEMBERS,
+    RETURNS,
     SILENT_S,
     UNANSWERED,
     WINDOW_S,
@@ -209,3 +212,30 @@ def test_where_all_others_are_left_out_they_stay_candidates() -> None:
         assert [one.node_id for one in await directory.candidates(0)] == [IDS["a"], B, C]
 
     VirtualLoop().run(scenario())
+
+
+def test_a_member_that_comes_back_again_and_again_is_no_candidate() -> None:
+    """One return in a minute costs nothing, and it is never gone for that."""
+    found = Reliability()
+    found.returned(B, 1.0)
+    found.returned(B, 2.0 + WINDOW_S)
+    assert found.is_candidate(B, 3.0 + WINDOW_S)
+    for number in range(1, RETURNS):
+        found.returned(B, 10.0 * number + WINDOW_S)
+    assert not found.is_candidate(B, 100.0)
+    assert not found.is_silent(B, 100.0)
+    assert [reason for _, reason, _ in found.take_news()] == ["unsteady"]
+
+
+def test_a_member_breaks_its_word_so_often_before_it_is_left_out() -> None:
+    """Those of one moment count once, those of long ago not at all."""
+    found = Reliability()
+    for number in range(100):
+        assert found.broke_word(B, number * APART_S / 1000) is None
+    for number in range(1, 20):
+        assert found.broke_word(B, number * BROKEN_WORDS_WINDOW_S / (BROKEN_WORDS - 1)) is None
+    began_s = 21 * BROKEN_WORDS_WINDOW_S
+    untils = [found.broke_word(B, began_s + number * APART_S) for number in range(BROKEN_WORDS)]
+    assert untils == [None] * (BROKEN_WORDS - 1) + [began_s + (BROKEN_WORDS - 1) * APART_S + FIRST_S]
+    assert found.take_news() == [(B, "unsound", FIRST_S)]
+    assert not found.is_candidate(B, began_s + FIRST_S)

@@ -131,3 +131,20 @@ def test_what_a_node_hands_on_itself_is_no_lie_of_its_own() -> None:
         assert contact("a").node_id in context.view.trust
 
     run(scenario())
+
+
+def test_a_suspended_member_is_left_out_for_a_time_and_served() -> None:
+    """Nobody has to undo it, and nothing of it is written to the disk."""
+    trust = MemberTrust()
+    trust.suspend(LIAR.node_id, 10.0)
+    assert LIAR.node_id not in trust
+    assert trust.is_served(LIAR.node_id)
+    assert not trust.end_suspensions(9.0)
+    assert trust.end_suspensions(10.0)
+    assert LIAR.node_id in trust
+    assert trust.take_unsaved() is None
+    trust.suspend(LIAR.node_id, 20.0)
+    assert trust.forgive(LIAR.node_id)
+    assert LIAR.node_id in trust
+    liar_of(trust)
+    assert not trust.is_served(LIAR.node_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -15,11 +16,12 @@ from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, te
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
-from training.exchange.backup.handler import BackupHandler
+from training.exchange.backup.handler import AGAIN_S, BackupHandler
 from training.exchange.client.outbox import Outgoing
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
+from training.exchange.reliability import BROKEN_WORDS
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.replica import Position
@@ -269,6 +271,40 @@ def test_a_release_ends_the_backup_role() -> None:
         assert not store.backed
 
     run(scenario())
+
+
+def test_an_owner_that_throws_its_copies_away_loses_the_shard() -> None:
+    """It releases this node and makes it its backup again, over and over. At last the copy is kept, the owner counts as
+    gone, and this node goes on with the shard. One that makes it a backup again after a while stays trusted."""
+
+    async def scenario() -> None:
+        store = store_of("b")
+        swarm, context = handler_of(store)
+        for number in range(3 * BROKEN_WORDS):
+            assert OWNER.node_id in context.view.trust
+            await learned(swarm, store, 2 * number + 1)
+            await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2 * number + 3)]), TransferResult)
+            assert not store.backed
+            await asyncio.sleep(AGAIN_S + 0.5 if number < 2 * BROKEN_WORDS else 1.0)
+        await learned(swarm, store, 99)
+        assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(101)]), TransferResult)).taken == []
+        assert store.backed[0].is_active
+        assert context.view.is_gone(OWNER.node_id)
+        assert (await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(102)], [103]), TransferResult)).taken == []
+
+    run(scenario())
+
+
+async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
+    """A whole catch-up, and the first delta after it."""
+    promised = Term(number + 1, OWNER.node_id)
+    await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(number)], [number + 1]), TransferResult)
+    state = zeros(store)
+    body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
+    await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [describe(0, promised, state)]), TransferResult, body)
+    forward = msgspec.structs.replace(forward_of(Forwarded(0, *promised, 0)), step=number)
+    await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))
+    assert store.backed[0].is_active
 
 
 def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:

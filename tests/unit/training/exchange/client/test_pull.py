@@ -124,6 +124,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
     finding: Any = SimpleNamespace(
         by_owner=lambda shards: ([(OWNER, list(shards))] if shards else [], []),
         answered=lambda *_: None,
+        outdated=lambda *_: None,
         failed=lambda *_: None,
         refresh=refresh,
     )

@@ -281,6 +281,25 @@ def test_a_shard_that_is_not_owned_names_its_owner() -> None:
     assert not_owned(store, 1) == PushResult.retry(1, "owner_unknown")
 
 
+def test_an_owner_that_lost_a_shard_and_took_it_again_does_not_redirect_to_itself() -> None:
+    """A delta that was checked before that is to be sent again. Whoever redirects to itself counts as a liar."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        replicator, _, _ = replicator_of(store, B)
+        item = IncomingDelta(0, np.ones(4, np.float32), b"", "float32", basis=store.owned[0])
+        state = store.owned[0].state
+        store.step_down(0)
+        store.own(0, state, term(7, "a"), contact("a"), 0.0, by_handover=False)
+
+        push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+        (result,) = await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, 1), [item])
+
+        assert (result.status, result.owner_info, result.denies_ownership) == ("retry", None, False)
+
+    run(scenario())
+
+
 def has_it_of(swarm: ScriptedSwarm) -> list[list[bool]]:
     return [[entry.has_it for entry in message.shards] for message in swarm.sent("forward", Forward)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.stores import IDS, store_of, term, zeros
 from training.exchange.ownership_messages import ForgottenRows, StateHead
-from training.exchange.store.state_head import PlausibleSteps, describe, implausible, restore
+from training.exchange.store.state_head import DELTAS_PER_STEP, PlausibleSteps, describe, implausible, restore
 from training.exchange.terms import MAX_BELIEVED, Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -26,6 +26,10 @@ def full_state() -> ShardState:
         state.add_pending(DeltaId(IDS["b"], 2, step), 0.25, np.full(4, float(step), np.float32), momentum=step == 7)
     state.era_step, state.era_term, state.folded_step = 3, (2, IDS["c"]), 5
     return state
+
+
+def with_version(head: StateHead, version: int) -> StateHead:
+    return msgspec.structs.replace(head, version=version)
 
 
 def test_a_restored_state_is_the_described_one() -> None:
@@ -100,3 +104,16 @@ def test_a_head_that_forgets_what_is_still_to_come_is_not_believed(forgotten: Fo
     head = msgspec.structs.replace(describe(0, Term(1, b"n" * 20), state), forgotten=forgotten)
 
     assert implausible(head, PlausibleSteps(furthest=100, likely=50)) == reason
+
+
+def test_what_follows_a_version_that_is_believed_is_believed_too() -> None:
+    """The version of a state that a liar has sent goes on to be counted by honest nodes. A step later all of them take
+    it from each other, however high it was."""
+    now, later = PlausibleSteps(2_002_000, 202_000), PlausibleSteps(2_004_000, 204_000)
+    head = describe(0, term(4, "a"), full_state())
+    taken = [version for version in (10**n for n in range(15)) if not implausible(with_version(head, version), now)]
+    assert 10**9 < taken[-1] < MAX_BELIEVED / 1000
+    highest = now.furthest * DELTAS_PER_STEP
+    assert not implausible(with_version(head, highest), now)
+    assert implausible(with_version(head, highest + 1), now) == "its counts are too high"
+    assert not implausible(with_version(head, highest + 1_000_000), later)
