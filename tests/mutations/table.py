@@ -12,6 +12,7 @@ from tests.mutations.mutation import Change, Mutation
 HISTORIES = "tests/simulated/test_conservation.py"
 SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
 PAIR_DIES = "tests/simulated/test_pair_dies.py::test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica"
+FORGOTTEN = "tests/simulated/test_forgotten_identities.py::test_a_node_that_starts_again_and_again_leaves_a_bounded_set"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
 DELTAS = "tests/unit/training/exchange/owner/test_deltas.py"
 OUTBOX = "tests/unit/training/exchange/client/test_outbox.py"
@@ -30,6 +31,30 @@ def _mutation(part: str, fault: str, test: str, file: str, old: str, new: str) -
 
 MUTATIONS = (
     # -- owner
+    _mutation(
+        "owner",
+        "adds a delta that it may have forgotten",
+        FORGOTTEN,
+        "owner/deltas.py",
+        "        if owned.state.may_have_forgotten(identity):\n",
+        "        if False:\n",
+    ),
+    _mutation(
+        "owner",
+        "a push holds a place that forwards need",
+        "tests/simulated/test_full_owners.py::test_owners_full_of_pushes_to_each_other_go_on",
+        "owner/deltas.py",
+        'self._rpc.register("push", Push, self._on_push, waits=True)',
+        'self._rpc.register("push", Push, self._on_push)',
+    ),
+    _mutation(
+        "backup",
+        "adds a delta that it may have forgotten",
+        FORGOTTEN,
+        "store/shard_store.py",
+        "if state is not None and not state.knows(item.identity) and state.may_have_forgotten(item.identity):",
+        "if False:",
+    ),
     _mutation(
         "owner",
         "acknowledges a delta without adding it",
@@ -321,7 +346,7 @@ MUTATIONS = (
         "states on disk are read without their identities",
         SMALL,
         "store/state_head.py",
-        "        applied=Applied.of_rows(head.applied),",
+        "        applied=set_of(head.applied, head.forgotten),",
         "        applied=Applied(),",
     ),
     _mutation(
