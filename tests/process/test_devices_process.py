@@ -264,7 +264,7 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
             assert report.samples == 2 * 6 * 8
             assert 0.0 < np.abs(trainer.delta).max() < 1.0
             trainer.vector += trainer.delta
-        end = await trainer.finish("max_steps", 20.0)
+        end = await trainer.finish("max_steps", 60.0)
         assert (end.exit_code, end.cut_short) == (0, False)
         assert world.log.fields("devices_not_merged") == []
 
