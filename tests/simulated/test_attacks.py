@@ -12,6 +12,7 @@ HOLDS_UP = {
     "claims every shard under the next term, twice a second": 0.6,
     "makes all learn every shard": 0.6,
     "redirects every delta and every pull to itself": 0.6,
+    "answers every request with any values": 0.5,
 }
 
 
