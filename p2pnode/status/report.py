@@ -45,6 +45,7 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
+from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
 
 
@@ -301,7 +302,7 @@ class StatusReport:
             lost_in_restarts=max(0, counters.lost_in_restarts),
             shards_repaired=counters.repaired_shards,
             lost_in_repairs=counters.lost_in_repairs,
-            shards_to_mend=len(store.superseded),
+            shards_to_mend=len(to_mend(store.superseded)),
             merged=counters.merged,
         )
 

@@ -34,6 +34,7 @@ from training.encoding.frames import Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
 from training.exchange.messages import decode, encode
+from training.exchange.store.repair_log import to_mend
 from training.exchange.terms import GENERATION, Fence, OwnerInfo, Term
 
 HONEST = ("n0", "n1", "n2", "n3")
@@ -519,8 +520,8 @@ def wrong(swarm: Swarm) -> str:
             return f"the values of shard {shard} are out of range"
     for name in HONEST:
         exchange = swarm.hosts[name].living.exchange
-        if exchange.store.superseded:
-            return f"copies of shards {list(exchange.store.superseded)} to be settled"
+        if unsettled := to_mend(exchange.store.superseded):
+            return f"copies of shards {unsettled} to be settled"
         if len(exchange.push_client.outstanding_steps) > 2:
             return f"{len(exchange.push_client.outstanding_steps)} steps wait for their owners"
         if not np.isfinite(exchange.context.replica.vector).all():

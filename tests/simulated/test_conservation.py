@@ -12,8 +12,12 @@ from tests.harness.long_run import more
 from training.exchange.cooperative import LoopYielder
 from training.shards.robust import Robust
 
+#: Two dozen histories take half a minute on a machine of their own.
+pytestmark = pytest.mark.timeout(480)
+
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-BLOCKS = [(1000, 24, 8), (1200, 2, 12), (0, 1, 50)]
+#: In seed 1091 three sides of a split begin, settle and take back an era.
+BLOCKS = [(1000, 24, 8), (1091, 1, 8), (1200, 2, 12), (0, 1, 50)]
 #: More of the same.
 MORE = [(1100, 24, 8), (1202, 8, 12), (1, 1, 50)]
 #: Three tests look at the histories of the first block: in one worker, they are played once.

@@ -301,7 +301,8 @@ def world_rule(world: World):
 
 
 def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
-    """A log of one delta on each node: of three that one side acknowledged alone two are lost, and named."""
+    """A log of one delta on each node: of three that one side acknowledged alone two are lost, and named. Owner and
+    backup of that side may both have a copy to settle, and then both name them."""
 
     async def scenario(world: World) -> None:
         names = [owner(world).name, backup(world).name]
@@ -315,9 +316,12 @@ def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
         await until(world, lambda: logged(world), within_s=BOUND_S, what="one owner, nothing left to mend")
 
         lost = [record for record in world.records if record.event == "deltas_lost_in_split"]
-        assert [record.fields["count"] for record in lost] == [2]
-        assert lost[0].fields["deltas"][0].endswith(("/1:1-2", "/1:10-10"))
-        assert sum(exchange_of(member).counters.lost_in_splits for member in world.running()) == 2
+        assert {record.fields["count"] for record in lost} == {2}
+        (named,) = {name for record in lost for name in record.fields["deltas"]}
+        assert named.endswith(("/1:1-2", "/1:10-10"))
+        counted = [exchange_of(member).counters.lost_in_splits for member in world.running()]
+        assert sorted(filter(None, counted)) == [2] * len(lost)
+        assert len(lost) <= 2
         assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
 
     simulate(scenario, nodes=6, shards=1, log_bytes=VALUES * 4)

@@ -15,7 +15,7 @@ from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.ownership_messages import MAX_ROWS, Offer, OwnedHistories
 from training.exchange.store import state_files
 from training.exchange.store.losses import named, recorded_deltas, spans, write_off
-from training.exchange.store.repair_log import Span, SupersededCopy
+from training.exchange.store.repair_log import Span, SupersededCopy, to_mend
 from training.exchange.terms import generation_of
 from training.shards.applied import Applied
 
@@ -57,7 +57,8 @@ class LateCopies:
     async def tell(self) -> None:
         """Tell the owners of the shards that have no copy of this node left to be settled."""
         self._told_s = self._clock.monotonic()
-        ready = [shard for shard in self._untold if shard not in self._store.superseded]
+        unsettled = to_mend(self._store.superseded)
+        ready = [shard for shard in self._untold if shard not in unsettled]
         own = [shard for shard in ready if shard in self._store.owned]
         self.count(own, self._recorded, "its own disk")
         for shard in own:

@@ -6,7 +6,8 @@ among all workers, and without momentum. Deltas that are no longer in the log ar
 identities.
 
 One exception: the winner started from a replica while the loser has the whole history. It is unknown which deltas the
-replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy.
+replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy. Where it cannot,
+its copy waits for a later owner that can tell what it has.
 """
 
 from __future__ import annotations
@@ -93,12 +94,11 @@ class SplitReconciler:
             self._returned[change.node_id] = None
 
     def due(self) -> bool:
-        """Whether there are claims to send or deltas to offer now; also advances the clock of the log, and reports an
-        occasion that is over."""
+        """Whether to send anything now. It also advances the clock of the log, and reports an occasion that is over."""
         now = self._clock.monotonic()
         self._report_mended(now)
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
-        if (self._store.superseded and now - self._offered_at >= OFFER_INTERVAL_S) or self._late.due():
+        if (now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled()) or self._late.due():
             return True
         return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
@@ -107,11 +107,11 @@ class SplitReconciler:
         await self._send_claims()
         if self._late.due():
             await self._late.tell()
-        if not self._store.superseded:
+        if not (unsettled := self._unsettled()):
             return
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
-        for shard in list(self._store.superseded):
+        for shard in unsettled:
             if shard not in self._store.superseded:
                 continue  # settled while another one was
             known = self._store.ownership.known_owners.get(shard)
@@ -126,6 +126,17 @@ class SplitReconciler:
                 await self._offer(owner, shards)
             except TransportError as error:
                 self._log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
+
+    def _unsettled(self) -> list[int]:
+        """The shards whose superseded copies are to be offered. Where an owner cannot tell what it has, the copy waits
+        for another one, as long as the log reaches."""
+        now, known, found = self._clock.monotonic(), self._store.ownership.known_owners, []
+        for shard, copy in list(self._store.superseded.items()):
+            if copy.unclear_at is None or (shard in known and known[shard].term > copy.unclear_at):
+                found.append(shard)
+            elif now - copy.unclear_since_s >= self._store.log.seconds:
+                del self._store.superseded[shard]
+        return found
 
     # -- claims -------------------------------------------------------------------------------------------------
 
@@ -179,8 +190,7 @@ class SplitReconciler:
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
-    def remember_disk(self) -> None:
-        """See `LateCopies.remember`."""
+    def remember_disk(self) -> None:  # `LateCopies.remember`
         self._late.remember()
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
@@ -197,8 +207,7 @@ class SplitReconciler:
         # A term with the same number is the other side's: its state cannot descend from this copy.
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
             return False
-        # If the new era started from a state on disk, it has the identities of its deltas, and may have all of this
-        # copy's.
+        # A new era that started from a state on disk has its identities, and may have all of this copy's.
         return bool(copy.known().without(history.known_deltas()).rows())
 
     def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
@@ -240,12 +249,15 @@ class SplitReconciler:
                 if self._store.superseded.get(shard) is not copy:
                     return []  # it was settled meanwhile, or another copy was merged with it, which has deltas too
             # What is lost of a copy from disk is counted by the owner (`LateCopies`).
-            self._close(shard, [] if is_counted else spans(missing))
+            self._report_lost(shard, copy, [] if is_counted else spans(missing))
+            if unclear and not copy.is_late:
+                copy.wait_for_another_owner(history.term, self._clock.monotonic())
+            else:
+                del self._store.superseded[shard]
         return []
 
     async def _seek(self, shard: int, difference: Difference) -> bool:
-        """Search former owners for deltas of this copy that are missing in this node's log. True when some were
-        found."""
+        """Search former owners for deltas of this copy that this node's log lacks. True when some were found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
         message = FindDeltas(self._context.genesis, shard, rows)
         before = len(self._store.log.entries(shard))
@@ -300,15 +312,14 @@ class SplitReconciler:
             if await self._add(_as_message(shard, entry), item, self._swarm.node_id) == "refused":
                 self._store.log.forget(shard, entry.identity)
 
-    def _close(self, shard: int, lost: list[Span]) -> None:
-        del self._store.superseded[shard]
-        counters = self._counters
+    def _report_lost(self, shard: int, copy: SupersededCopy, lost: list[Span]) -> None:
         count = sum(high - low + 1 for _, _, low, high in lost)
-        counters.lost_in_splits += count
-        if count:
+        self._counters.lost_in_splits += count - copy.reported
+        if count > copy.reported:
             named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:MAX_LISTED]]
             reach = round(self._store.log.reach_s, 1)
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
+        copy.reported = count
         self._mended += 1
         self._mended_lost += count
         self._mended_at = self._clock.monotonic()

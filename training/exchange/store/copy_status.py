@@ -18,7 +18,7 @@ def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None,
         role: Role = "backup" if backed.is_active else "learner"
         return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
     superseded = store.superseded.get(shard)
-    if superseded is not None and not superseded.is_broken:
+    if superseded is not None and superseded.is_usable:
         return CopyStatus(shard, "backup", *superseded.term, superseded.state.version, *fence, step)
     stored = stored_above(store, shard, replica)
     if stored is not None:

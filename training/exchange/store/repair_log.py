@@ -9,7 +9,7 @@ log, by identity, until the owner has all of them (docs/protocol.md). Time enter
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from training.encoding.codecs import CodecName
@@ -52,16 +52,34 @@ class SupersededCopy:
     is_late: bool = False
     #: Its values are of no use: it only says which deltas there were.
     is_broken: bool = False
+    #: The term of an owner that began a new era from a replica: which of these deltas that one has is unknown. The copy
+    #: only waits, as long as a log reaches, for an owner that can tell.
+    unclear_at: Term | None = None
+    unclear_since_s: float = 0.0
+    #: Deltas of it that were reported as lost.
+    reported: int = 0
 
     @property
     def rank(self) -> tuple[bool, int, Term]:
         """A copy with the whole history ranks above one of a new era, then the higher term counts."""
         return not self.is_broken, -self.state.era_step, self.term
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether a node may continue from it."""
+        return not self.is_broken and self.unclear_at is None
+
+    def wait_for_another_owner(self, term: Term, now_s: float) -> None:
+        """The owner under this term cannot tell which of the copy's deltas it has."""
+        if self.unclear_at is None:
+            self.unclear_since_s = now_s
+        self.unclear_at = term
+
     def merged_with(self, former: SupersededCopy) -> SupersededCopy:
         """The better of two copies; it remembers the identities of the other, whose deltas are in the log."""
         better, other = (self, former) if self.rank >= former.rank else (former, self)
         better.earlier = other.known()
+        better.unclear_at, better.reported = None, former.reported
         return better
 
     def known(self) -> Applied:
@@ -69,6 +87,11 @@ class SupersededCopy:
         known = identities_of(self.state)
         known.merge(self.earlier)
         return known
+
+
+def to_mend(superseded: Mapping[int, SupersededCopy]) -> list[int]:
+    """The shards whose superseded copies are not settled."""
+    return [shard for shard, copy in superseded.items() if copy.unclear_at is None]
 
 
 class RepairLog:

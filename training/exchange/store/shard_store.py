@@ -440,7 +440,7 @@ class ShardStore:
         backed, superseded = self.backed.get(shard), self.superseded.get(shard)
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
-        return None if superseded is None or superseded.is_broken else (superseded.term, superseded.state)
+        return None if superseded is None or not superseded.is_usable else (superseded.term, superseded.state)
 
     @property
     def size_bytes(self) -> int:

@@ -25,7 +25,7 @@ from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState
-from training.exchange.store.repair_log import RepairLog
+from training.exchange.store.repair_log import RepairLog, to_mend
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 from training.shards.applied import Applied
@@ -105,15 +105,13 @@ def test_the_shards_of_one_occasion_are_one_event() -> None:
         low.store.step_down(0)
         (copy,) = low.store.superseded.values()
         for shard, lost in (0, []), (1, [(IDS["x"], 1, 3, 4)]), (2, []):
-            low.store.superseded[shard] = copy
-            low.reconciler._close(shard, lost)
+            low.reconciler._report_lost(shard, dataclasses.replace(copy), lost)
             await asyncio.sleep(OCCASION_S / 2)
             low.reconciler.due()
         assert low.events("split_mended") == []
         assert await mended(low) == [{"shards": 3, "lost": 2}]
 
-        low.store.superseded[4] = copy
-        low.reconciler._close(4, [])
+        low.reconciler._report_lost(4, copy, [])
         assert (await mended(low))[1:] == [{"shards": 1, "lost": 0}]
 
     run(scenario())
@@ -180,6 +178,52 @@ def test_the_side_with_the_history_takes_the_shard_back_from_a_replica() -> None
         assert low.store.owned[0].term > term(5, "a")
         assert low.value == 321.0
         assert low.events("shard_taken_back")
+
+    run(scenario())
+
+
+async def settled_with_an_era_that_cannot_tell() -> tuple[Side, Side]:
+    """Node a began an era after the copy of node b, from a replica that may have any of its deltas."""
+    high, low = split()
+    from_replica(high, 1)
+    high.store.owned[0].state.era_term = (4, IDS["a"])
+    await reconcile(high, low)
+    return high, low
+
+
+def test_what_an_era_may_have_is_offered_to_a_later_owner_with_the_history() -> None:
+    """The owner of the era is offered nothing. When another state takes its place, whose deltas are known, it gets what
+    it lacks: the copy and its log have waited, and nothing is reported as lost in the end."""
+
+    async def scenario() -> None:
+        high, low = await settled_with_an_era_that_cannot_tell()
+        assert (high.value, to_mend(low.store.superseded)) == (21.0, [])
+        assert low.store.unowned_copy(0) is None  # nobody continues from it
+
+        high.store.step_down(0)
+        del high.store.superseded[0]
+        high.store.own(0, zeros(high.store), term(7, "a"), contact("a"), 0.0, by_handover=False)
+        high.store.add(0, delta(1, 1.0))
+        low.store.note_owner(0, term(7, "a"), contact("a"))
+        await reconcile(high, low)
+
+        assert (high.value, low.store.superseded) == (301.0, {})
+        assert low.context.counters.lost_in_splits == 0
+
+    run(scenario())
+
+
+def test_a_copy_waits_for_another_owner_as_long_as_its_log_reaches() -> None:
+    """After that it is dropped: it has nothing left to offer."""
+
+    async def scenario() -> None:
+        _, low = await settled_with_an_era_that_cannot_tell()
+        await asyncio.sleep(low.store.log.seconds - 10.0)
+        low.reconciler.due()
+        assert list(low.store.superseded) == [0]
+        await asyncio.sleep(11.0)
+        low.reconciler.due()
+        assert low.store.superseded == {}
 
     run(scenario())
 
