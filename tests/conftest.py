@@ -13,6 +13,7 @@ import importlib
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -106,12 +107,12 @@ def _import_shares(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     if config.getvalue("dist") != "loadgroup":
         return None
     from tests.harness.work_units import WorkUnits
 
-    return WorkUnits(config)
+    return WorkUnits(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

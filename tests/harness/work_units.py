@@ -8,6 +8,7 @@ off what distributing 7,000 tests costs. Units begin in the order in which `test
 from __future__ import annotations
 
 import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
@@ -17,8 +18,8 @@ QUICK = "tests/unit/"
 class WorkUnits(LoadGroupScheduling):
     """The scheduler of a session with `--dist loadgroup`."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
         config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from xdist.remote import Producer
+
 from tests.harness.work_units import WorkUnits
 
 TESTS = [
@@ -35,12 +38,21 @@ def begun(workers: int) -> tuple[Any, list[Any]]:
     """A scheduler whose workers have collected and got their first units."""
     option = SimpleNamespace(loadscopereorder=True)
     config: Any = SimpleNamespace(option=option, getvalue=lambda _: [f"{workers}*popen"], hook=None)
-    units, nodes = WorkUnits(config), [Worker(f"gw{number}") for number in range(workers)]
+    units, nodes = (
+        WorkUnits(config, Producer("test", enabled=False)),
+        [Worker(f"gw{number}") for number in range(workers)],
+    )
     for node in nodes:
         units.add_node(node)  # type: ignore[arg-type]
         units.add_node_collection(node, TESTS)  # type: ignore[arg-type]
     units.schedule()
     return units, nodes
+
+
+def test_a_run_prints_nothing_but_its_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    """The scheduler says what it does only where xdist is asked to."""
+    begun(2)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_quick_module_is_one_unit_and_units_begin_in_the_order_of_the_tests() -> None:
