@@ -520,6 +520,9 @@ def wrong(swarm: Swarm) -> str:
             return f"the values of shard {shard} are out of range"
     for name in HONEST:
         exchange = swarm.hosts[name].living.exchange
+        honest = [swarm.hosts[one].living.exchange.context.swarm.node_id for one in HONEST]
+        if any(node not in exchange.view.trust for node in honest):
+            return f"{name} leaves out honest nodes"
         if unsettled := to_mend(exchange.store.superseded):
             return f"copies of shards {unsettled} to be settled"
         if len(exchange.push_client.outstanding_steps) > 2:

@@ -12,9 +12,9 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
 * *unsteady*: it was started again, or came back after it was declared dead, `RETURNS` times within `WINDOW_S`. It is no
   candidate for a shard: with each crash its shards would stand still until somebody has missed it.
 * *unsound*: it has broken its word `BROKEN_WORDS` times within `BROKEN_WORDS_WINDOW_S`. It denied to own what it had
-  claimed (`training.exchange.claims`), gave answers that do not fit their questions, or released a backup without a
-  new one. An honest member may do so once, when it is started again or steps down. It counts as gone, and what it says
-  of owners is not heard, until its time is over (`MemberTrust.suspend`).
+  claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
+  once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
+  time is over (`MemberTrust.suspend`).
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ from training.exchange.trust import Untrue
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 
-#: An owner that has released this node as its backup has another one. So soon it needs this one again if that has gone.
-AGAIN_S = 3.0
 Encoded = bytes | bytearray | memoryview
 
 
@@ -54,10 +52,6 @@ class BackupHandler:
         self._clock = context.environment.clock
         self._executor = context.environment.executor
         self._log = context.environment.log
-        #: Who released this node as the backup of a shard last, and when, in monotonic seconds; and which owner has
-        #: made it one again at once.
-        self._released: dict[int, tuple[bytes, float]] = {}
-        self._again: dict[int, bytes] = {}
 
     def register(self) -> None:
         """Register the request handlers."""
@@ -158,7 +152,6 @@ class BackupHandler:
             return self._store.begin_catch_up(info.shard, info.term, sender, attempt)
 
         result = self._take_each(sender, message.shards, take)
-        self._note_again(sender, result.taken)
         replica, turn, chains = self._context.replica, LoopYielder(), []
         for shard in result.taken:
             chain, published = replica.position_of(shard)
@@ -241,28 +234,12 @@ class BackupHandler:
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:
         self._context.claimed(sender.node_id, message.shards)
-        node = sender.node_id
-        if any(self._again.get(info.shard) == node and info.shard in self._store.backed for info in message.shards):
-            self._context.broke_word(node, "copy")
         return Response(encode(self._take_each(sender, message.shards, self._release)))
 
     def _release(self, info: OwnerInfo, sender: Contact) -> bool:
         if sender.node_id not in self._context.view.trust:
             return False  # this node goes on with its copy
-        is_released = self._store.release(info.shard, info.term, sender)
-        if is_released:
-            self._released[info.shard] = sender.node_id, self._clock.monotonic()
-        return is_released
-
-    def _note_again(self, owner: Contact, shards: list[int]) -> None:
-        """An owner has this node copy shards."""
-        since_s = self._clock.monotonic() - AGAIN_S
-        for shard in shards:
-            node, released_s = self._released.get(shard, (b"", since_s))
-            if node == owner.node_id and released_s > since_s:
-                self._again[shard] = node
-            else:
-                self._again.pop(shard, None)
+        return self._store.release(info.shard, info.term, sender)
 
     # -- the end of training ------------------------------------------------------------------------------------
 
