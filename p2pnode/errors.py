@@ -70,7 +70,8 @@ INTERRUPTED = 130
 SCRIPTS_OWN = (
     "A training script that ends with another code than 0 after `swarm.done` gives `p2pnode run` that code,\n"
     "or 128 and the number of the signal that ended it. A command that Ctrl-C has broken off\n"
-    "exits with 130; a node leaves and exits with 0."
+    "exits with 130. `watch` and `logs --follow`, which end in no other way, exit with 0,\n"
+    "and so does a node, which leaves."
 )
 
 

@@ -60,6 +60,7 @@ FORKS = frozenset(
         "test_bad_input",
         "test_demo",
         "test_dispatch_process",
+        "test_documented_programs",
         "test_duplicate_identity_process",
         "test_examples",
         "test_full_disk",

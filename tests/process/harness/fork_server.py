@@ -7,6 +7,7 @@ ends when its standard input does.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -69,7 +70,8 @@ class Server:
         os.close(begun)
         for descriptor in descriptors:
             os.close(descriptor)
-        connection.send(str(pid).encode())
+        with contextlib.suppress(OSError):  # who has asked does not wait any more
+            connection.send(str(pid).encode())
         watched = os.pidfd_open(pid)
         self._running[watched] = pid, connection
         self._poll.register(watched, select.POLLIN)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from tests.harness.documents import shell_lines
 from tests.harness.repository import ROOT
 
 DOCUMENTS = (
@@ -21,8 +22,6 @@ DOCUMENTS = (
     ROOT / "deploy" / "README.md",
     *sorted(ROOT.glob("docs/*.md")),
 )
-FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-SHELLS = {"bash", "console", "sh", "shell"}
 OPERATORS = set("();<>|&")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 #: In deploy's files: `#   … p2pnode status   (what it does)`, whatever starts it; also ExecStart.
@@ -50,15 +49,6 @@ def simple_commands(line: str) -> Iterator[list[str]]:
             words, redirected = [], set(word) <= set("<>")
         elif words or not ASSIGNMENT.match(word):
             words.append(word)
-
-
-def shell_lines(text: str) -> Iterator[str]:
-    """What a reader would type: the lines behind prompts, or every line of a block without; continued ones joined."""
-    for _, language, block in FENCE.findall(text):
-        if language in SHELLS:
-            lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
-            prompted = [line[2:] for line in lines if line.startswith("$ ")]
-            yield from prompted or [line for line in lines if line and not line.startswith("#")]
 
 
 def shown_commands() -> list[Command]:
