@@ -797,7 +797,7 @@ class History:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
             assert record.event not in ("member_lied", "member_distrusted"), record
-            assert record.fields.get("reason") != "unsound", record
+            assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
             tally.repaired += record.fields.get("count", 0) * (record.event == "deltas_repaired")
             tally.taken_back += record.event == "shard_taken_back"

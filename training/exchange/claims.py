@@ -1,8 +1,8 @@
 """What members have said of themselves: that they own a shard, under which term. Pure.
 
 Whoever owns a shard under a term, and loses it, hears of a higher term then. So a member that claims a shard, and is
-asked for it later, does what an owner does, or names one under a term at least as high. One that denies instead has
-broken its word. Honest members do so too, rarely: in a new start, and for a moment when they step down for a better
+asked for it later, does what an owner does, or names one under a term at least as high. One that denies instead
+contradicts itself. Honest members do so too, rarely: in a new start, and for a moment when they step down for a better
 copy (`training.exchange.recovery.failover`). Therefore it counts as `training.exchange.reliability` says, and each
 claim once.
 """
@@ -29,7 +29,7 @@ class SelfClaims:
         if len(self._claims) > MAX_CLAIMS:
             del self._claims[next(iter(self._claims))]
 
-    def is_broken(self, node: bytes, shard: int, named: Term | None, asked_s: float, fence: Term = ZERO_TERM) -> bool:
+    def contradicts(self, node: bytes, shard: int, named: Term | None, asked_s: float, fence: Term = ZERO_TERM) -> bool:
         """Whether a member that was asked at this moment denies what it had claimed until then. `named`: the term of
         the owner that it names; without one, `fence` is the highest term that it has seen, as far as it says so. The
         claim is settled by the answer."""

@@ -59,12 +59,12 @@ class ExchangeContext:
         self.view.invalidate()
         self.rebalance.wake()
 
-    def broke_word(self, node: bytes, reason: str) -> None:
+    def misbehaved(self, node: bytes, reason: str) -> None:
         """A member has done what an honest one does rarely; a repeated one is left out for a time."""
         if node == self.swarm.node_id or node not in self.view.trust:
             return
-        self.environment.log.debug("word_broken", source=node.hex()[:8], reason=reason)
-        if (until_s := self.view.reliability.broke_word(node, self.environment.clock.monotonic())) is None:
+        self.environment.log.debug("member_misbehaved", source=node.hex()[:8], reason=reason)
+        if (until_s := self.view.reliability.misbehaved(node, self.environment.clock.monotonic())) is None:
             return
         self.view.trust.suspend(node, until_s)
         self.view.invalidate()
@@ -78,14 +78,14 @@ class ExchangeContext:
                 self.claims.note(node, info.shard, info.term, now_s)
 
     def denied(self, node: bytes, shard: int, named: Term | None, asked_s: float, fence: Term = ZERO_TERM) -> None:
-        """A member that was asked at this moment does not own a shard, as it says (`SelfClaims.is_broken`)."""
-        if self.claims.is_broken(node, shard, named, asked_s, fence):
-            self.broke_word(node, "claim")
+        """A member that was asked at this moment does not own a shard, as it says (`SelfClaims.contradicts`)."""
+        if self.claims.contradicts(node, shard, named, asked_s, fence):
+            self.misbehaved(node, "claim")
 
     def answered_about(self, node: bytes, asked: Iterable[int], answered: Iterable[int]) -> None:
         """A member that was asked about some shards has answered about these: no honest one names others."""
         if not {*answered} <= {*asked}:
-            self.broke_word(node, "answer")
+            self.misbehaved(node, "answer")
 
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)

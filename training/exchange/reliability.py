@@ -9,10 +9,10 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
   while others have answered: otherwise it would be this node that is cut off. It counts as gone until it answers one
   of the questions that it is asked every `ASK_S`.
 * *failed*: as a backup it has refused deltas in `FAILURES` seconds within `WINDOW_S`. It is no candidate for a shard.
-* *unsteady*: it was started again, or came back after it was declared dead, `RETURNS` times within `WINDOW_S`. It is no
+* *restarts*: it was started again, or came back after it was declared dead, `RETURNS` times within `WINDOW_S`. It is no
   candidate for a shard: with each crash its shards would stand still until somebody has missed it.
-* *unsound*: it has broken its word `BROKEN_WORDS` times within `BROKEN_WORDS_WINDOW_S`. It denied to own what it had
-  claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
+* *misbehaved*: it contradicted itself `MISBEHAVIOURS` times within `MISBEHAVIOUR_WINDOW_S`. It denied to own what it
+  had claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
   once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
   time is over (`MemberTrust.suspend`).
 """
@@ -26,8 +26,8 @@ SILENT_S, UNANSWERED = 4.0, 3
 ASK_S = 2.0
 FAILURES, WINDOW_S = 4, 60.0
 RETURNS = 2
-#: Honest members do not break their word, but by a chance that nobody has met yet.
-BROKEN_WORDS, BROKEN_WORDS_WINDOW_S = 3, 600.0
+#: Honest members do not contradict themselves, but by a chance that nobody has met yet.
+MISBEHAVIOURS, MISBEHAVIOUR_WINDOW_S = 3, 600.0
 #: Failures of one moment count once.
 APART_S = 0.5
 FIRST_S, LONGEST_S = 60.0, 600.0
@@ -43,7 +43,7 @@ class _Record:
     unanswered_s: float = 0.0
     unanswered: int = 0
     failed_s: list[float] = field(default_factory=list)
-    broke_word_s: list[float] = field(default_factory=list)
+    misbehaved_s: list[float] = field(default_factory=list)
     returned_s: list[float] = field(default_factory=list)
     #: Until when it counts as silent, and is no candidate.
     silent_until_s: float = 0.0
@@ -93,19 +93,19 @@ class Reliability:
             self._leave_out(node, record, now_s, "failed")
             record.failed_s.clear()
 
-    def broke_word(self, node: bytes, now_s: float) -> float | None:
+    def misbehaved(self, node: bytes, now_s: float) -> float | None:
         """It did what honest members do once in a while at most. Returns until when it is left out, if that begins."""
         record = self._record(node)
-        if not _is_enough(record.broke_word_s, now_s, BROKEN_WORDS, BROKEN_WORDS_WINDOW_S):
+        if not _is_enough(record.misbehaved_s, now_s, MISBEHAVIOURS, MISBEHAVIOUR_WINDOW_S):
             return None
-        record.broke_word_s.clear()
-        return self._leave_out(node, record, now_s, "unsound")
+        record.misbehaved_s.clear()
+        return self._leave_out(node, record, now_s, "misbehaved")
 
     def returned(self, node: bytes, now_s: float) -> None:
         """It was started again, or is back."""
         record = self._record(node)
         if _is_enough(record.returned_s, now_s, RETURNS) and record.left_out_until_s <= now_s:
-            self._leave_out(node, record, now_s, "unsteady")
+            self._leave_out(node, record, now_s, "restarts")
             record.returned_s.clear()
 
     def _leave_out(self, node: bytes, record: _Record, now_s: float, reason: str) -> float:

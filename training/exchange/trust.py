@@ -9,7 +9,7 @@ have the honest ones left out. So only what this node has seen itself counts, an
 
 It lasts until somebody undoes it (`forgive`), also when this node starts again (`training.exchange.trust_file`).
 
-A member that only breaks its word (`training.exchange.reliability`) is *suspended*: for a time it is left out in the
+A member that only contradicts itself (`training.exchange.reliability`) is *suspended*: for a time it is left out in the
 same way, but its deltas and questions are taken.
 """
 

@@ -311,7 +311,7 @@ class Outbox:
             except TransportError as error:
                 self._directory.failed(owner, error)
             except BadFrame as error:
-                self._context.broke_word(owner.node_id, "push")
+                self._context.misbehaved(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
 

@@ -308,7 +308,7 @@ class PullClient:
             if isinstance(error, Untrue):
                 self._context.lied(owner.node_id, "value")
             else:
-                self._context.broke_word(owner.node_id, "value")
+                self._context.misbehaved(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:

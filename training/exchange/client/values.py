@@ -292,10 +292,8 @@ class SwarmValues:
                 sent.append((shard, one))
         if not sent:
             return []
-        updates, asked_s = (
-            [ShardUpdate(shard, one.update) for shard, one in sent],
-            self._context.environment.clock.monotonic(),
-        )
+        updates = [ShardUpdate(shard, one.update) for shard, one in sent]
+        asked_s = self._context.environment.clock.monotonic()
         if owner.node_id == self._me:
             results = await self._handler.accept(self._me, updates)
         else:

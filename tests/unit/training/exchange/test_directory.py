@@ -14,7 +14,7 @@ from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, PushStatus, decode
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.reliability import APART_S as FAILURE_APART_S
-from training.exchange.reliability import BROKEN_WORDS
+from training.exchange.reliability import MISBEHAVIOURS
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Fence, OwnerInfo, Term
 from training.exchange.trust import APART_S, LIES
@@ -230,7 +230,7 @@ def test_an_owner_by_its_own_word_that_denies_it_is_left_out_for_a_minute() -> N
         store = store_of("a")
         directory, _, context = directory_of(store)
         clock = context.environment.clock
-        for number in range(BROKEN_WORDS):
+        for number in range(MISBEHAVIOURS):
             for node, named in ((B, None), (C, OwnerInfo.of(1, term(20, "b"), B))):
                 context.claimed(node.node_id, [OwnerInfo.of(1, Term(10 + number, node.node_id), node)])
                 await asyncio.sleep(FAILURE_APART_S)

@@ -19,12 +19,12 @@ from training.exchange.recovery.failover import Failover
 from training.exchange.reliability import (
     APART_S,
     ASK_S,
-    BROKEN_WORDS,
-    BROKEN_WORDS_WINDOW_S,
     FAILURES,
     FIRST_S,
     LONGEST_S,
     MAX_MEMBERS,
+    MISBEHAVIOUR_WINDOW_S,
+    MISBEHAVIOURS,
     RETURNS,
     SILENT_S,
     UNANSWERED,
@@ -224,18 +224,18 @@ def test_a_member_that_comes_back_again_and_again_is_no_candidate() -> None:
         found.returned(B, 10.0 * number + WINDOW_S)
     assert not found.is_candidate(B, 100.0)
     assert not found.is_silent(B, 100.0)
-    assert [reason for _, reason, _ in found.take_news()] == ["unsteady"]
+    assert [reason for _, reason, _ in found.take_news()] == ["restarts"]
 
 
-def test_a_member_breaks_its_word_so_often_before_it_is_left_out() -> None:
+def test_a_member_contradicts_itself_so_often_before_it_is_left_out() -> None:
     """Those of one moment count once, those of long ago not at all."""
     found = Reliability()
     for number in range(100):
-        assert found.broke_word(B, number * APART_S / 1000) is None
+        assert found.misbehaved(B, number * APART_S / 1000) is None
     for number in range(1, 20):
-        assert found.broke_word(B, number * BROKEN_WORDS_WINDOW_S / (BROKEN_WORDS - 1)) is None
-    began_s = 21 * BROKEN_WORDS_WINDOW_S
-    untils = [found.broke_word(B, began_s + number * APART_S) for number in range(BROKEN_WORDS)]
-    assert untils == [None] * (BROKEN_WORDS - 1) + [began_s + (BROKEN_WORDS - 1) * APART_S + FIRST_S]
-    assert found.take_news() == [(B, "unsound", FIRST_S)]
+        assert found.misbehaved(B, number * MISBEHAVIOUR_WINDOW_S / (MISBEHAVIOURS - 1)) is None
+    began_s = 21 * MISBEHAVIOUR_WINDOW_S
+    untils = [found.misbehaved(B, began_s + number * APART_S) for number in range(MISBEHAVIOURS)]
+    assert untils == [None] * (MISBEHAVIOURS - 1) + [began_s + (MISBEHAVIOURS - 1) * APART_S + FIRST_S]
+    assert found.take_news() == [(B, "misbehaved", FIRST_S)]
     assert not found.is_candidate(B, began_s + FIRST_S)

@@ -21,7 +21,7 @@ from training.exchange.client.outbox import Outgoing
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
-from training.exchange.reliability import BROKEN_WORDS
+from training.exchange.reliability import MISBEHAVIOURS
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.replica import Position
@@ -274,21 +274,21 @@ def test_a_release_ends_the_backup_role() -> None:
 
 
 def test_an_owner_that_is_left_out_keeps_its_backup() -> None:
-    """It has broken its word about something else: its release is refused, and so is a new copy for it. An owner that
+    """It has contradicted itself elsewhere: its release is refused, and so is a new copy for it. An owner that
     releases this node again and again is only unlucky with the others that it chooses."""
 
     async def scenario() -> None:
         store = store_of("b")
         swarm, context = handler_of(store)
-        for number in range(3 * BROKEN_WORDS):
+        for number in range(3 * MISBEHAVIOURS):
             await learned(swarm, store, 2 * number + 1)
             await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2 * number + 3)]), TransferResult)
             assert not store.backed
             await asyncio.sleep(1.0)
         assert OWNER.node_id in context.view.trust
         await learned(swarm, store, 99)
-        for _ in range(BROKEN_WORDS):
-            context.broke_word(OWNER.node_id, "answer")
+        for _ in range(MISBEHAVIOURS):
+            context.misbehaved(OWNER.node_id, "answer")
             await asyncio.sleep(1.0)
         assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(101)]), TransferResult)).taken == []
         assert store.backed[0].is_active
