@@ -29,6 +29,7 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.settings import ExchangeSettings, TrainingSettings
+from training.shard_count import shard_count
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -64,7 +65,7 @@ class Owner:
 
     def __post_init__(self) -> None:
         settings = ExchangeSettings()
-        bounds = shard_bounds(self.value.size, settings.shards)
+        bounds = shard_bounds(self.value.size, shard_count(self.value.size))
         rule = Rule(settings.outer_lr, settings.outer_momentum, self.kind)
         self.store = ShardStore(ME.node_id, bounds, self.parameters, rule)
         for shard, (start, stop) in enumerate(bounds):
@@ -212,7 +213,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         f"digits, {MEMBERS} members, {TrainingSettings().local_steps} local steps, "
         f"asp, {STEPS} steps, outer rule {ExchangeSettings().outer_lr:g} / {ExchangeSettings().outer_momentum:g}, "
         f"{LEAST_LOSSY} deltas, simulated asynchronous step times; the liar sends {LIE:g} times its "
-        f"delta; cost: {COST_VALUES / 1e6:.2g} M values in {ExchangeSettings().shards} shards, one core"
+        f"delta; cost: {COST_VALUES / 1e6:.2g} M values in {shard_count(COST_VALUES)} shards, one core"
     )
     return Outcome("robust", conditions, series)
 

@@ -34,6 +34,7 @@ from training.exchange.exchange import Exchange
 from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
+from training.shard_count import shard_count
 from training.shards.outer_rule import Rule
 from training.values.encoding import encode_key
 from training.values.store import ValueUpdate
@@ -81,7 +82,7 @@ class ValueNode:
             task_version="1",
             layout=Layout(()),
             frozen_digest="",
-            shards=SETTINGS.shards,
+            shards=shard_count(0),
             rule=rule,
             weight=SETTINGS.weight,
             replicas=SETTINGS.replicas,

@@ -31,7 +31,7 @@ from tests.process.harness.line_model import Cable
 from tests.process.harness.swarm_world import kill_all
 from tests.process.harness.wan_check import NotAsClaimed, check
 from tests.process.harness.wan_world import Wan, wan
-from training.settings import ExchangeSettings
+from training.shard_count import shard_count
 
 MINUTES = 3.0
 #: Steps of every node before the measured time, and the longest wait for them and for all backups.
@@ -201,7 +201,7 @@ def _unheard(nodes: list[Node]) -> float:
 def _ours(
     world: Wan, folder: Path, parameters: int, step_s: float, settings: dict[str, Any], seconds: float
 ) -> list[Node]:
-    shards = settings.get("exchange.shards", ExchangeSettings().shards)
+    shards = settings.get("exchange.shards") or shard_count(parameters, len(world.machines))
     values = {"training.min_nodes": len(world.machines), "log.format": "json", "log.level": "debug", **settings}
     files = [folder / f"notes-{number}" for number in range(len(world.machines))]
     nodes: list[LanNode] = []

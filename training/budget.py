@@ -12,6 +12,7 @@ import msgspec
 from training.encoding import codecs
 from training.encoding.pull_codecs import follows_chains
 from training.settings import ExchangeSettings
+from training.shard_count import shard_count
 from training.shards.outer_rule import is_plain
 from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
@@ -75,7 +76,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
     A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one node, or with
-    `replicas = 0`, there are no backups. `checkpoints`: are any written?
+    `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as many as the
+    model asks for.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -87,12 +89,13 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     has_momentum = settings.outer_momentum != 0.0 and not is_plain(largest)
     state_bytes = vector_bytes * (2 if has_momentum else 1)
     share_bytes = round(state_bytes / nodes)
-    shard_bytes = -(-state_bytes // settings.shards)
+    shards = settings.shards or shard_count(values)
+    shard_bytes = -(-state_bytes // shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
     carries = settings.carry > 0.0 and not alone
     # The replica is read one shard at a time, and held shards are copied before they are written.
-    copied_bytes = -(-vector_bytes // settings.shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
+    copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
     return Budget(

@@ -50,10 +50,10 @@ def shard_bounds(total: int, shards: int) -> list[tuple[int, int]]:
     """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder.
 
     A vector shorter than the number of shards gets one slice per value. That of a run without a model is empty, and so
-    are all its slices: its shards hold named values. Raises `ValueError` for a negative total.
+    are all its slices: its shards hold named values. Raises `ValueError` for a negative total, and for no shards.
     """
-    if total < 0:
-        raise ValueError(f"a vector of {total} values")
+    if total < 0 or shards < 1:
+        raise ValueError(f"a vector of {total} values in {shards} shards")
     if not total:
         return [(0, 0)] * shards
     shards = min(shards, total)

@@ -12,6 +12,7 @@ import msgspec
 
 from training.layout import Layout, LayoutEntry
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from training.shard_count import shard_count
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
@@ -65,7 +66,8 @@ def propose(
     barrier: BarrierSettings,
     exchange: ExchangeSettings,
 ) -> Manifest:
-    """The manifest that follows from this node's settings and model."""
+    """The manifest that follows from this node's settings and model. `exchange.shards` is the number that was chosen
+    (`training.shard_count.choose`); 0 counts as the model's."""
     return Manifest(
         protocol=PROTOCOL,
         run=run,
@@ -74,7 +76,7 @@ def propose(
         task_version=hello.task_version,
         layout=hello.layout,
         frozen_digest=hello.frozen_digest,
-        shards=exchange.shards,
+        shards=exchange.shards or shard_count(hello.layout.total),
         rule=Rule(exchange.outer_lr, exchange.outer_momentum, exchange.robust),
         weight=exchange.weight,
         replicas=exchange.replicas,

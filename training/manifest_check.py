@@ -3,6 +3,8 @@
 Both sides compare. The joiner decides from the fields of the answer alone, never from text. It refuses the swarm if the
 manifests differ, or if the peer names mismatches in fields that the joiner's version does not have. A peer of an older
 version may reject the joiner with a text only. That decides nothing, and the next peer is asked.
+
+The number of shards is the swarm's: a joiner that was given none (`exchange.shards = 0`) takes it over from the answer.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
 from training.errors import TrainingError
 from training.manifest import Manifest, Mismatch, compare, explain
+from training.shard_count import MAX_SHARDS
 from training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
 
 
 class ManifestRefused(TrainingError):
-    """This node and the swarm disagree; the text names the fields with both sides' values."""
+    """This node and the swarm disagree; the text names the fields with both sides' values, and so does `fields`."""
+
+    def __init__(self, mismatches: list[Mismatch], peer: str) -> None:
+        super().__init__(explain(mismatches, peer=peer))
+        self.fields = [item.field for item in mismatches]
 
 
 class ManifestAnswer(Manifest, frozen=True, kw_only=True):
@@ -48,10 +55,12 @@ def register(swarm: Swarm, manifest: Manifest) -> None:
     swarm.register("manifest", handler)
 
 
-async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest) -> None:
-    """Compare this node's proposal with a peer's manifest. Raises `ManifestRefused` where they differ.
+async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopts_shards: bool = False) -> Manifest:
+    """Compare this node's proposal with a peer's manifest; returns the one that both have. Raises `ManifestRefused`
+    where they differ.
 
-    Raises `TransportError` when the peer has no manifest yet, rejects the request or cannot be reached: ask another.
+    `adopts_shards`: it takes the swarm's number of shards. Raises `TransportError` when the peer has no manifest yet,
+    has one that no node can have, rejects the request or cannot be reached: ask another.
     """
     try:
         async with swarm.request(
@@ -60,6 +69,12 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest) -> None:
             answer = msgspec.msgpack.decode(response.head, type=ManifestAnswer)
     except msgspec.DecodeError as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
-    mismatches = compare(proposal, answer) or list(answer.mismatches)
-    if mismatches:
-        raise ManifestRefused(explain(mismatches, peer=peer.node_id.hex()[:8]))
+    told = list(answer.mismatches)
+    if adopts_shards:
+        if not 1 <= answer.shards <= MAX_SHARDS:
+            raise TransportError("foreign", peer.address, f"gave a manifest with {answer.shards} shards")
+        proposal = msgspec.structs.replace(proposal, shards=answer.shards)
+        told = [item for item in told if item.field != "shards"]
+    if mismatches := compare(proposal, answer) or told:
+        raise ManifestRefused(mismatches, peer.node_id.hex()[:8])
+    return proposal

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from training.shard_count import MAX_SHARDS
+
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -248,8 +250,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = "auto"
     shards: Annotated[
         int,
-        Meta(ge=1, le=4096, description="Slices of the vector; about four times the expected number of nodes."),
-    ] = 64
+        Meta(
+            ge=0,
+            le=MAX_SHARDS,
+            description="Slices of the vector, for the whole run. 0: the founder chooses, at least 64, of at most "
+            "2 MiB, and four for each of training.min_nodes; all others take its number.",
+        ),
+    ] = 0
     replicas: Annotated[
         int,
         Meta(

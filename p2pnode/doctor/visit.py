@@ -38,6 +38,7 @@ from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.doctor.line_speed import judged, read_from
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.terminal.numbers import duration
+from training.shard_count import MIN_SHARDS
 
 #: Remembered peers that are asked besides the bootstraps.
 MAX_REMEMBERED = 4
@@ -233,7 +234,7 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         for check in await _pings(overlay):
             yield check
         yield await _reached(overlay, config)
-        yield await _line(overlay, config.exchange.shards)
+        yield await _line(overlay, config.exchange.shards or MIN_SHARDS)  # what it lacks of them is not sent
         await overlay.leave()
     except (PortInUse, OSError, ValueError) as failure:
         yield error("port", str(failure), "end what holds it, or choose another port")

@@ -25,7 +25,7 @@ from training.barriers.waiter import BarrierWaiter
 from training.engines.calls import ScriptCalls
 from training.engines.participation import Participation
 from training.exchange.exchange import Exchange
-from training.manifest import Manifest, propose
+from training.manifest import Manifest
 from training.progress import Progress
 from training.settings import BarrierSettings
 from training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts
@@ -97,14 +97,8 @@ class EngineRun:
                 "leave the setting out",
                 ExitCode.CONFIGURATION,
             )
-        manifest = propose(
-            run=config.swarm.run,
-            genesis=overlay.genesis,
-            hello=hello,
-            training=config.training,
-            barrier=settings,
-            exchange=config.exchange,
-        )
+        await self._startup.restore_values(hello, self._trainer.vector)
+        proposal = self._startup.propose(hello, settings)
         is_server = config.node.role == "server"
         owns = is_server or hello.engine.kind != SERVER_KIND
         if self._startup.founder and not owns:
@@ -113,7 +107,7 @@ class EngineRun:
                 "start a node with --set node.role=server first, and give its address with --bootstrap HOST:PORT",
                 ExitCode.CONFIGURATION,
             )
-        source = None if self._startup.founder else await self._startup.agree(manifest)
+        manifest, source = await self._startup.agree(proposal)
         exchange = Exchange(
             swarm=overlay,
             manifest=manifest,
@@ -124,7 +118,6 @@ class EngineRun:
             environment=environment,
         )
         await self._startup.remember(manifest)
-        await self._startup.restore_values(hello, self._trainer.vector)
         await self._startup.offer_checkpoint(exchange, manifest)
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import msgspec
+
 from overlay.addresses import is_loopback
 from overlay.ids import short
 from overlay.overlay import NotThisSwarm, Overlay
@@ -35,8 +37,10 @@ from training.barriers.waiter import BarrierWaiter
 from training.budget import Budget, budget
 from training.exchange.exchange import Exchange
 from training.goal import End
-from training.manifest import Manifest, propose
+from training.manifest import Manifest
 from training.progress import Progress
+from training.settings import ExchangeSettings
+from training.shard_count import ChosenBy
 from training.sharing.service import DataService
 from training.step_loop import StepLoop
 from training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
@@ -153,7 +157,17 @@ class Node:
         if self.manifest is None:
             return None
         values, nodes = self.manifest.layout.total, self.overlay.population().estimate
-        return budget(values, self.config.exchange, nodes, checkpoints=self.config.training.checkpoint_s > 0.0)
+        settings, has_checkpoints = self._settings_of(self.manifest), self.config.training.checkpoint_s > 0.0
+        return budget(values, settings, nodes, checkpoints=has_checkpoints)
+
+    def _settings_of(self, manifest: Manifest) -> ExchangeSettings:
+        """The settings of the exchange, with the number of shards that the run has."""
+        return msgspec.structs.replace(self.config.exchange, shards=manifest.shards)
+
+    @property
+    def shards_by(self) -> ChosenBy | None:
+        """Why the run has as many shards as it has; None before the model is known."""
+        return self._startup.shards_by
 
     def _others_about_to_begin(self) -> int:
         """Other nodes on this machine that have joined and not begun: what they will take is free still."""
@@ -333,20 +347,14 @@ class Node:
         """Agree on the manifest, build the exchange and get the vector."""
         assert self.overlay.genesis is not None
         config, environment = self.config, self.environment
-        self.manifest = manifest = propose(
-            run=config.swarm.run,
-            genesis=self.overlay.genesis,
-            hello=hello,
-            training=config.training,
-            barrier=config.barrier,
-            exchange=config.exchange,
-        )
+        self.manifest = self._startup.propose(hello, config.barrier)
         self.trainer_bytes = hello.host_bytes
-        source = None if self.founder else await self._startup.agree(manifest)
+        manifest, source = await self._startup.agree(self.manifest)
+        self.manifest = manifest
         check_memory(
             environment.available_memory(),
             manifest.layout.total,
-            config.exchange,
+            self._settings_of(manifest),
             max(self.overlay.population().estimate, config.training.min_nodes),
             self.log,
             checkpoints=config.training.checkpoint_s > 0.0,

@@ -9,6 +9,9 @@ replica first; the swarm's state then replaces it.
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
+
+import msgspec
 
 from overlay.overlay import NotThisSwarm, OnlyItself, Overlay
 from overlay.peers import Contact
@@ -17,12 +20,14 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import checkpoint, manifest_check
+from training import checkpoint, manifest_check, shard_count
 from training.checkpoint import Checkpoint
 from training.exchange.exchange import Exchange
-from training.manifest import Manifest
+from training.manifest import Manifest, propose
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
+from training.settings import BarrierSettings
+from training.shard_count import ChosenBy, ShardsFixed
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
@@ -42,6 +47,17 @@ WAITING_HINT = (
     "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
 )
+SHARDS_HINT = (
+    "leave exchange.shards out (0): the run's number is taken; another number needs another run (--run), or its own "
+    "state directory"
+)
+
+
+class Agreement(NamedTuple):
+    """The manifest that this node and its swarm have, and the peer that has confirmed it; None for a founder."""
+
+    manifest: Manifest
+    source: Contact | None
 
 
 class Startup:
@@ -72,6 +88,8 @@ class Startup:
         self.resumes = False
         #: No member of the swarm has answered yet, and this node may not open it again.
         self.waits_for_swarm = False
+        #: Why the run has as many shards as it has; None before that is known.
+        self.shards_by: ChosenBy | None = None
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
@@ -266,11 +284,45 @@ class Startup:
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
 
-    async def agree(self, proposal: Manifest) -> Contact | None:
-        """Ask peers until one has a manifest equal to the proposal; return that peer. Raises `UserError`.
+    def propose(self, hello: TrainerHello, barrier: BarrierSettings) -> Manifest:
+        """The manifest of this node's model and settings, with the shards of its checkpoint. Raises `UserError` if
+        `exchange.shards` names another number."""
+        config, total = self._config, hello.layout.total
+        stored = 0 if self._checkpoint is None else len(self._checkpoint.state.marks)
+        try:
+            choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
+        except ShardsFixed as error:
+            raise UserError(
+                f"{error}; a run keeps its shards", hint=SHARDS_HINT, exit_code=ExitCode.MISMATCH
+            ) from error
+        assert self._overlay.genesis is not None
+        self.shards_by = choice.by
+        return propose(
+            run=config.swarm.run,
+            genesis=self._overlay.genesis,
+            hello=hello,
+            training=config.training,
+            barrier=barrier,
+            exchange=msgspec.structs.replace(config.exchange, shards=choice.shards),
+        )
 
-        None: no node of the swarm has one, and this node opens it again.
+    async def agree(self, proposal: Manifest) -> Agreement:
+        """As the founder, the proposal. Otherwise ask peers until one has a manifest equal to it, but for the number of
+        shards where none was given: that is the swarm's. Raises `UserError`.
+
+        `source` None: no node of the swarm has one, and this node opens it again, or has founded it.
         """
+        found = Agreement(proposal, None)
+        if not self.founder:
+            found = await self._ask_members(proposal, adopts_shards=self._config.exchange.shards == 0)
+        manifest = found.manifest
+        if found.source is not None and self._config.exchange.shards == 0:
+            self.shards_by = "swarm"
+        largest = -(-manifest.layout.total // manifest.shards)
+        self._log.info("shards_chosen", shards=manifest.shards, shard_values=largest, by=self.shards_by)
+        return found
+
+    async def _ask_members(self, proposal: Manifest, *, adopts_shards: bool) -> Agreement:
         began = self._environment.clock.monotonic()
         warned: set[bytes] = set()
         with_model_s = began
@@ -279,11 +331,16 @@ class Startup:
             peers, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
             for peer in peers:
                 try:
-                    await manifest_check.compare_with(self._overlay, peer.contact, proposal)
+                    manifest = await manifest_check.compare_with(
+                        self._overlay, peer.contact, proposal, adopts_shards=adopts_shards
+                    )
                 except ManifestRefused as error:
+                    only_shards = error.fields == ["shards"]
                     raise UserError(
                         str(error),
-                        hint="take over the swarm's settings and model, or join another run",
+                        hint=SHARDS_HINT
+                        if only_shards
+                        else "take over the swarm's settings and model, or join another run",
                         exit_code=ExitCode.MISMATCH,
                     ) from error
                 except TransportError as error:
@@ -297,14 +354,14 @@ class Startup:
                         log = self._log.warning
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
                     continue
-                return peer.contact
+                return Agreement(manifest, peer.contact)
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
             if self._may_open and now - with_model_s >= NO_MODEL_S:
                 self._log.warning("swarm_without_model", waited_s=NO_MODEL_S, peers=len(peers))
                 self.founder = self.resumes = True
-                return None
+                return Agreement(proposal, None)
             await asyncio.sleep(MANIFEST_RETRY_S)
 
     @property
@@ -344,11 +401,11 @@ class Startup:
             except TransportError as error:
                 self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
                 await asyncio.sleep(MANIFEST_RETRY_S)
-                found = await self.agree(manifest)
-                if found is None:
+                found = await self._ask_members(manifest, adopts_shards=False)  # the exchange has its shards
+                if found.source is None:
                     await self._resume_from_disks(exchange)
                     return
-                source = found
+                source = found.source
         self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
 
     async def avoid_identity_reuse(self, exchange: Exchange) -> None:

@@ -274,6 +274,7 @@ class StatusReport:
             arithmetic=kernels.name(),
             enabled=self._node.config.exchange.enabled,
             shards=len(store),
+            shards_by=self._node.shards_by or "",
             shards_owned=len(store.owned),
             shards_backed=len(store.backed),
             shards_without_backup=(

@@ -176,11 +176,15 @@ class DispatchStatus(Struct, frozen=True, kw_only=True):
 
 
 class ExchangeStatus(Struct, frozen=True, kw_only=True):
-    """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero."""
+    """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero.
+
+    `shards_by`: why the run has so many: setting, model, earlier (an earlier start), or swarm (its founder chose).
+    """
 
     arithmetic: str
     enabled: bool | UnsetType = UNSET
     shards: Count = 0
+    shards_by: str = ""
     shards_owned: Count = 0
     shards_backed: Count = 0
     #: Of the shards owned here those that lack the backup which they should have.

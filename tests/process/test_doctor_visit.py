@@ -23,6 +23,7 @@ from p2pnode.doctor.visit import visit
 from tests.harness.environment import NoLog
 from training.encoding.frames import sized
 from training.exchange.messages import Pull, PullAnswer, decode, encode
+from training.shard_count import MIN_SHARDS
 
 RUN = "digits"
 
@@ -48,7 +49,7 @@ def test_each_bootstrap_is_named_and_the_way_in_is_tried(tmp_path: Path) -> None
 
     async def serve(_contact: Contact, payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
         pull = decode(payload, Pull)
-        assert (pull.genesis, pull.step, len(pull.shards)) == (bytes(16), 0, Config().exchange.shards)
+        assert (pull.genesis, pull.step, len(pull.shards)) == (bytes(16), 0, MIN_SHARDS)
         return Response(encode(PullAnswer([])), sized(model(), 64 << 20))
 
     async def scenario() -> tuple[list[DoctorCheck], list[DoctorCheck], str]:

@@ -9,10 +9,14 @@ from msgspec import Meta
 
 from overlay.addresses import Address
 from overlay.peers import Contact
+from training import shard_count
 from training.shards.delta_range import MAX_LENGTH
 
+#: A list with at most one entry per shard.
+MAX_SHARDS = shard_count.MAX_SHARDS
+
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
-ShardIndex = Annotated[int, Meta(ge=0, lt=4096)]
+ShardIndex = Annotated[int, Meta(ge=0, lt=MAX_SHARDS)]
 #: What a swarm counts: steps, starts, versions, deltas. As many as `overlay.peers.Counter`.
 Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
 #: A count that another node gives, and that this one goes on counting from: what follows it still fits a message.
@@ -30,8 +34,6 @@ Length = Annotated[float, Meta(ge=0, le=MAX_LENGTH)]
 #: The longest literal address, and the longest reason for a refusal.
 Host = Annotated[str, Meta(max_length=45)]
 Reason = Annotated[str, Meta(max_length=200)]
-#: A list with at most one entry per shard.
-MAX_SHARDS = 4096
 
 
 class Term(NamedTuple):

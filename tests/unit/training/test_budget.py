@@ -133,6 +133,16 @@ def test_a_shard_needs_the_memory_of_the_budget(momentum: float) -> None:
     assert alone.size_bytes == budget(1000, settings, 1).owned
 
 
+@pytest.mark.parametrize("values", [VALUES, 124_000_000])
+def test_the_budget_of_no_number_of_shards_is_that_of_the_models(values: int) -> None:
+    """Of a larger model a checkpoint copies one shard of 1.9 MB, not a 64th of the vector."""
+    shards = {VALUES: 64, 124_000_000: 256}[values]
+    found = budget(values, DEFAULT, 1)
+
+    assert found == budget(values, ExchangeSettings(shards=shards), 1)
+    assert found.checkpoint == 4 * values // shards + FILE_BYTES
+
+
 def test_without_checkpoints_there_is_no_copy_for_them() -> None:
     """Nor without an exchange, where a checkpoint still copies the vector."""
     assert budget(VALUES, DEFAULT, 4, checkpoints=False).checkpoint == 0

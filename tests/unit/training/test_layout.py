@@ -102,3 +102,10 @@ def test_a_vector_of_negative_length_is_refused() -> None:
     """Bounds come from a manifest, which another node has written."""
     with pytest.raises(ValueError, match="-1"):
         shard_bounds(-1, 3)
+
+
+@pytest.mark.parametrize("total", [0, 5])
+def test_no_shards_are_refused(total: int) -> None:
+    """0 is a setting, and never the number of a run."""
+    with pytest.raises(ValueError, match="0 shards"):
+        shard_bounds(total, 0)

@@ -201,5 +201,6 @@ def test_the_rule_is_that_of_the_settings() -> None:
         ),
     )
 
+    assert proposal().shards == 64
     assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
     assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")

@@ -90,7 +90,7 @@ def old_answer(payload: bytes) -> bytes:
 def test_equal_manifests_agree_and_the_answer_is_that_of_the_older_version() -> None:
     """Without mismatches the answer is the bare manifest, byte for byte."""
     swarm = swarm_with()
-    asyncio.run(compare_with(swarm, PEER, SWARMS))
+    assert asyncio.run(compare_with(swarm, PEER, SWARMS)) == SWARMS
 
     response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(SWARMS), nothing()))
     assert response.head == msgspec.msgpack.encode(SWARMS)
@@ -142,6 +142,56 @@ def test_a_malformed_answer_is_a_failure_of_the_peer(head: bytes) -> None:
     """It raises `TransportError` of kind `foreign`, never a refusal."""
     with pytest.raises(TransportError) as caught:
         asyncio.run(compare_with(swarm_with(lambda _payload: head), PEER, SWARMS))
+    assert caught.value.kind == "foreign"
+
+
+@pytest.mark.parametrize("answer", [None, old_answer], ids=["this version", "older version"])
+def test_a_joiner_without_a_number_of_shards_has_that_of_the_swarm(answer: Callable[[bytes], bytes] | None) -> None:
+    """Its proposal has the number that its model asks for; the manifest that both agree on has the swarm's. A peer that
+    refuses in text only is asked for nothing more, whatever the joiner takes over."""
+    proposal = msgspec.structs.replace(SWARMS, shards=64)
+
+    if answer is None:
+        agreed = asyncio.run(compare_with(swarm_with(), PEER, proposal, adopts_shards=True))
+        assert agreed == SWARMS
+    else:
+        with pytest.raises(TransportError, match="shards: mine 64, theirs 4"):
+            asyncio.run(compare_with(swarm_with(answer), PEER, proposal, adopts_shards=True))
+
+
+def test_a_given_number_of_shards_must_be_that_of_the_swarm() -> None:
+    """The refusal names the field, so that the hint can say how the swarm's is taken over."""
+    with pytest.raises(ManifestRefused, match="shards: mine 64, theirs 4") as caught:
+        asyncio.run(compare_with(swarm_with(), PEER, msgspec.structs.replace(SWARMS, shards=64)))
+
+    assert caught.value.fields == ["shards"]
+
+
+def test_taking_over_the_shards_excuses_no_other_difference() -> None:
+    """Neither one that this version finds, nor one that only a newer peer finds."""
+    other = msgspec.structs.replace(OTHER, shards=64)
+    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "colour")]
+
+    def answer(_payload: bytes) -> bytes:
+        return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "mismatches": newer})
+
+    with pytest.raises(ManifestRefused, match="local_steps") as caught:
+        asyncio.run(compare_with(swarm_with(), PEER, other, adopts_shards=True))
+    assert caught.value.fields == ["local_steps"]
+    with pytest.raises(ManifestRefused, match="colour") as caught:
+        asyncio.run(compare_with(swarm_with(answer), PEER, SWARMS, adopts_shards=True))
+    assert caught.value.fields == ["colour"]
+
+
+@pytest.mark.parametrize("shards", [-1, 0, 4097, 10**12])
+def test_no_node_takes_over_an_impossible_number_of_shards(shards: int) -> None:
+    """It is a failure of the peer, not of the swarm."""
+    impossible = msgspec.structs.replace(SWARMS, shards=shards)
+
+    swarm = swarm_with(lambda _payload: msgspec.msgpack.encode(impossible))
+
+    with pytest.raises(TransportError, match=f"{shards} shards") as caught:
+        asyncio.run(compare_with(swarm, PEER, SWARMS, adopts_shards=True))
     assert caught.value.kind == "foreign"
 
 

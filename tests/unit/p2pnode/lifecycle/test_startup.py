@@ -376,7 +376,7 @@ def test_only_a_founder_opens_a_swarm_in_which_no_node_has_the_model() -> None:
 def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that does not answer the question for the manifest may train; the founder joins it when it does."""
 
-    async def silent(_swarm: object, peer: Contact, _proposal: object) -> None:
+    async def silent(_swarm: object, peer: Contact, _proposal: object, *, adopts_shards: bool) -> None:
         raise TransportError("timeout", peer.address, "was silent")
 
     async def scenario(swarm: Swarm) -> None:
@@ -394,3 +394,56 @@ def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypa
         assert swarm.of("swarm_without_model") == []
 
     simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
+    """Joiners that were given no number have the founder's and train with it; one that was given another is refused,
+    and told what to do. A founder that starts again has the number of its checkpoint, and refuses another."""
+
+    async def scenario(swarm: Swarm) -> None:
+        first = swarm.start("n0", exchange__shards=12).living
+        second = swarm.start("n1", bootstrap="n0").living
+        same = swarm.start("n2", bootstrap="n0", exchange__shards=12).living
+        nodes = (first, second, same)
+        await swarm.until(lambda: min(node.progress.step for node in nodes) >= 5, within_s=60, what="all train")
+        assert [len(node.exchange.store) for node in nodes] == [12, 12, 12]
+        assert [node.shards_by for node in nodes] == ["setting", "swarm", "setting"]
+        assert second.manifest == first.manifest
+
+        task = swarm.start("n3", bootstrap="n0", exchange__shards=24).task
+        assert task is not None
+        with pytest.raises(UserError, match="shards: mine 24, theirs 12") as refused:
+            await task
+        assert refused.value.exit_code == ExitCode.MISMATCH
+        assert "leave exchange.shards out" in refused.value.hint
+
+        await end(swarm, "n0", "n1", "n2")
+        task = swarm.start("n0", exchange__shards=24).task
+        assert task is not None
+        with pytest.raises(UserError, match=r"exchange\.shards = 24, .* has 12 shards") as refused:
+            await task
+        assert (refused.value.exit_code, "leave exchange.shards out" in refused.value.hint) == (ExitCode.MISMATCH, True)
+
+        again = swarm.start("n0", training__min_nodes=9).living
+        await swarm.until(lambda: again.state == "waiting_for_nodes", within_s=60, what="it has opened its swarm")
+        assert (len(again.exchange.store), again.shards_by) == (12, "earlier")
+        chosen = [(one.node, one.fields["shards"], one.fields["by"]) for one in swarm.of("shards_chosen")]
+        assert sorted(chosen) == [
+            ("n0", 12, "earlier"),
+            ("n0", 12, "setting"),
+            ("n1", 12, "swarm"),
+            ("n2", 12, "setting"),
+        ]
+
+    simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for() -> None:
+    """Four for each, in a power of two: here 80, so 128."""
+
+    async def scenario(swarm: Swarm) -> None:
+        founder = swarm.start("n0").living
+        await swarm.until(lambda: founder.state == "waiting_for_nodes", within_s=60, what="it waits")
+        assert (len(founder.exchange.store), founder.shards_by) == (128, "model")
+
+    simulate(scenario, training__min_nodes=20)

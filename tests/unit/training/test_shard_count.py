@@ -1,0 +1,97 @@
+"""The number of shards of a run: by the model and the nodes waited for, kept by a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.encoding.frames import MAX_PAYLOAD_BYTES
+from training.exchange import terms
+from training.layout import shard_bounds
+from training.settings import ExchangeSettings
+from training.shard_count import (
+    MAX_SHARDS,
+    MIN_SHARDS,
+    SHARD_VALUES,
+    SHARDS_PER_NODE,
+    ShardChoice,
+    ShardsFixed,
+    choose,
+    shard_count,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "expected"),
+    [
+        (0, 1, 64),  # named values
+        (4_810, 1, 64),  # digits
+        (101_770, 6, 64),  # mnist
+        (25_000_000, 16, 64),
+        (MIN_SHARDS * SHARD_VALUES, 1, 64),
+        (MIN_SHARDS * SHARD_VALUES + 1, 1, 128),
+        (124_000_000, 1, 256),
+        (350_000_000, 1, 1024),
+        (1_000_000_000, 1, 2048),
+        (7_000_000_000, 1, 4096),
+        (100_000, 17, 128),
+        (100_000, 300, 2048),
+        (0, 100_000, 4096),
+    ],
+)
+def test_the_number_follows_the_model_and_the_nodes(values: int, nodes: int, expected: int) -> None:
+    """Small models have 64, as ever; larger ones shards of 1 to 2 MiB; many nodes four each; never more than 4,096."""
+    assert shard_count(values, nodes) == expected
+
+
+@given(values=st.integers(0, 10**11), nodes=st.integers(1, 100_000))
+def test_a_shard_is_a_frame_at_most_and_every_node_may_have_some(values: int, nodes: int) -> None:
+    """Unless there would be more than 4,096 shards. Half as many would break one of the bounds."""
+
+    def fits(count: int) -> bool:
+        return -(-values // count) <= SHARD_VALUES and count >= SHARDS_PER_NODE * nodes
+
+    count = shard_count(values, nodes)
+
+    assert MIN_SHARDS <= count <= MAX_SHARDS
+    assert count.bit_count() == 1
+    assert fits(count) or count == MAX_SHARDS
+    assert count == MIN_SHARDS or not fits(count // 2)
+
+
+def test_the_limits_are_those_of_other_modules() -> None:
+    """A shard in bfloat16 is one frame, the messages carry as many shards, and by default no number is given."""
+    assert 2 * SHARD_VALUES == MAX_PAYLOAD_BYTES
+    assert terms.MAX_SHARDS == MAX_SHARDS
+    assert ExchangeSettings().shards == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "stored", "expected"),
+    [
+        (0, 0, ShardChoice(256, "model")),
+        (8, 0, ShardChoice(8, "setting")),
+        (0, 256, ShardChoice(256, "earlier")),
+        (0, 64, ShardChoice(64, "earlier")),  # of an earlier version, whose default it was
+        (64, 64, ShardChoice(64, "setting")),
+    ],
+)
+def test_a_run_keeps_its_number(setting: int, stored: int, expected: ShardChoice) -> None:
+    """What is stored decides, then the setting, then the model."""
+    assert choose(124_000_000, setting, stored) == expected
+
+
+def test_another_number_than_the_stored_one_is_refused() -> None:
+    """The error names both."""
+    with pytest.raises(ShardsFixed, match=r"exchange\.shards = 128, .* has 64 shards"):
+        choose(124_000_000, 128, 64)
+
+
+@pytest.mark.parametrize("setting", [0, 64, 128])
+@pytest.mark.parametrize("values", [3, 63])
+def test_a_vector_shorter_than_its_shards_keeps_their_number(values: int, setting: int) -> None:
+    """Its checkpoint has one shard per value, which is what the number gives: nothing differs."""
+    stored = len(shard_bounds(values, setting or MIN_SHARDS))
+
+    assert choose(values, setting, stored).shards == (setting or MIN_SHARDS)

@@ -1,0 +1,62 @@
+"""How many shards a run has: by its model and the nodes its founder waits for, unless `exchange.shards` says it.
+
+The number follows from three bounds. Each shard costs every node the same headers, rows and calls per step, whatever
+its size, so a shard should be large. It is also what one owner adds, sends and hands over at a time, so it should not
+be larger than a frame: `SHARD_VALUES` are one frame of 1 MiB in bfloat16. And shards are placed by hashes, so of fewer
+than `SHARDS_PER_NODE` per node the busiest owner has far more than its share
+(`training.simulation.scale.busiest_share`). The number is a power of two: a model that grows a little keeps it.
+
+A run keeps its number: the founder chooses it, every other node takes it over, and a later start has it from its
+checkpoint. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from training.errors import TrainingError
+
+MIN_SHARDS, MAX_SHARDS = 64, 4096
+#: Values of a shard at most, until there are `MAX_SHARDS`: 2 MiB of float32, 1 MiB of bfloat16.
+SHARD_VALUES = 1 << 19
+#: Shards for each node that the founder waits for (`training.min_nodes`).
+SHARDS_PER_NODE = 4
+
+#: Where the number comes from: `exchange.shards`, this rule, an earlier start of the run, or the swarm that was joined.
+ChosenBy = Literal["setting", "model", "earlier", "swarm"]
+
+
+class ShardsFixed(TrainingError):
+    """`exchange.shards` names another number than the run has."""
+
+
+class ShardChoice(NamedTuple):
+    """The number of shards of a run, and why there are so many."""
+
+    shards: int
+    by: ChosenBy
+
+
+def shard_count(values: int, nodes: int = 1) -> int:
+    """The number of shards for a vector of `values` values, and a founder that waits for `nodes` nodes.
+
+    The least power of two that gives no shard more than `SHARD_VALUES` values and each node `SHARDS_PER_NODE` shards,
+    from `MIN_SHARDS` to `MAX_SHARDS`. A run without a model (0 values) has it by its nodes alone.
+    """
+    wanted = max(-(-values // SHARD_VALUES), SHARDS_PER_NODE * nodes, MIN_SHARDS)
+    return min(1 << (wanted - 1).bit_length(), MAX_SHARDS)
+
+
+def choose(values: int, setting: int, stored: int, nodes: int = 1) -> ShardChoice:
+    """The number that a node proposes. `setting`: `exchange.shards`, 0 for none; `stored`: how many shards the node's
+    checkpoint of this run has, 0 if there is no checkpoint.
+
+    Raises `ShardsFixed` if both are given and differ: what is stored is cut as it is.
+    """
+    count = setting or shard_count(values, nodes)
+    # A vector with fewer values than shards is cut into one shard per value (`training.layout.shard_bounds`).
+    if stored and stored != (min(count, values) if values else count):
+        if setting:
+            raise ShardsFixed(f"exchange.shards = {setting}, and the checkpoint of this run has {stored} shards")
+        return ShardChoice(stored, "earlier")
+    return ShardChoice(count, "setting" if setting else "earlier" if stored else "model")
