@@ -101,6 +101,14 @@ class DirectBody(Protocol):
         ...
 
 
+class ArrivedBody(Protocol):
+    """A received body of which every byte is here."""
+
+    def take(self, size_bytes: int) -> memoryview:
+        """The next bytes, without a copy; fewer only at the end of the body."""
+        ...
+
+
 class RequestRejected(OverlayError):
     """Raised by a request handler; its text reaches the caller as `TransportError(kind="rejected")`."""
 

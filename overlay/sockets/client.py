@@ -8,13 +8,15 @@ from collections.abc import Callable
 from overlay.addresses import Address
 from overlay.environment import Clock
 from overlay.sockets import http1 as http
-from overlay.sockets.connection import Connection, ConnectionClosed
+from overlay.sockets import small_messages
+from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
 from overlay.sockets.connection_pool import ConnectionPool, PooledConnection, StreamSeal
 from overlay.sockets.framing import (
     BadFraming,
     BodyFailed,
     BodyReader,
     BodyWriter,
+    WholeMessage,
     chunk,
     framed,
     known_size,
@@ -25,6 +27,9 @@ from overlay.sockets.framing import (
 from overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
 from overlay.sockets.upload_meter import UploadMeter
 from overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
+
+#: The head of a response that was taken as a whole.
+_WHOLE = ResponseHead(http.OK, True, 0, False)
 
 
 class _Upload:
@@ -111,6 +116,8 @@ class StreamRequest:
         self._is_last = False
         #: The whole response came at once.
         self._is_read = False
+        #: Head and body of the response, if it was taken out of the buffer as a whole.
+        self._whole: WholeMessage | None = None
         self._waited_s = 0.0
 
     async def __aenter__(self) -> ReceivedResponse:
@@ -150,10 +157,15 @@ class StreamRequest:
         self._is_last = head.is_last
         if not head.is_p2pnode:
             raise _not_a_node(self._to)
-        body = HttpBody(self._pooled.connection, head.size_bytes, self._timeout_s)
-        if head.status == http.OK and (whole := take_whole(self._pooled.connection, head.size_bytes)) is not None:
+        connection, whole = self._pooled.connection, self._whole
+        if whole is None and head.status == http.OK:
+            if head.size_bytes is not None and head.size_bytes <= GATHERED_BYTES:
+                await connection.gather(head.size_bytes, self._timeout_s)
+            whole = take_whole(connection, head.size_bytes)
+        if whole is not None:
             self._is_read = True
             return ReceivedResponse(*whole, self._pooled.node_id, self._waited_s)
+        body = HttpBody(connection, head.size_bytes, self._timeout_s)
         if head.status == http.REJECTED:
             raise TransportError("rejected", self._to, await _reason(body))
         if head.status != http.OK:
@@ -166,6 +178,7 @@ class StreamRequest:
     async def _exchange(self, pool: ConnectionPool) -> ResponseHead:
         """Send the request on `_pooled`, or on a new connection, and wait for the response head."""
         message = small_message(self._head, self._body)
+        self._whole = None
         if self._pooled is None:
             async with asyncio.timeout(self._timeout_s):
                 self._pooled = await pool.connect(self._to)
@@ -174,14 +187,19 @@ class StreamRequest:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         if message is not None:
-            connection.write([http.request_head(self._to, self._name, len(message)) + message])
+            connection.send(small_messages.request(self._to, self._name, message))
         else:
             if isinstance(self._body, SizedBody):
                 sent, before_bytes = connection.sent, connection.sent.acknowledged()
                 self._body.track(lambda: sent.acknowledged() - before_bytes)
             upload = self._upload = _Upload(self._head, self._body)
             upload.start(connection, http.request_head(self._to, self._name, upload.size_bytes))
-        head = await http.read_response_head(connection, self._timeout_s)
+        await connection.arrival(self._timeout_s)
+        if (whole := small_messages.take_response(connection.buffered)) is not None:
+            self._whole = whole
+            head = _WHOLE
+        else:
+            head = await http.read_response_head(connection, self._timeout_s)
         self._waited_s = loop.time() - max(began_s, connection.moved_s)
         return head
 

@@ -7,6 +7,7 @@ The caller names the peer: a proven node id, or an address group if there is no 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -33,21 +34,88 @@ class TooManyRequests(OverlayError):
     """A peer exceeds a limit; the text names it."""
 
 
+class _Seats:
+    """So many places; who finds none waits in turn. As `asyncio.Semaphore`, without an await where one is free."""
+
+    __slots__ = ("_free", "_turns")
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._turns: deque[asyncio.Future[None]] = deque()
+
+    def take_free(self) -> bool:
+        """Occupy a place if one is free."""
+        if self._free:
+            self._free -= 1
+            return True
+        return False
+
+    async def take(self) -> None:
+        """Wait for a place, and occupy it."""
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give()  # it was this one's turn already
+            elif turn in self._turns:
+                self._turns.remove(turn)
+            raise
+
+    def give(self) -> None:
+        """Leave a place to the next, or free it."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class _Places:
     """Places for handlers, of which those that wait for other nodes may take `WAITING_SHARE`."""
 
+    __slots__ = ("_all", "_waiting")
+
     def __init__(self, count: int) -> None:
-        self._all = asyncio.Semaphore(count)
-        self._waiting = asyncio.Semaphore(max(1, int(WAITING_SHARE * count)))
+        self._all = _Seats(count)
+        self._waiting = _Seats(max(1, int(WAITING_SHARE * count)))
 
-    def taken(self, *, waits: bool) -> AbstractAsyncContextManager[None]:
-        """Wait for a place, and occupy it."""
-        return self._taken_by_one_that_waits() if waits else self._all
+    def wanted(self, *, waits: bool) -> list[_Seats]:
+        """Where a handler needs a place, in this order."""
+        return [self._waiting, self._all] if waits else [self._all]
 
-    @asynccontextmanager
-    async def _taken_by_one_that_waits(self) -> AsyncIterator[None]:
-        async with self._waiting, self._all:
-            yield
+
+class _Occupied:
+    """The places of one handler. A class, because nested generators cost a small request as much again."""
+
+    __slots__ = ("_limiter", "_peer", "_seats", "_taken")
+
+    def __init__(self, limiter: HandlerLimiter, peer: bytes | str, seats: list[_Seats]) -> None:
+        self._limiter = limiter
+        self._peer = peer
+        self._seats = seats
+        self._taken = 0
+
+    async def __aenter__(self) -> None:
+        try:
+            for seats in self._seats:
+                if not seats.take_free():
+                    await seats.take()
+                self._taken += 1
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        for seats in self._seats[: self._taken]:
+            seats.give()
+        if self._peer:
+            self._limiter.left(self._peer)
 
 
 class HandlerLimiter:
@@ -63,22 +131,23 @@ class HandlerLimiter:
     def handler(self, peer: bytes | str, *, waits: bool = False) -> AbstractAsyncContextManager[object]:
         """Wait until a handler may run, and occupy its place. `waits`: it may wait for an answer of another node.
         Raises `TooManyRequests` if too many of the peer wait."""
-        return self._handler_of(peer, waits=waits) if peer else self._all.taken(waits=waits)
-
-    @asynccontextmanager
-    async def _handler_of(self, peer: bytes | str, *, waits: bool) -> AsyncIterator[None]:
+        seats = self._all.wanted(waits=waits)
+        if not peer:
+            return _Occupied(self, peer, seats)
         if not self._open.enter(peer):
             raise TooManyRequests(
                 f"more than {MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER} requests of yours are open here"
             )
-        own = self._own.setdefault(peer, _Places(MAX_HANDLERS_PER_PEER))
-        try:
-            async with own.taken(waits=waits), self._all.taken(waits=waits):
-                yield
-        finally:
-            self._open.leave(peer)
-            if not self._open.count(peer):
-                del self._own[peer]
+        own = self._own.get(peer)
+        if own is None:
+            own = self._own[peer] = _Places(MAX_HANDLERS_PER_PEER)
+        return _Occupied(self, peer, own.wanted(waits=waits) + seats)
+
+    def left(self, peer: bytes | str) -> None:
+        """A request of a peer has ended."""
+        self._open.leave(peer)
+        if not self._open.count(peer):
+            del self._own[peer]
 
     @asynccontextmanager
     async def large_head(self, peer: bytes | str) -> AsyncIterator[None]:

@@ -25,13 +25,20 @@ BUFFER_BYTES = 1 << 14
 #: A read of at least this size goes straight into the target.
 DIRECT_READ_BYTES = 1 << 12
 
+#: A small message is gathered as a whole, up to this size.
+GATHERED_BYTES = 1 << 16
 #: Receives bytes that arrive while no read is pending. All connections share it: they are copied out before other code
 #: runs.
-_SHARED_BUFFER = memoryview(bytearray(BUFFER_BYTES))
+_GATHERING_BUFFER = memoryview(bytearray(GATHERED_BYTES))
+_SHARED_BUFFER = _GATHERING_BUFFER[:BUFFER_BYTES]
 
 
 #: Linux counts the first packet of a connection as an acknowledged byte.
 SYN_BYTES = 1
+
+
+#: A timer that is due this share of an interval late is not set again.
+EARLY = 0.01
 
 
 class ConnectionClosed(OverlayError, ConnectionError):
@@ -50,9 +57,13 @@ class Connection(asyncio.BufferedProtocol):
         self._on_open = on_open
         self._on_close = on_close
         self._transport: asyncio.Transport | None = None
-        self._unread = bytearray()
+        #: What has arrived and is not read yet. Who takes bytes from its beginning has read them.
+        self.buffered = bytearray()
         self._target: memoryview | None = None
+        #: So many bytes a reader waits for at once; 0: any.
+        self._gathered = 0
         self._reader: asyncio.Future[None] | None = None
+        self._reader_watch = _Watch(self)
         self._writer: asyncio.Future[None] | None = None
         self._is_reading = True
         self._is_full = False
@@ -83,7 +94,9 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the kernel fills what it has)
-        return self._target if self._target is not None else _SHARED_BUFFER
+        if self._target is not None:
+            return self._target
+        return _GATHERING_BUFFER if self._gathered else _SHARED_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes
@@ -93,8 +106,11 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._target = None
         else:
-            self._unread += _SHARED_BUFFER[:nbytes]
-            if len(self._unread) >= BUFFER_BYTES:
+            self.buffered += _GATHERING_BUFFER[:nbytes]
+            count = len(self.buffered)
+            if count < self._gathered:
+                return
+            if count >= BUFFER_BYTES:
                 self._is_reading = False
                 self.transport.pause_reading()
         _wake(self._reader)
@@ -108,6 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         self._at_end = True
         self._error = exc
         self._is_full = False
+        self._reader_watch.stop()
         _wake(self._reader)
         _wake(self._writer)
         if self._on_close is not None:
@@ -140,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def unread(self) -> int:
         """Number of buffered bytes."""
-        return len(self._unread)
+        return len(self.buffered)
 
     @property
     def sent(self) -> SendQueue:
@@ -163,17 +180,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def peek(self, limit: int) -> bytes:
         """Up to `limit` buffered bytes, which stay."""
-        return bytes(self._unread[:limit])
+        return bytes(self.buffered[:limit])
 
     def take(self, limit: int) -> bytes:
         """Up to `limit` buffered bytes; may be empty."""
-        piece = bytes(self._unread[:limit])
-        del self._unread[:limit]
+        piece = bytes(self.buffered[:limit])
+        del self.buffered[:limit]
         return piece
+
+    async def arrival(self, idle_timeout_s: float | None = None) -> None:
+        """Wait for the first byte, or the end. Raises `TimeoutError`."""
+        if not self.buffered and not self._at_end:
+            await self._wait(self._silence(idle_timeout_s))
+
+    async def gather(self, size_bytes: int, idle_timeout_s: float | None = None) -> None:
+        """Wait until so many bytes are buffered, at most `GATHERED_BYTES`, or for the end. Raises `TimeoutError`."""
+        if len(self.buffered) >= size_bytes:
+            return
+        silence = self._silence(idle_timeout_s)
+        self._gathered = size_bytes
+        try:
+            while len(self.buffered) < size_bytes and not self._at_end:
+                await self._wait(silence)
+        finally:
+            self._gathered = 0
 
     async def read(self, limit: int, idle_timeout_s: float | None = None) -> bytes:
         """The next bytes, at least one; empty at the end. Raises `TimeoutError`, `ConnectionClosed`."""
-        while not self._unread:
+        while not self.buffered:
             if self._at_end:
                 self._raise_error()
                 return b""
@@ -190,8 +224,8 @@ class Connection(asyncio.BufferedProtocol):
         """
         searched = 0
         silence: Silence | None = None
-        while (found := self._unread.find(end, max(0, searched - len(end) + 1), limit)) < 0:
-            searched = len(self._unread)
+        while (found := self.buffered.find(end, max(0, searched - len(end) + 1), limit)) < 0:
+            searched = len(self.buffered)
             if searched >= limit:
                 raise ValueError(f"no end within {limit} bytes")
             if self._at_end:
@@ -206,10 +240,10 @@ class Connection(asyncio.BufferedProtocol):
     async def fill(self, target: memoryview, idle_timeout_s: float | None = None) -> None:
         """Fill the whole target; `idle_timeout_s` bounds the time without a byte. Raises `TimeoutError`,
         `ConnectionClosed`."""
-        filled = min(len(self._unread), len(target))
+        filled = min(len(self.buffered), len(target))
         if filled:
-            target[:filled] = self._unread[:filled]
-            del self._unread[:filled]
+            target[:filled] = self.buffered[:filled]
+            del self.buffered[:filled]
         if filled == len(target):
             return
         silence = self._silence(idle_timeout_s)
@@ -226,15 +260,16 @@ class Connection(asyncio.BufferedProtocol):
                 filled = len(target) - (0 if left is None else len(left))
             else:
                 await self._wait(silence)
-                more = min(len(self._unread), len(rest))
-                rest[:more] = self._unread[:more]
-                del self._unread[:more]
+                more = min(len(self.buffered), len(rest))
+                rest[:more] = self.buffered[:more]
+                del self.buffered[:more]
                 filled += more
 
     async def _wait(self, silence: Silence | None, *, counts_received: bool = True) -> None:
         """Wait for bytes (for the whole target, if there is one) or the end."""
         reader = self._reader = self._loop.create_future()
-        watch = None if silence is None else _Watch(self, reader, silence, counts_received=counts_received)
+        if silence is not None:
+            self._reader_watch.begin(reader, silence, counts_received=counts_received)
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self.transport.resume_reading()
@@ -242,20 +277,29 @@ class Connection(asyncio.BufferedProtocol):
             await reader
         finally:
             self._reader = None
-            if watch is not None:
-                watch.cancel()
+            self._reader_watch.future = None
 
     def _silence(self, timeout_s: float | None) -> Silence | None:
         return None if timeout_s is None else Silence(timeout_s, self._loop.time())
 
     # --- writing --------------------------------------------------------------------------------------------------
 
+    def send(self, data: bytes) -> None:
+        """Hand this to the kernel or to TLS."""
+        assert self._transport is not None
+        assert self._sent is not None
+        if not self._transport.is_closing():
+            self._sent.written += len(data)
+            self._transport.write(data)
+
     def write(self, pieces: Iterable[Buffer]) -> None:
         """Hand these to the kernel or to TLS. Do not change their memory before `drain` has returned."""
-        if not self.transport.is_closing():
+        assert self._transport is not None
+        assert self._sent is not None
+        if not self._transport.is_closing():
             listed = list(pieces)
-            self.sent.written += sum(map(len, listed))
-            self.transport.writelines(listed)
+            self._sent.written += sum(map(len, listed))
+            self._transport.writelines(listed)
 
     async def drain(self, idle_timeout_s: float | None = None) -> None:
         """Wait until the kernel has everything written; `idle_timeout_s` bounds the time in which the peer acknowledges
@@ -263,13 +307,14 @@ class Connection(asyncio.BufferedProtocol):
         silence = self._silence(idle_timeout_s) if self._is_full else None
         while self._is_full and not self.transport.is_closing():
             writer = self._writer = self._loop.create_future()
-            watch = None if silence is None else _Watch(self, writer, silence, counts_received=True)
+            watch = _Watch(self)
+            if silence is not None:
+                watch.begin(writer, silence, counts_received=True)
             try:
                 await writer
             finally:
                 self._writer = None
-                if watch is not None:
-                    watch.cancel()
+                watch.stop()
         if self._transport is None or self._transport.is_closing():
             raise self._closed_error()
 
@@ -296,32 +341,55 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class _Watch:
-    """Fails a wait when the connection has been silent for too long."""
+    """Fails a wait when the connection has been silent for too long.
 
-    __slots__ = ("_connection", "_counts_received", "_future", "_loop", "_silence", "_timer")
+    The next wait goes on with the timer of the last one. A timer that finds no wait is not set again. So a connection
+    on which many requests are answered at once has a timer for all of them.
+    """
 
-    def __init__(
-        self, connection: Connection, future: asyncio.Future[None], silence: Silence, *, counts_received: bool
-    ) -> None:
-        self._connection = connection
-        self._future = future
-        self._silence = silence
-        self._counts_received = counts_received
-        self._loop = future.get_loop()
-        self._timer = self._loop.call_later(silence.interval_s, self._look)
+    __slots__ = ("_connection", "_counts_received", "_due_s", "_silence", "_timer", "future")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._silence = Silence(0.0, 0.0)
+        self._counts_received = False
+        #: What waits; None: nothing does.
+        self.future: asyncio.Future[None] | None = None
+
+    def begin(self, future: asyncio.Future[None], silence: Silence, *, counts_received: bool) -> None:
+        """Watch this wait, which has just begun or goes on."""
+        self.future, self._silence, self._counts_received = future, silence, counts_received
+        if self._timer is None or self._due_s > silence.looked_s + (1 + EARLY) * silence.interval_s:
+            self._set(silence.interval_s)
+
+    def _set(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + seconds
+        self._timer = loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        connection = self._connection
+        self._timer = None
+        if self._connection is None or self.future is None or self.future.done():
+            return
+        connection, loop = self._connection, self.future.get_loop()
         moved_bytes = connection.sent.acknowledged() + (connection.received if self._counts_received else 0)
-        left_s = self._silence.look(self._loop.time(), moved_bytes, is_own_turn=connection.is_producing)
+        left_s = self._silence.look(loop.time(), moved_bytes, is_own_turn=connection.is_producing)
         connection.moved_s = self._silence.moved_s
         if left_s:
-            self._timer = self._loop.call_later(left_s, self._look)
-        elif not self._future.done():
-            self._future.set_exception(TimeoutError())
+            self._set(left_s)
+        else:
+            self.future.set_exception(TimeoutError())
 
-    def cancel(self) -> None:
-        self._timer.cancel()
+    def stop(self) -> None:
+        """Watch nothing any more."""
+        self._connection = self.future = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _keep_queues_short(transport: asyncio.Transport) -> None:

@@ -120,6 +120,12 @@ class WholeBody:
         data, self._left = self._left, self._left[:0]
         return bytes(data)
 
+    def take(self, size_bytes: int) -> memoryview:
+        """See `overlay.transport.ArrivedBody`."""
+        piece = self._left[:size_bytes]
+        self._left = self._left[size_bytes:]
+        return piece
+
     async def read_into(self, target: memoryview) -> int:
         """See `overlay.transport.DirectBody`."""
         count = min(len(target), len(self._left))
@@ -128,13 +134,16 @@ class WholeBody:
         return count
 
 
-def take_whole(connection: Connection, size_bytes: int | None) -> tuple[bytes, WholeBody] | None:
+#: The head and the body of a message.
+WholeMessage = tuple[bytes, WholeBody]
+
+
+def take_whole(connection: Connection, size_bytes: int | None) -> WholeMessage | None:
     """Head and body of a message of so many bytes, if all of it is here; otherwise, and if it is malformed, nothing is
     taken. A message that came as a whole is read without waiting, and costs a fraction of one that is read in parts."""
     if size_bytes is None or not LENGTH_BYTES <= size_bytes <= connection.unread:
         return None
-    start = connection.peek(LENGTH_BYTES)
-    end = LENGTH_BYTES + int.from_bytes(start, "big")
+    end = LENGTH_BYTES + int.from_bytes(connection.peek(LENGTH_BYTES), "big")
     if end > size_bytes:
         return None
     message = connection.take(size_bytes)
@@ -160,10 +169,11 @@ def known_size(body: Body) -> int | None:
 
 def small_message(head: bytes, body: Body) -> bytes | None:
     """The whole message as one buffer, if it is small and the body is a list; else None."""
-    size = known_size(body)
-    if size is None or size + len(head) > SMALL_MESSAGE_BYTES or not isinstance(body, list | tuple):
+    length = len(head)
+    if not isinstance(body, list | tuple) or length + sum(map(len, body)) > SMALL_MESSAGE_BYTES:
         return None
-    return b"".join((framed(head), *body))
+    message = b"".join((length.to_bytes(LENGTH_BYTES, "big"), head, *body))
+    return message if len(message) <= SMALL_MESSAGE_BYTES + LENGTH_BYTES else None  # a view may count larger items
 
 
 class BodyFailed(OverlayError):

@@ -58,11 +58,11 @@ class ResponseHead(NamedTuple):
 
 def request_head(to: Address, name: str, size_bytes: int | None) -> bytes:
     """The head of a request; the body is chunked if there is no size."""
-    return _request_start(to.host, to.port, name) + _length(size_bytes) + b"\r\n"
+    return request_start(to.host, to.port, name) + _length(size_bytes) + b"\r\n"
 
 
 @lru_cache(maxsize=1024)
-def _request_start(host: str, port: int, name: str) -> bytes:
+def request_start(host: str, port: int, name: str) -> bytes:
     """All of a head but the length of its body."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return f"POST {PATH}{quote(name, safe='/')} HTTP/1.1\r\nHost: {where}\r\nX-P2PNode: 1\r\n".encode("ascii")
@@ -72,12 +72,12 @@ def response_head(
     status: int, size_bytes: int | None, *, kind: str = "application/octet-stream", is_last: bool
 ) -> bytes:
     """The head of a response."""
-    start = _response_start(status, kind) + _length(size_bytes)
+    start = response_start(status, kind) + _length(size_bytes)
     return start + (b"Connection: close\r\n\r\n" if is_last else b"\r\n")
 
 
 @lru_cache(maxsize=64)
-def _response_start(status: int, kind: str) -> bytes:
+def response_start(status: int, kind: str = "application/octet-stream") -> bytes:
     """All of a head but the length of its body, and whether it is the last."""
     fields = f"X-P2PNode: 1\r\nContent-Type: {kind}\r\n"
     return f"HTTP/1.1 {status} {_REASONS[status]}\r\n{fields}".encode("ascii")
@@ -94,7 +94,7 @@ async def read_request_head(connection: Connection) -> RequestHead | None:
         return None
     start, size_bytes = _cut_length(raw)
     is_short = size_bytes is not None and len(start) <= MAX_KNOWN_BYTES
-    if is_short and (known := _request_without_length(start)) is not None:
+    if is_short and (known := request_without_length(start)) is not None:
         return RequestHead(known.name, size_bytes, known.is_last)
     return _request(raw)
 
@@ -118,7 +118,7 @@ def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
 
 
 @lru_cache(maxsize=256)
-def _request_without_length(start: bytes) -> RequestHead | None:
+def request_without_length(start: bytes) -> RequestHead | None:
     """The head of which this is all but the length, which is a line of its own; None for one that is to be read as a
     whole. Peers send the same few again and again."""
     if not start.endswith(b"\r\n"):
@@ -156,7 +156,7 @@ async def read_response_head(connection: Connection, idle_timeout_s: float | Non
 
 
 #: How nearly every response begins.
-_OK_START = _response_start(OK, "application/octet-stream")
+_OK_START = response_start(OK, "application/octet-stream")
 
 
 async def _read_raw(connection: Connection, idle_timeout_s: float | None = None) -> bytes | None:

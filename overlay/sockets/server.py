@@ -8,19 +8,21 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 
-from overlay.addresses import Address, NodeAddress, group_of, id_behind
+from overlay.addresses import Address, NodeAddress, group_of
 from overlay.environment import Log
 from overlay.sealing.tls import NotANodeCertificate
 from overlay.sockets import http1 as http
+from overlay.sockets import small_messages
 from overlay.sockets.concurrency import LARGE_HEAD_BYTES, HandlerLimiter, TooManyRequests
-from overlay.sockets.connection import Connection, ConnectionClosed
+from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
 from overlay.sockets.connection_places import ConnectionPlaces
-from overlay.sockets.connection_pool import proven_id
+from overlay.sockets.connection_pool import TIMER_S, proven_id
 from overlay.sockets.framing import (
     BadFraming,
     BodyFailed,
     BodyReader,
     BodyWriter,
+    WholeMessage,
     chunk,
     framed,
     known_size,
@@ -113,18 +115,19 @@ class StreamServer:
 
     # --- one request ----------------------------------------------------------------------------------------------
 
-    async def handle(self, connection: Connection, head: RequestHead, body: HttpBody, *, is_last: bool) -> bool:
+    async def handle(
+        self, connection: Connection, head: RequestHead, message: WholeMessage | HttpBody, *, is_last: bool
+    ) -> bool:
         """Handle one request; False if the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""
         if not head.name:
             _send(connection, http.NOT_FOUND, _NOT_A_REQUEST, kind="text/plain", is_last=True)
             return False
         serving = self._connections.get(connection)
-        source = _source(connection) if serving is None else serving.source
-        peer = id_behind(source) or group_of(source.host)
+        source, peer = _source(connection) if serving is None else serving.source()
         self._places.begin(connection)
         try:
             async with self._limiter.handler(peer, waits=self._waits(head.name)):
-                return await self._run_handler(connection, head, body, source, peer, is_last=is_last)
+                return await self._run_handler(connection, head, message, source, peer, is_last=is_last)
         except TooManyRequests as reason:
             self._counters["streams_dropped_quota"] += 1
             _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
@@ -136,20 +139,21 @@ class StreamServer:
         self,
         connection: Connection,
         head: RequestHead,
-        body: HttpBody,
+        message: WholeMessage | HttpBody,
         source: Address,
         peer: bytes | str,
         *,
         is_last: bool,
     ) -> bool:
         reader: BodyReader | None = None
+        if isinstance(message, HttpBody):
+            message = await _gathered(connection, head.size_bytes, message)
         try:
-            if (whole := take_whole(connection, head.size_bytes)) is not None:
-                body.is_at_end = True
-                request = Request(head.name, source, *whole, connection)
+            if not isinstance(message, HttpBody):
+                request = Request(head.name, source, *message, connection)
             else:
                 reader = BodyReader(
-                    body,
+                    message,
                     functools.partial(_transport_error, source),
                     small_head_bytes=LARGE_HEAD_BYTES,
                     large_head=functools.partial(self._limiter.large_head, peer),
@@ -167,9 +171,12 @@ class StreamServer:
                 self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))
             _send(connection, http.FAILED, b"the handler failed", kind="text/plain", is_last=True)
             return False
-        message = small_message(response.head, response.body)
-        if message is not None:
-            _send(connection, http.OK, message, is_last=is_last)
+        answer = small_message(response.head, response.body)
+        if answer is not None:
+            if is_last:
+                _send(connection, http.OK, answer, is_last=True)
+            else:
+                connection.send(small_messages.response(answer))
             return not is_last
         writer = BodyWriter(response.body)
         try:
@@ -196,13 +203,15 @@ class _ServerConnection:
         self.is_busy = False
         self._has_served = False
         self.is_last = False
-        self._source: Address | None = None
+        self._source: tuple[Address, bytes | str] | None = None
         self._loop = asyncio.get_running_loop()
+        #: Until when the next request must have come; None while one is served. One timer for all of them.
+        self._close_at_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.task = self._loop.create_task(self._run(), name="connection")
 
-    @property
-    def source(self) -> Address:
-        """Where the peer sends from, with its proven id. Raises `ConnectionClosed`."""
+    def source(self) -> tuple[Address, bytes | str]:
+        """Where the peer sends from, with its proven id, and whom its requests count for. Raises `ConnectionClosed`."""
         if self._source is None:
             self._source = _source(self._connection)
         return self._source
@@ -225,23 +234,49 @@ class _ServerConnection:
                 while await self._once():
                     pass
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._connection.close()
+
+    def _limit(self, seconds: float) -> None:
+        """Close the connection unless the head of a request has come by then."""
+        close_at_s = self._close_at_s = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > close_at_s:
+            self._set_timer(close_at_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._close_at_s is None:
+            return
+        if self._close_at_s > self._loop.time() + TIMER_S:
+            self._set_timer(self._close_at_s)
+        else:
             self._connection.close()
 
     async def _once(self) -> bool:
         """Serve one request; False if it was the last."""
         connection = self._connection
         limit_s = KEEP_ALIVE_S if self._has_served else FIRST_REQUEST_S
-        # For the whole head: also bounds a peer that sends it slowly. A timer costs half of `asyncio.timeout`.
-        limit = self._loop.call_later(limit_s, connection.close)
-        try:
-            head = await http.read_request_head(connection)
-        finally:
-            limit.cancel()
+        # For the whole head: also bounds a peer that sends it slowly.
+        self._limit(limit_s)
+        await connection.arrival()
+        taken = small_messages.take_request(connection.buffered)
+        head, whole = taken if taken is not None else (await http.read_request_head(connection), None)
+        self._close_at_s = None
         if head is None:
             return False
         self.is_busy = self._has_served = True
         try:
             self.is_last = self.is_last or head.is_last
+            if whole is not None:
+                reusable = await self._server.handle(connection, head, whole, is_last=self.is_last)
+                await connection.drain(HANDLER_SILENCE_S)
+                return reusable and not self.is_last
             body = HttpBody(connection, head.size_bytes, HANDLER_SILENCE_S)
             reusable = await self._server.handle(connection, head, body, is_last=self.is_last)
             await connection.drain(HANDLER_SILENCE_S)
@@ -253,6 +288,17 @@ class _ServerConnection:
             raise
         finally:
             self.is_busy = False
+
+
+async def _gathered(connection: Connection, size_bytes: int | None, body: HttpBody) -> WholeMessage | HttpBody:
+    """A message that arrives in pieces, as a whole if it is small. Raises `TimeoutError`."""
+    if size_bytes is None or size_bytes > GATHERED_BYTES:
+        return body
+    await connection.gather(size_bytes, HANDLER_SILENCE_S)
+    if (whole := take_whole(connection, size_bytes)) is None:
+        return body
+    body.is_at_end = True
+    return whole
 
 
 async def _discard(body: HttpBody) -> None:
@@ -279,13 +325,13 @@ def _send(
     connection.write([http.response_head(status, len(message), kind=kind, is_last=is_last) + message])
 
 
-def _source(connection: Connection) -> Address:
+def _source(connection: Connection) -> tuple[Address, bytes | str]:
     peer = connection.transport.get_extra_info("peername")
     if not peer:
         raise ConnectionClosed("the peer has closed the connection")
     source = Address.checked(peer[0], peer[1])
     proven = proven_id(connection)
-    return NodeAddress.of(source, proven) if proven else source
+    return NodeAddress.of(source, proven) if proven else source, proven or group_of(source.host)
 
 
 def _transport_error(source: Address, error: Exception) -> Exception:

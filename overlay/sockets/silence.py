@@ -15,13 +15,15 @@ LOOKS = 8
 class Silence:
     """Bounds the silence of one wait. `moved_bytes` everywhere: bytes received and bytes acknowledged so far."""
 
-    __slots__ = ("_looked_s", "_moved_bytes", "interval_s", "moved_s", "timeout_s")
+    __slots__ = ("_moved_bytes", "interval_s", "looked_s", "moved_s", "timeout_s")
 
     def __init__(self, timeout_s: float, now_s: float, moved_bytes: int = 0) -> None:
         self.timeout_s = timeout_s
         self.interval_s = timeout_s / LOOKS
         #: The earliest moment of the last movement that was seen; at first the beginning of the wait.
-        self.moved_s = self._looked_s = now_s
+        self.moved_s = now_s
+        #: When it was looked at last; at first the beginning of the wait.
+        self.looked_s = now_s
         self._moved_bytes = moved_bytes
 
     def look(self, now_s: float, moved_bytes: int, *, is_own_turn: bool = False) -> float:
@@ -32,9 +34,9 @@ class Silence:
         if is_own_turn:
             self.moved_s = now_s
         elif moved_bytes > self._moved_bytes:
-            self.moved_s = self._looked_s
+            self.moved_s = self.looked_s
         self._moved_bytes = max(moved_bytes, self._moved_bytes)
-        self._looked_s = now_s
+        self.looked_s = now_s
         left_s = self.moved_s + self.timeout_s - now_s
         # Timers fire a little early on some loops: what is left then is not worth another look.
         return min(left_s, self.interval_s) if left_s > self.timeout_s / 1000 else 0.0

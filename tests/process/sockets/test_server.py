@@ -10,6 +10,7 @@ import pytest
 from overlay.sockets import server as server_module
 from overlay.sockets import transport as transport_module
 from overlay.sockets.connection_places import places_of
+from overlay.transport import Request, Response
 from tests.process.harness.sockets import MB, Node, Run, ask, failure, run
 
 __all__ = ["run"]
@@ -103,6 +104,28 @@ def test_invalid_input_at_the_port(run: Run, junk: bytes, capfd: pytest.CaptureF
 def dropped(node: Node) -> int:
     """Connections closed for others, or before they were open."""
     return sum(node.transport.counters.get(f"streams_dropped_{why}", 0) for why in ("crowded", "busy"))
+
+
+def test_a_request_that_takes_longer_than_a_connection_may_rest_is_answered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one and a later one: the times for the next request do not run while one is served."""
+    monkeypatch.setattr(server_module, "FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.1)
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+
+            async def slow(incoming: Request) -> Response:
+                await asyncio.sleep(0.3)
+                return Response(incoming.head)
+
+            assert two.transport._server is not None
+            two.transport._server._on_request = slow
+            for _ in range(2):
+                assert await ask(one, two.address, "slow", b"done") == (b"done", b"")
+
+    run(main())
 
 
 def test_idle_connections_keep_no_member_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,60 @@ def test_a_peer_is_limited_and_others_are_served() -> None:
     asyncio.run(main())
 
 
+def test_one_that_is_cancelled_while_it_waits_takes_no_place() -> None:
+    """Before its turn, and in the moment of its turn: those behind it are served, and all places are free again."""
+
+    async def main() -> None:
+        for is_its_turn in (False, True):
+            requests = Requests()
+            running = requests.start(b"peer", 3)
+            await settle()
+            first, second = requests.start(b"peer", 2)
+            await settle()
+            if is_its_turn:
+                running[0].cancel()
+                await asyncio.sleep(0)  # its place has been given to the first in turn, which has not run yet
+                first.cancel()
+            else:
+                first.cancel()
+                await settle()
+                running[0].cancel()
+            await settle()
+            assert requests.running == [b"peer"] * 3
+            requests.end.set()
+            assert await second == "done"
+            await asyncio.gather(*running, first, return_exceptions=True)
+            requests.end.clear()
+            requests.start(b"peer", 3)
+            await settle()
+            assert len(requests.running) == 3
+            requests.end.set()
+            await settle()
+
+    asyncio.run(main())
+
+
+def test_a_place_that_is_free_in_the_moment_of_a_cancellation_goes_to_the_next() -> None:
+    """The one that is cancelled has not run since: it still stands in the queue."""
+
+    async def main() -> None:
+        requests = Requests()
+        taken = requests.limiter.handler(b"peer")
+        await taken.__aenter__()
+        requests.start(b"peer", 2)
+        await settle()
+        first, second = requests.start(b"peer", 2)
+        await settle()
+        first.cancel()
+        await taken.__aexit__(None, None, None)
+        await settle()
+        assert len(requests.running) == 3
+        requests.end.set()
+        assert await second == "done"
+
+    asyncio.run(main())
+
+
 def test_the_total_is_limited() -> None:
     """Requests of many peers wait for the limit of all."""
 

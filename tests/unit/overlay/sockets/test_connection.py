@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 
-from overlay.sockets.connection import BUFFER_BYTES, DIRECT_READ_BYTES, Connection, ConnectionClosed
+from overlay.sockets.connection import (
+    BUFFER_BYTES,
+    DIRECT_READ_BYTES,
+    GATHERED_BYTES,
+    Connection,
+    ConnectionClosed,
+)
 from tests.harness.virtual_loop import VirtualLoop
 from tests.unit.overlay.sockets.wire import Wire
 
@@ -46,6 +52,68 @@ def test_reading_lines() -> None:
         await wire.stop()
 
     asyncio.run(main())
+
+
+def test_a_small_message_is_gathered_in_one_wait() -> None:
+    """More than the buffer of a connection that nobody reads; what comes after it is bounded as before."""
+
+    async def main() -> None:
+        data = bytes(GATHERED_BYTES + 4 * BUFFER_BYTES)
+        wire = Wire(data, [1000])
+        await wire.connection.gather(GATHERED_BYTES)
+        assert GATHERED_BYTES <= wire.connection.unread < GATHERED_BYTES + 1000
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert wire.connection.unread < GATHERED_BYTES + 1000
+        del wire.connection.buffered[:]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert wire.connection.unread == 0
+        assert await wire.connection.read(10) == bytes(10)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert BUFFER_BYTES <= wire.connection.unread < BUFFER_BYTES + 1000
+        await wire.stop()
+        wire = Wire(b"half")
+        await wire.connection.gather(100)  # the end comes before
+        assert wire.connection.unread == 4
+        await wire.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait", ["arrival", "gather", "read"])
+def test_many_waits_share_a_timer_and_each_has_its_own_time(wait: str) -> None:
+    """A wait that follows others at once ends after its own silence, also if theirs was to be longer."""
+
+    async def main() -> None:
+        loop, wire = asyncio.get_running_loop(), Wire()
+        wire._task.cancel()  # nothing comes by itself, and the connection stays open
+        connection = wire.connection
+
+        async def once(timeout_s: float) -> None:
+            if wait == "arrival":
+                await connection.arrival(timeout_s)
+            elif wait == "gather":
+                await connection.gather(1, timeout_s)
+            else:
+                await connection.read(1, timeout_s)
+
+        for quick_s, timeout_s in ((80.0, 8.0), (8.0, 80.0), (80.0, 0.8), (0.8, 0.8)):
+            for _ in range(3):
+                task = asyncio.ensure_future(once(quick_s))
+                await asyncio.sleep(quick_s / 100)
+                connection.get_buffer(-1)[:1] = b"x"
+                connection.buffer_updated(1)
+                await task
+                del connection.buffered[:]
+            began_s = loop.time()
+            with pytest.raises(TimeoutError):
+                await once(timeout_s)
+            assert 0.99 * timeout_s <= loop.time() - began_s <= 1.02 * timeout_s
+        wire.close_now()
+
+    VirtualLoop().run(main())
 
 
 def test_callbacks_and_state() -> None:
