@@ -253,7 +253,8 @@ class Overlay:
         return list(self.peers)
 
     def contact(self, node_id: bytes) -> Contact | None:
-        return self._members.contact(node_id)
+        peer = self._members.peers.get(node_id)
+        return None if peer is None else peer.contact
 
     def is_alive(self, node_id: bytes) -> bool:
         """Known, and neither dead nor left; a suspected peer counts as alive."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Counters
-from collections.abc import Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -180,6 +180,8 @@ class PeerTable:
 
     def __init__(self) -> None:
         self._peers: dict[bytes, Peer] = {}
+        #: The peer of an id, or None. The method of the dict itself: each message asks several times.
+        self.get: Callable[[bytes], Peer | None] = self._peers.get
         self._at: dict[Address, bytes] = {}
         self._sharing: Counters[str] = Counters()
 
@@ -191,9 +193,6 @@ class PeerTable:
 
     def __contains__(self, node_id: bytes) -> bool:
         return node_id in self._peers
-
-    def get(self, node_id: bytes) -> Peer | None:
-        return self._peers.get(node_id)
 
     def ids(self) -> KeysView[bytes]:
         """The ids of all known peers, as a live view."""

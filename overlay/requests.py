@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from types import TracebackType
 from typing import Annotated, Protocol
 
@@ -84,8 +85,19 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
 
 
+#: A peer that says the same again within this time, in the same way, tells nothing new.
+REPEATED_S = 0.05
+#: Peers whose last word is remembered; the one that was met first is forgotten first.
+MAX_REMEMBERED = 1024
+
+
 class StreamEvents(Protocol):
     """Receives what streams show about peers; `overlay.membership.stream_health` implements it."""
+
+    @property
+    def changes(self) -> int:
+        """How often what is known of any peer has changed: what was heard before is told again then."""
+        ...
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """A peer sent a request. `source` has the port that the peer listens on."""
@@ -104,16 +116,52 @@ class StreamEvents(Protocol):
         ...
 
     def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
-        """A request of, or to, this peer uses the stream."""
+        """A request of this peer uses the stream."""
+        ...
+
+    def on_sent(self, node_id: bytes, request: RequestStream, /) -> None:
+        """A request to this peer begins."""
+        ...
+
+    def on_done(self, node_id: bytes, request: RequestStream, /) -> None:
+        """It has ended."""
         ...
 
     def on_failure(self, to: Contact, reason: str) -> None:
         """No stream to this peer could be opened, or it broke."""
         ...
 
-    def takes_streams(self, node_id: bytes) -> bool:
+    def takes_streams(self, node_id: bytes, /) -> bool:
         """False where it is known beforehand that no stream arrives."""
         ...
+
+
+class _Heard:
+    """What a peer said last over a stream, and what follows from it. Not the payload, which may be large."""
+
+    __slots__ = ("capacity", "changes", "contact", "heard_s", "heartbeat", "party", "source", "stream", "version")
+
+    def __init__(self, envelope: Envelope, source: Address, party: bytes | str = b"") -> None:
+        self.source = source
+        self.party = party
+        self.capacity, self.version = envelope.capacity, envelope.version
+        self.heartbeat = heartbeat = envelope.heartbeat
+        self.contact = Contact(heartbeat.node_id, Address(usable_host(heartbeat.host) or source.host, heartbeat.port))
+        self.heard_s = -REPEATED_S
+        self.changes = -1
+        self.stream: RequestStream | None = None
+
+    def is_same(self, envelope: Envelope, source: Address) -> bool:
+        """Whether the peer says the same again, from the same address."""
+        return (
+            envelope.heartbeat == self.heartbeat
+            and (
+                source is self.source
+                or (source.host == self.source.host and id_behind(source) == id_behind(self.source))
+            )
+            and envelope.capacity == self.capacity
+            and envelope.version == self.version
+        )
 
 
 class RequestService:
@@ -127,10 +175,13 @@ class RequestService:
         clock: Clock,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self.events = events
         self._local = local
         self._transport = transport
-        self._events = events
         self._clock = clock
+        #: What peers said last: in their requests, and in their answers.
+        self._heard: dict[bytes, _Heard] = {}
+        self._answered: dict[bytes, _Heard] = {}
         self._handlers: dict[str, Handler] = {}
         self._waiting: dict[str, None] = {}
         self._bare_handlers: dict[str, BareHandler] = {}
@@ -174,44 +225,59 @@ class RequestService:
         if envelope.to != local.node_id:
             text = f"this is {short(local.node_id)}, not {short(envelope.to)}"
             raise self._refused("other_node", text)
-        heartbeat = envelope.heartbeat
-        if (proven := id_behind(incoming.source)) and proven != heartbeat.node_id:
-            raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
-        source = Address(incoming.source.host, heartbeat.port)
-        self._events.on_request(heartbeat, source)
-        if incoming.stream is not None:
-            self._events.on_stream(heartbeat.node_id, incoming.stream)
-        if envelope.capacity:
-            self._events.on_capacity(heartbeat.node_id, envelope.capacity)
-        if envelope.version:
-            self._events.on_version(heartbeat.node_id, envelope.version)
-        if heartbeat.node_id == local.node_id:
-            raise self._refused(
-                "own_id", f"{short(heartbeat.node_id)} is this node's own id: another process uses its key"
-            )
+        now = self._clock.monotonic()
+        heard = self._heard.get(envelope.heartbeat.node_id)
+        if heard is None or not heard.is_same(envelope, incoming.source):
+            heard = self._met(envelope, incoming.source)
+        if now - heard.heard_s >= REPEATED_S or heard.changes != self.events.changes:
+            self._tell(heard, now)
+            self.events.on_request(heard.heartbeat, Address(heard.source.host, heard.heartbeat.port))
+            self._announced(envelope)
+        if incoming.stream is not None and incoming.stream is not heard.stream:
+            heard.stream = incoming.stream
+            self.events.on_stream(heard.contact.node_id, incoming.stream)
+        if heard.contact.node_id == local.node_id:
+            raise self._refused("own_id", f"{short(local.node_id)} is this node's own id: another process uses its key")
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"{NOT_SERVED} {incoming.name!r}")
-        address = Address(usable_host(heartbeat.host) or incoming.source.host, heartbeat.port)
-        # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
-        party = proven or group_of(incoming.source.host) or heartbeat.node_id
+        party = heard.party
         if not self._open.enter(party):
             self.counters["refused_open"] += 1
             raise RequestRejected(
                 f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; wait until some have ended"
             )
         try:
-            now, head_bytes = self._clock.monotonic(), len(incoming.head)
+            head_bytes = len(incoming.head)
             if wait_s := self._rates.take(party, now):
                 await self._refuse_beyond_rate(wait_s)
             if head_bytes > LARGE_HEAD_BYTES:
                 await self._refuse_beyond_rate(
                     self._large_heads.take(party, now, head_bytes), "bytes of large requests"
                 )
-            reply = await handler(Contact(heartbeat.node_id, address), envelope.payload, incoming.body)
+            reply = await handler(heard.contact, envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
         return Response(_envelope(local, b"", reply.head), reply.body)
+
+    def _met(self, envelope: Envelope, source: Address) -> _Heard:
+        """A peer says something new. Raises `RequestRejected` if it uses the id of another."""
+        heartbeat = envelope.heartbeat
+        if (proven := id_behind(source)) and proven != heartbeat.node_id:
+            raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
+        # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
+        party = proven or group_of(source.host) or heartbeat.node_id
+        return _remember(self._heard, _Heard(envelope, source, party))
+
+    def _tell(self, heard: _Heard, now: float) -> None:
+        """What a peer said is told to `StreamEvents` now; in full again after `REPEATED_S`, or any change."""
+        heard.heard_s, heard.changes, heard.stream = now, self.events.changes, None
+
+    def _announced(self, envelope: Envelope) -> None:
+        if envelope.capacity:
+            self.events.on_capacity(envelope.heartbeat.node_id, envelope.capacity)
+        if envelope.version:
+            self.events.on_version(envelope.heartbeat.node_id, envelope.version)
 
     async def _refuse_beyond_rate(self, wait_s: float, what: str = "requests") -> None:
         """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
@@ -236,18 +302,13 @@ class RequestService:
         local = self._local
         if local.tag is None:
             raise TransportError("closed", to.address, "this node has not joined a swarm yet")
-        if not self._events.takes_streams(to.node_id):
+        if not self.events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
             raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
         head = _envelope(local, to.node_id, payload)
         self.counters["requests_out"] += 1
-        target = NodeAddress.of(to.address, to.node_id)
+        target = _node_address(to.address, to.node_id)
         return self._transport.request(target, name, head, body, timeout_s=timeout_s)
-
-    def on_sent(self, to: Contact, outgoing: Sent) -> None:
-        """The request uses a stream, if the transport shows that."""
-        if shows_movement(outgoing):
-            self._events.on_stream(to.node_id, outgoing)
 
     def opened(self, to: Contact, answer: ReceivedResponse) -> ReceivedResponse:
         """A response without its envelope. Raises `TransportError`."""
@@ -257,11 +318,14 @@ class RequestService:
         if envelope.heartbeat.node_id != to.node_id:
             detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
             raise TransportError("rejected", to.address, detail)
-        self._events.on_response(envelope.heartbeat, to.address)
-        if envelope.capacity:
-            self._events.on_capacity(to.node_id, envelope.capacity)
-        if envelope.version:
-            self._events.on_version(to.node_id, envelope.version)
+        now = self._clock.monotonic()
+        heard = self._answered.get(to.node_id)
+        if heard is None or heard.source != to.address or not heard.is_same(envelope, to.address):
+            heard = _remember(self._answered, _Heard(envelope, to.address))
+        if now - heard.heard_s >= REPEATED_S or heard.changes != self.events.changes:
+            self._tell(heard, now)
+            self.events.on_response(envelope.heartbeat, to.address)
+            self._announced(envelope)
         return ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
 
     def on_error(self, to: Contact, error: TransportError) -> None:
@@ -269,13 +333,13 @@ class RequestService:
         if error.address == to.address:
             self.counters[f"requests_{error.kind}"] += 1
             if error.kind in ("refused", "timeout", "reset"):
-                self._events.on_failure(to, str(error))
+                self.events.on_failure(to, str(error))
 
 
 class _Outgoing:
     """One request of `RequestService.request`. A class, because a generator costs each small request as much again."""
 
-    __slots__ = ("_arguments", "_sent", "_service", "_to")
+    __slots__ = ("_arguments", "_sent", "_service", "_stream", "_to")
 
     def __init__(
         self, service: RequestService, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
@@ -284,15 +348,22 @@ class _Outgoing:
         self._to = to
         self._arguments = name, payload, body, timeout_s
         self._sent: Sent | None = None
+        #: The same, if the transport shows its stream.
+        self._stream: RequestStream | None = None
 
     async def __aenter__(self) -> ReceivedResponse:
         service, to = self._service, self._to
         outgoing = service.start(to, *self._arguments)
+        if shows_movement(outgoing):
+            self._stream = outgoing
+            service.events.on_sent(to.node_id, outgoing)
         try:
-            service.on_sent(to, outgoing)
             answer = await outgoing.__aenter__()
-        except TransportError as error:
-            service.on_error(to, error)
+        except BaseException as error:
+            if self._stream is not None:
+                service.events.on_done(to.node_id, self._stream)
+            if isinstance(error, TransportError):
+                service.on_error(to, error)
             raise
         self._sent = outgoing
         try:
@@ -308,16 +379,34 @@ class _Outgoing:
         try:
             await self._sent.__aexit__(kind, error, trace)
         finally:
+            if self._stream is not None:
+                self._service.events.on_done(self._to.node_id, self._stream)
             if isinstance(error, TransportError):
                 self._service.on_error(self._to, error)
 
 
 def _envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:
     """The envelope of a payload; without the elements at the end that say nothing."""
-    fields = (local.tag, local.heartbeat, to, payload)
+    capacity = local.line.capacity
     if local.version:
-        return _ENCODER.encode((*fields, local.line.capacity, local.version))
-    return _ENCODER.encode((*fields, local.line.capacity) if local.line.capacity else fields)
+        return _ENCODER.encode((local.tag, local.heartbeat, to, payload, capacity, local.version))
+    if capacity:
+        return _ENCODER.encode((local.tag, local.heartbeat, to, payload, capacity))
+    return _ENCODER.encode((local.tag, local.heartbeat, to, payload))
+
+
+def _remember(known: dict[bytes, _Heard], heard: _Heard) -> _Heard:
+    known.pop(heard.contact.node_id, None)
+    known[heard.contact.node_id] = heard
+    if len(known) > MAX_REMEMBERED:
+        del known[next(iter(known))]
+    return heard
+
+
+@lru_cache(maxsize=1024)
+def _node_address(address: Address, node_id: bytes) -> NodeAddress:
+    """Each request needs it."""
+    return NodeAddress.of(address, node_id)
 
 
 def _open(head: bytes) -> Envelope | None:

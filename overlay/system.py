@@ -20,8 +20,8 @@ from overlay.environment import P, R
 class SystemClock:
     """The machine's clocks."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    #: Not a method of its own: each request asks a dozen times.
+    monotonic = staticmethod(time.monotonic)
 
     def wall(self) -> float:
         return time.time()

@@ -29,6 +29,11 @@ class StreamHealth:
         self._protocol = protocol
         self._membership = membership
         self._clock = clock
+        #: See `StreamEvents.changes`.
+        self.changes = 0
+        #: See `StreamEvents`. Not methods of this class: each request calls them.
+        self.takes_streams = membership.members.takes_streams
+        self.on_sent, self.on_done = membership.movement.begin, membership.movement.end
         self._failures: dict[bytes, tuple[int, float]] = {}
         membership.on_change(self._on_change)
 
@@ -38,10 +43,6 @@ class StreamHealth:
             return False
         count, last = self._failures.get(node_id, (0, 0.0))
         return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
-
-    def takes_streams(self, node_id: bytes) -> bool:
-        """See `StreamEvents.takes_streams`."""
-        return self._membership.members.takes_streams(node_id)
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
         """See `StreamEvents.on_request`."""
@@ -67,6 +68,7 @@ class StreamHealth:
 
     def on_failure(self, to: Contact, reason: str) -> None:
         """See `StreamEvents.on_failure`."""
+        self.changes += 1
         now = self._clock.monotonic()
         count, last = self._failures.pop(to.node_id, (0, now))
         count = count + 1 if now - last <= STREAM_FAILURE_S else 1
@@ -79,5 +81,6 @@ class StreamHealth:
 
     def _on_change(self, change: PeerChange) -> None:
         """A peer that came back or moved: failures from before do not count against its streams now."""
+        self.changes += 1
         if change.kind in ("up", "returned", "restarted", "moved"):
             self._failures.pop(change.node_id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -16,8 +17,16 @@ from overlay.capacity import class_of
 from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import RateLimit
-from overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
-from overlay.transport import Buffer, Request, RequestRejected, RequestStream, Response
+from overlay.requests import RATE_LIMIT_DELAY_S, REPEATED_S, Envelope, RequestService
+from overlay.transport import (
+    Buffer,
+    ReceivedResponse,
+    Request,
+    RequestRejected,
+    RequestStream,
+    Response,
+    TransportError,
+)
 from tests.harness.environment import VirtualClock
 from tests.harness.peers import heartbeat
 from tests.harness.stream_stub import StreamStub
@@ -31,13 +40,24 @@ class Events:
     """Records the requests that count as signs of life."""
 
     def __init__(self) -> None:
+        self.changes = 0
         self.requests: list[tuple[bytes, Address]] = []
         self.capacities: list[tuple[bytes, int]] = []
         self.versions: list[tuple[bytes, str]] = []
         self.streams: list[tuple[bytes, RequestStream]] = []
+        self.responses: list[bytes] = []
+        self.failures: list[str] = []
+        #: Requests of this node.
+        self.under_way: list[tuple[bytes, RequestStream]] = []
 
     def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
         self.streams.append((node_id, stream))
+
+    def on_sent(self, node_id: bytes, request: RequestStream) -> None:
+        self.under_way.append((node_id, request))
+
+    def on_done(self, node_id: bytes, request: RequestStream) -> None:
+        self.under_way.remove((node_id, request))
 
     def on_capacity(self, node_id: bytes, capacity: int) -> None:
         self.capacities.append((node_id, capacity))
@@ -49,10 +69,10 @@ class Events:
         self.requests.append((heartbeat.node_id, source))
 
     def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
-        raise AssertionError
+        self.responses.append(heartbeat.node_id)
 
     def on_failure(self, to: Contact, reason: str) -> None:
-        raise AssertionError
+        self.failures.append(reason)
 
     def takes_streams(self, node_id: bytes) -> bool:
         return True
@@ -112,6 +132,101 @@ def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
     play(story())
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["time", "membership", "heartbeat", "host", "proof", "capacity", "version", "stream"],
+)
+def test_what_a_peer_repeats_at_once_is_told_once(change: str) -> None:
+    """Ten requests within a moment are one sign of life. Anything else that they say, or that has changed since, is
+    told: the time, what is known of peers, heartbeat, address, proof, capacity class, version, stream."""
+
+    async def story() -> None:
+        made, local, events = service()
+        stream = StreamStub()
+
+        async def serve(source: Address = SOURCE, stream: RequestStream = stream, **changes: Any) -> None:
+            incoming = request(local, source=source, **changes)
+            incoming.stream = stream
+            await made.serve(incoming)
+
+        for _ in range(10):
+            await serve()
+        assert (len(events.requests), len(events.streams)) == (1, 1)
+        if change == "time":
+            await asyncio.sleep(1.01 * REPEATED_S)
+        if change == "membership":
+            events.changes += 1
+        await serve(
+            NodeAddress.of(SOURCE, THEIR_ID)
+            if change == "proof"
+            else Address("10.0.0.3", 5)
+            if change == "host"
+            else SOURCE,
+            StreamStub() if change == "stream" else stream,
+            **{
+                "heartbeat": {"heartbeat": heartbeat(THEIR_ID, step=3)},
+                "capacity": {"capacity": 3},
+                "version": {"version": "1"},
+            }.get(change, {}),
+        )
+        assert len(events.requests) == (1 if change == "stream" else 2)
+        assert len(events.streams) == 2
+        assert events.capacities == [(THEIR_ID, 3)] * (change == "capacity")
+        assert events.versions == [(THEIR_ID, "1")] * (change == "version")
+
+    play(story())
+
+
+class Outgoing(StreamStub):
+    """A request of a transport, which is answered so, or fails."""
+
+    def __init__(self, answer: bytes | Exception, events: Events) -> None:
+        super().__init__()
+        self.answer, self.events, self.has_ended = answer, events, False
+
+    async def __aenter__(self) -> ReceivedResponse:
+        assert self.events.under_way == [(THEIR_ID, self)]
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return ReceivedResponse(self.answer, no_body())
+
+    async def __aexit__(self, *_: object) -> None:
+        self.has_ended = True
+
+
+@pytest.mark.parametrize("ends", ["answered", "repeated", "foreign", "failed", "broken", "left"])
+def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
+    """Whether it is answered, by a node of this swarm or another, fails before or inside its body, or is left. Of what
+    a peer repeats in its answers it is told once, as of what it repeats in its requests."""
+
+    async def story() -> None:
+        made, local, events = service()
+        theirs = Envelope(local.tag or b"", heartbeat(THEIR_ID), b"", b"hi")
+        encoded: bytes | Exception = msgspec.msgpack.encode(theirs)
+        to = Contact(THEIR_ID, SOURCE)
+        if ends == "foreign":
+            encoded = b"nothing"
+        if ends == "failed":
+            encoded = TransportError("refused", to.address, "refused it")
+        made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, events))  # type: ignore[assignment]
+        for _ in range(3 if ends == "repeated" else 1):
+            try:
+                async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
+                    assert answer.head == b"hi"
+                    assert len(events.under_way) == 1
+                    if ends == "broken":
+                        raise TransportError("reset", to.address, "broke off")
+                    if ends == "left":
+                        raise ZeroDivisionError
+            except (TransportError, ZeroDivisionError):
+                assert ends in ("foreign", "failed", "broken", "left")
+        assert events.under_way == []
+        assert events.responses == [THEIR_ID] * (ends not in ("foreign", "failed"))
+        assert len(events.failures) == (ends in ("failed", "broken"))
+
+    play(story())
+
+
 class FormerEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """The envelope of versions without capacity classes."""
 
@@ -166,6 +281,7 @@ def test_the_version_travels_with_requests_and_answers_and_former_versions_do_no
             assert msgspec.msgpack.decode(head, type=FormerEnvelope).payload == b"hi 10.0.0.2:8468"
             for _ in range(100):
                 local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
+            events.changes += 1
         assert events.versions == [(THEIR_ID, "0.3.0.dev1")] * 2
 
         for kind in (FormerEnvelope, CapacityEnvelope):

@@ -30,7 +30,7 @@ class World:
         detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
         environment = make_environment()
-        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
+        self.membership = membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
         self.health = StreamHealth(self.recorder.protocol, membership, environment.clock)
         membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
 
@@ -40,6 +40,21 @@ def play(story: Callable[[World], Awaitable[None]]) -> None:
         await story(World())
 
     VirtualLoop().run(run())
+
+
+def test_each_change_and_each_failure_is_counted() -> None:
+    """What peers said before is told again after it: a sign of life may mean more now."""
+
+    async def story(world: World) -> None:
+        before = world.health.changes
+        world.health.on_failure(PEER, "reset")
+        assert world.health.changes == before + 1
+        world.membership.request_probe(PEER.node_id, "a test")
+        assert world.health.changes == before + 1
+        world.membership.perform(world.members.on_unreachable(PEER.node_id, 1.0))
+        assert world.health.changes == before + 2
+
+    play(story)
 
 
 def test_the_second_failure_is_reported_to_the_peer_and_excludes_it_for_a_while() -> None:

@@ -41,6 +41,27 @@ def test_a_stream_that_is_known_is_not_asked_again() -> None:
     assert movement.has_moved(PEER)
 
 
+def test_a_request_counts_as_long_as_it_is_under_way() -> None:
+    """Nothing has moved on it when it begins; a mark and a sample have it; two of one peer end one by one."""
+    movement, first, second = StreamMovement(), _Stream(0), _Stream(0)
+    for request in (first, second):
+        movement.begin(PEER, request)
+    assert first.asked == 0
+    assert not movement.has_moved(PEER)
+    first.moved = 5
+    assert movement.has_moved(PEER)
+    movement.mark(PEER)
+    assert not movement.has_moved(PEER)
+    before = movement.sample(PEER)
+    first.moved = 6
+    assert movement.has_moved(PEER, before)
+    movement.end(PEER, first)
+    assert not movement.has_moved(PEER, before)
+    movement.end(PEER, second)
+    movement.end(PEER, second)  # the peer was forgotten meanwhile
+    assert movement.sample(PEER) == {}
+
+
 def test_a_stream_that_nobody_uses_any_more_is_forgotten() -> None:
     """The streams of a peer are kept by those who use them alone."""
     movement = StreamMovement()
