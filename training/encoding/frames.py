@@ -12,11 +12,11 @@ import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from overlay.transport import Buffer, DirectBody, SizedBody
+from overlay.transport import ArrivedBody, Buffer, DirectBody, SizedBody
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.errors import TrainingError
@@ -24,7 +24,8 @@ from training.errors import TrainingError
 _HEADER = struct.Struct("<IIIBBHqQ")
 HEADER_BYTES = _HEADER.size
 MAX_PAYLOAD_BYTES = 1024 * 1024
-SMALL_BODY_BYTES = 32 * 1024
+#: With its head it is a message that the sockets send, and gather, as a whole.
+SMALL_BODY_BYTES = 56 * 1024
 
 
 class Part(IntEnum):
@@ -123,6 +124,13 @@ def header(
 
 def blob_frames(shard: int, payload: Buffer, part: Part, *, is_last: bool = True) -> Iterator[Buffer]:
     """Bytes that are no values; at least one byte."""
+    size = len(payload)
+    if isinstance(payload, bytes) and size <= MAX_PAYLOAD_BYTES:
+        return iter((header(shard, 0, size, "float32", part, step=int(is_last), version=size), payload))
+    return _cut_blob(shard, payload, part, is_last=is_last)
+
+
+def _cut_blob(shard: int, payload: Buffer, part: Part, *, is_last: bool) -> Iterator[Buffer]:
     view = memoryview(payload).cast("B")
     for offset in range(0, len(view), MAX_PAYLOAD_BYTES):
         piece = view[offset : offset + MAX_PAYLOAD_BYTES]
@@ -156,18 +164,38 @@ class FrameReader:
     def __init__(self, body: AsyncIterator[Buffer]) -> None:
         self._body = body
         # Not isinstance: the check of a protocol takes as long as reading a small frame.
-        self._direct = cast(DirectBody, body) if hasattr(body, "read_into") else None
+        self._direct: DirectBody | None = body if hasattr(body, "read_into") else None  # type: ignore[assignment]
+        self._whole: ArrivedBody | None = body if hasattr(body, "take") else None  # type: ignore[assignment]
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
 
     async def header(self) -> FrameHeader | None:
         """The next frame's header, or None at a clean end. Raises `BadFrame`."""
-        if not await self.fill(self._raw, at_end_ok=True):
+        if self._whole is not None:
+            raw = self._whole.take(HEADER_BYTES)
+            if len(raw) < HEADER_BYTES:
+                if len(raw):
+                    raise BadFrame("the body ended inside a frame")
+                return None
+        elif await self.fill(self._raw, at_end_ok=True):
+            raw = self._raw
+        else:
             return None
-        head = FrameHeader._make(_HEADER.unpack(self._raw))
+        head = FrameHeader(*_HEADER.unpack(raw))
         if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in codecs.NAMES:
             raise BadFrame(f"a frame of {head.payload_bytes} bytes in codec {head.codec}")
         return head
+
+    async def blob(self, size_bytes: int) -> memoryview:
+        """The next bytes, which the caller may keep: without a copy where the whole body is here. Raises `BadFrame`."""
+        if self._whole is not None:
+            piece = self._whole.take(size_bytes)
+            if len(piece) < size_bytes:
+                raise BadFrame("the body ended inside a frame")
+            return piece
+        piece = new_memory(size_bytes)
+        await self.fill(piece)
+        return piece
 
     async def fill(self, target: memoryview, *, at_end_ok: bool = False) -> bool:
         """Fill the target with the next bytes; False at the end of the body, if that is allowed. Raises `BadFrame`."""
@@ -278,8 +306,7 @@ async def read_blob(reader: FrameReader, shard: int, part: Part, limit_bytes: in
         size, is_last = head.version, bool(head.step)
         if not 0 < head.payload_bytes <= size - filled or size > limit_bytes:
             raise BadFrame(f"{head.payload_bytes} of {size} bytes after {filled}; at most {limit_bytes} are read")
-        piece = new_memory(head.payload_bytes)
-        await reader.fill(piece)
+        piece = await reader.blob(head.payload_bytes)
         pieces.append(piece)
         filled += head.payload_bytes
     return (pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))), is_last

@@ -43,9 +43,16 @@ class LoopYielder:
 
     done: int = 0
 
+    def is_due(self, values: int) -> bool:
+        """So many values have just been worked on; whether other tasks are to run now. For a loop of many small pieces:
+        to await `after` costs each of them more."""
+        self.done += values
+        if self.done < VALUES_PER_TURN:
+            return False
+        self.done = 0
+        return True
+
     async def after(self, values: int) -> None:
         """So many values have just been worked on. State read earlier may have changed when this returns."""
-        self.done += values
-        if self.done >= VALUES_PER_TURN:
-            self.done = 0
+        if self.is_due(values):
             await asyncio.sleep(0)

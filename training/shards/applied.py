@@ -107,7 +107,8 @@ class Applied:
 
     def may_have_forgotten(self, identity: DeltaId) -> bool:
         """Whether an identity that is not listed may have been: nobody can tell, so it must not be applied."""
-        if not self.forgotten or identity in self:
+        forgotten = self.forgotten
+        if not (forgotten.floors or forgotten.before or forgotten.count) or identity in self:
             return False
         return identity.step < self._unlisted_below((identity.node, identity.incarnation))
 

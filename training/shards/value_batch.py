@@ -91,7 +91,11 @@ def decode_batch(raw: Any) -> ValueBatch:
         batch = msgspec.msgpack.decode(raw, type=ValueBatch)
     except msgspec.DecodeError as error:
         raise BadBatch(f"no batch of values: {error}") from error
-    places = [one.place for one in batch.results if one.value is None] + [place for place, _ in batch.refused]
-    if any(place >= len(batch.updates) for place in places):
-        raise BadBatch("a batch names an update that it does not have")
+    count = len(batch.updates)
+    for one in batch.results:
+        if one.place >= count and one.value is None:
+            raise BadBatch("a batch names an update that it does not have")
+    for place, _ in batch.refused:
+        if place >= count:
+            raise BadBatch("a batch refuses an update that it does not have")
     return batch

@@ -115,7 +115,7 @@ class BackupHandler:
 
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
         term = Term(entry.term_number, entry.term_node)
-        folded = min(entry.folded_step, self._context.view.plausible_steps().furthest)
+        folded = entry.folded_step and min(entry.folded_step, self._context.view.plausible_steps().furthest)
         status, known = self._store.accept_forward(
             entry.shard, term, item, folded, sender.node_id, entry.closed_windows
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import chain
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
@@ -48,7 +49,7 @@ def not_owned(store: ShardStore, shard: int) -> PushResult:
 
 def lacks_backup(context: ExchangeContext, owned: Owned) -> bool:
     """Whether a shard has no backup although another node could be one."""
-    return not owned.targets() and bool(context.settings.replicas) and context.view.has_eligible_others()
+    return not owned.has_targets and bool(context.settings.replicas) and context.view.has_eligible_others()
 
 
 class DeltaReplicator:
@@ -81,11 +82,8 @@ class DeltaReplicator:
 
     async def replicate_and_add(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
         """Replicate the shards of one delta and add them; one result for each."""
-        repair = any(item.repair for item in items)
-        plain = all(is_plain(item.codec) for item in items)
-        weight = self._as_forwarded(
-            identity, items, self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
-        )
+        # A batch of named values is not weighed: its owner has computed what comes of it.
+        weight = push.weight if self._store.holds_values else self._weight(push, identity, items)
         acknowledged: dict[Receipt, None] = {}
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
         lacking: dict[int, None] = {}
@@ -103,22 +101,34 @@ class DeltaReplicator:
                 missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
                 if missing:
                     forwarded.append(item)
-                    self._note_forwarded(identity, weight, item)
+                    if item.batch is None:
+                        self._note_forwarded(identity, weight, item)
                     for to in missing:
                         groups.setdefault(to, []).append((item, owned))
                     continue
                 result = self._add(item.identity(identity), weight, item, owned)
                 results.append(result)
                 if result.status == "ok":
-                    self._forget_forwarded(identity, item.shard)
+                    if item.batch is None:
+                        self._forget_forwarded(identity, item.shard)
                     await turn.after(item.work)
             if not groups:
                 return results
             jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
-            for receipts in await asyncio.gather(*jobs):
+            # A task of its own for the only one would cost as much as the request.
+            found = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
+            for receipts in found:
                 acknowledged.update(receipts)
             remaining = forwarded
         return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
+
+    def _weight(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> float:
+        """The weight to add a delta with; sets the factors of its shards."""
+        repair = any(item.repair for item in items)
+        plain = all(is_plain(item.codec) for item in items)
+        return self._as_forwarded(
+            identity, items, self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
+        )
 
     def _as_forwarded(self, identity: DeltaId, items: list[IncomingDelta], weight: float) -> float:
         """The weight to add a delta with; sets the factors of its shards. They are those of an earlier attempt, if a
@@ -150,7 +160,8 @@ class DeltaReplicator:
             return PushResult.retry(item.shard, "no_backup_yet")
         version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))
         self.note_merged(identity)
-        self._validator.note_added(identity, item)
+        if item.batch is None:
+            self._validator.note_added(identity, item)
         if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
             self._store.close_complete(item.shard, self._view.worker_count())
         return PushResult(item.shard, "ok", version)
@@ -163,8 +174,23 @@ class DeltaReplicator:
         To the node that the delta came from only its identity goes, unless it answered that it keeps it no more.
         """
         is_origin = push.keeps and to.node_id == push.node
-        sent = [item for item, _ in pairs if not is_origin or item.shard in lacking]
-        with_body = dict.fromkeys(item.shard for item in sent)
+        with_body: dict[int, None] = {}
+        # As sent: term, promise and windows may change before the answer arrives.
+        receipts: dict[int, Receipt] = {}
+        closed: dict[int, int] = {}
+        by_shard: dict[int, Owned] = {}
+        frames: list[Iterator[Buffer]] = []
+        encoded_bytes = framed_bytes = 0
+        for item, owned in pairs:
+            shard = item.shard
+            by_shard[shard], receipts[shard] = owned, _receipt(shard, to, owned)
+            if not self._store.holds_values:
+                closed[shard] = owned.closed_count
+            if not is_origin or shard in lacking:
+                with_body[shard] = None
+                frames.append(item.frames(push.step))
+                encoded_bytes += len(item.encoded)
+                framed_bytes += item.framed_bytes
         message = Forward(
             genesis=self._context.genesis,
             node=push.node,
@@ -175,38 +201,29 @@ class DeltaReplicator:
             shards=[_forwarded(item, owned, to, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
-        # As sent: term, promise and windows may change before the answer arrives.
-        receipts = {item.shard: _receipt(item.shard, to, owned) for item, owned in pairs}
-        closed = {item.shard: owned.closed_count for item, owned in pairs}
-
-        def stream() -> Iterator[Buffer]:
-            for item in sent:
-                yield from item.frames(push.step)
-
-        self._counters.bytes_sent += sum(len(item.encoded) for item in sent)
+        self._counters.bytes_sent += encoded_bytes
         try:
-            body = sized(stream(), sum(item.framed_bytes for item in sent))
+            body = sized(chain.from_iterable(frames), framed_bytes)
             async with self._rpc.request("forward", to, message, body) as answer:
                 results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
             self._on_failure(to, pairs, str(error))
             return {}
         acknowledged: dict[Receipt, None] = {}
-        by_shard = {item.shard: owned for item, owned in pairs}
         self._context.answered_about(to.node_id, by_shard, [result.shard for result in results])
         for result in results:
-            owned = by_shard.get(result.shard)
-            if owned is None:
+            if (its := by_shard.get(result.shard)) is None:
                 continue
             if result.status == "ok":
                 acknowledged[receipts[result.shard]] = None
-                owned.ack_windows(to.node_id, closed[result.shard])
+                if closed:
+                    its.ack_windows(to.node_id, closed[result.shard])
             elif result.status == "fenced":
-                self._on_fenced(to, result, owned)
+                self._on_fenced(to, result, its)
             elif result.status == "lacks" and result.shard not in with_body:
                 lacking[result.shard] = None
             else:
-                self._drop_target(to, result.shard, owned)
+                self._drop_target(to, result.shard, its)
         return acknowledged
 
     def _on_fenced(self, to: Contact, result: ForwardResult, owned: Owned) -> None:
@@ -239,7 +256,7 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
 
 
 def _forwarded(item: IncomingDelta, owned: Owned, to: Contact, *, has_it: bool) -> Forwarded:
-    closed_windows = owned.unsent_windows(to.node_id)
+    closed_windows = owned.unsent_windows(to.node_id) if owned.closed_windows else []
     return Forwarded(
         item.shard,
         *owned.term,

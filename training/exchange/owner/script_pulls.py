@@ -7,14 +7,12 @@ it is refused, unless the other side of a split has acknowledged it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from overlay.environment import Clock
-from training.exchange.messages import PushResult
+from training.exchange.owner.waiting_update import Waiting
 from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
 from training.shards.value_updates import cut, wrong_result
 from training.values.store import EncodedPull, EncodedResult, EncodedUpdate, EncodedValue, PullFailed, ScriptGone
@@ -23,19 +21,6 @@ from training.values.store import EncodedPull, EncodedResult, EncodedUpdate, Enc
 SCRIPT_WAIT_S = 10.0
 SCRIPT_RETRY_S = 0.25
 NO_SCRIPT = "no script with a pull function is attached to the node that owns the key"
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """An update on its way into a shard. `is_repair`: the other side of a split has acknowledged it. `is_alone`: it, or
-    one that it was with, has raised in `pull`; it is given to it by itself."""
-
-    update: KeyUpdate
-    since_s: float
-    result: asyncio.Future[PushResult]
-    sender: bytes
-    is_repair: bool = False
-    is_alone: bool = False
 
 
 class PullOutcome(NamedTuple):

@@ -20,7 +20,8 @@ from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned
-from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls
+from training.exchange.owner.waiting_update import Waiting
 from training.exchange.shard_tasks import ShardTasks
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
@@ -92,15 +93,16 @@ class ValueRounds(ShardTasks):
         """The update, if it waits here or is being applied."""
         return self._known.get((shard, identity))
 
-    def enqueue(self, shard: int, update: KeyUpdate, sender: bytes, *, is_repair: bool = False) -> Waiting:
-        """Let an update wait for its round, once. The caller has checked that this node owns the shard and does not
-        know the update, or has refused it."""
-        if (found := self.find(shard, update.identity)) is not None:
+    def enqueue(
+        self, shard: int, update: KeyUpdate, identity: DeltaId, sender: bytes, *, is_repair: bool = False
+    ) -> Waiting:
+        """Let an update of this identity wait for its round, once. The caller has checked that this node owns the shard
+        and does not know the update, or has refused it."""
+        if (found := self._known.get((shard, identity))) is not None:
             found.is_repair = found.is_repair or is_repair
             return found
-        result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
-        one = Waiting(update, self._clock.monotonic(), result, sender, is_repair)
-        self._known[shard, update.identity] = one
+        one = Waiting(update, identity, self._clock.monotonic(), sender, is_repair=is_repair)
+        self._known[shard, identity] = one
         self._queues.setdefault(shard, deque()).append(one)
         self.waiting_of[sender] = self.waiting_of.get(sender, 0) + 1
         self.waiting_bytes += update.size_bytes
@@ -108,32 +110,35 @@ class ValueRounds(ShardTasks):
         return one
 
     def _settle(self, shard: int, one: Waiting, result: PushResult) -> None:
-        if self._known.pop((shard, one.update.identity), None) is None:
+        if self._known.pop((shard, one.identity), None) is None:
             return
         self.waiting_bytes -= one.update.size_bytes
         self.waiting_of[one.sender] -= 1
         if not self.waiting_of[one.sender]:
             del self.waiting_of[one.sender]
-        if not one.result.done():
-            one.result.set_result(result)
+        one.settle(result)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        busy = self.busy
-        for shard in [shard for shard in self._queues if shard not in self._store.owned and shard not in busy]:
-            for one in self._queues.pop(shard):
-                self._settle(shard, one, not_owned(self._store, shard))
-        ready = [shard for shard in self._queues if shard not in busy and not self._store.owned[shard].moving]
-        built_in = [shard for shard in ready if is_built_in(self._queues[shard][0].update)]
+        if not self._queues:
+            return
+        to_pull: list[int] = []
         groups: dict[tuple[bytes, ...], list[int]] = {}
-        for shard in built_in:
-            targets = tuple(to.node_id for to in self._store.owned[shard].targets())
-            groups.setdefault(targets, []).append(shard)
+        for shard in [shard for shard in self._queues if shard not in self.busy]:
+            owned = self._store.owned.get(shard)
+            if owned is None:
+                for one in self._queues.pop(shard):
+                    self._settle(shard, one, not_owned(self._store, shard))
+            elif owned.moving:
+                continue
+            elif is_built_in(self._queues[shard][0].update):
+                groups.setdefault(owned.target_ids(), []).append(shard)
+            else:
+                to_pull.append(shard)
         for targets, shards in groups.items():
             if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
                 self.start(shards, partial(self._round, targets, shards))
-        to_pull = [shard for shard in ready if shard not in built_in]
         if to_pull and not self._is_pulling and not self._pulls.rests:
             self._is_pulling = True
             self.start(to_pull, partial(self._pull_round, to_pull))
@@ -146,7 +151,7 @@ class ValueRounds(ShardTasks):
         size_bytes = 0
         while queue and owned is not None and owned.state.table is not None and len(taken) < MAX_UPDATES:
             one = queue[0]
-            fate = owned.state.table.fate(one.update.identity)
+            fate = owned.state.table.fate(one.identity)
             # What one side of a split has refused, and the other has applied, is applied.
             if fate is not None and not (fate and one.is_repair):
                 queue.popleft()
@@ -165,7 +170,7 @@ class ValueRounds(ShardTasks):
     def _put_back(self, shard: int, waiting: Sequence[Waiting]) -> None:
         """Their round came to nothing: they are the first of the next one."""
         queue = self._queues.setdefault(shard, deque())
-        queue.extendleft(reversed([one for one in waiting if (shard, one.update.identity) in self._known]))
+        queue.extendleft(reversed([one for one in waiting if (shard, one.identity) in self._known]))
         if not queue:
             del self._queues[shard]
 
@@ -300,7 +305,7 @@ class ValueRounds(ShardTasks):
         try:
             groups: dict[tuple[bytes, int], list[_Prepared]] = {}
             for one in prepared:
-                groups.setdefault((one.identity.node, one.identity.incarnation), []).append(one)
+                groups.setdefault(one.identity[:2], []).append(one)
             for origin, group in groups.items():
                 await self._commit_as(origin, group)
         finally:

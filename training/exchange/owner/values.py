@@ -18,8 +18,8 @@ from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
-from training.exchange.owner.script_pulls import Waiting
 from training.exchange.owner.value_rounds import LATER, ValueRounds, result_of
+from training.exchange.owner.waiting_update import Waiting, all_settled
 from training.exchange.store.records import Owned
 from training.exchange.value_messages import (
     KeysResult,
@@ -86,12 +86,13 @@ class ValueHandler:
         answers, turn = [], LoopYielder()
         for one in updates:
             answers.append(self._begin(sender, one.shard, one.update))
-            await turn.after(VALUES_PER_UPDATE)
-        waiting = [one.result for one in answers if isinstance(one, Waiting) and not one.result.done()]
+            if turn.is_due(VALUES_PER_UPDATE):
+                await asyncio.sleep(0)
+        waiting = [one for one in answers if isinstance(one, Waiting) and one.result is None]
         if waiting:
             self.rounds.wake()
             # Not cancelled with this request: the update is applied, and the origin asks again.
-            await asyncio.wait(waiting, timeout=ANSWER_S)
+            await all_settled(waiting, ANSWER_S)
         return [
             answer if isinstance(answer, PushResult) else self._answer(one.shard, answer)
             for one, answer in zip(updates, answers, strict=True)
@@ -99,7 +100,7 @@ class ValueHandler:
 
     @staticmethod
     def _answer(shard: int, waiting: Waiting) -> PushResult:
-        return waiting.result.result() if waiting.result.done() else PushResult(shard, "retry", reason=LATER)
+        return PushResult(shard, "retry", reason=LATER) if waiting.result is None else waiting.result
 
     def _begin(self, sender: bytes, shard: int, update: KeyUpdate) -> PushResult | Waiting:
         if update.node != sender:
@@ -108,13 +109,14 @@ class ValueHandler:
             return PushResult.refused(shard, "shape")
         if len(update.update) > MAX_VALUE_BYTES:
             return PushResult(shard, "refused", reason=f"more than {MAX_VALUE_BYTES:,} bytes")
-        if (answer := self._known(shard, update.identity)) is not None:
+        identity = update.identity
+        if (answer := self._known(shard, identity)) is not None:
             return answer
         rounds = self.rounds
         is_full = rounds.waiting_bytes + update.size_bytes > MAX_WAITING_BYTES
         if is_full or rounds.waiting_of.get(sender, 0) >= MAX_WAITING_UPDATES:
             return PushResult(shard, "retry", reason="busy")
-        return rounds.enqueue(shard, update, sender)
+        return rounds.enqueue(shard, update, identity, sender)
 
     def _known(self, shard: int, identity: DeltaId) -> PushResult | Waiting | None:
         """The answer where the update itself does not matter; None for one that is to be applied here."""
@@ -146,25 +148,26 @@ class ValueHandler:
             return PushResult(shard, "ok", owned.state.version)
         if owned.state.may_have_forgotten(identity):
             return PushResult.refused(shard, "late")
-        waiting: list[asyncio.Future[PushResult]] = []
+        waiting: list[Waiting] = []
         void: list[KeyUpdate] = []
         reasons: list[str] = []
         refused = dict(batch.refused)
         for place, update in enumerate(batch.updates):
-            answer = self._known(shard, update.identity)
+            known_as = update.identity
+            answer = self._known(shard, known_as)
             if isinstance(answer, PushResult) and answer.status == "refused" and place not in refused:
                 answer = None  # refused here, and applied there
             if isinstance(answer, Waiting):
                 answer.is_repair = answer.is_repair or place not in refused
-                waiting.append(answer.result)
+                waiting.append(answer)
             elif answer is None and place in refused:
                 void.append(update)
                 reasons.append(refused[place])
             elif answer is None:
-                waiting.append(self.rounds.enqueue(shard, update, update.node, is_repair=True).result)
+                waiting.append(self.rounds.enqueue(shard, update, known_as, update.node, is_repair=True))
         if waiting:
-            await asyncio.wait(waiting, timeout=ANSWER_S)
-            if not all(one.done() and one.result().status in ("ok", "refused") for one in waiting):
+            await all_settled(waiting, ANSWER_S)
+            if not all(one.result is not None and one.result.status in ("ok", "refused") for one in waiting):
                 return PushResult(shard, "retry", reason=LATER)
         return await self.rounds.close(shard, identity, void, reasons)
 

@@ -84,7 +84,15 @@ class Owned:
 
     def targets(self) -> list[Contact]:
         """The nodes that must receive every delta: the backup, and the learner that is to become one."""
-        return [contact for contact in (self.backup, self.learner) if contact is not None]
+        if self.learner is None:
+            return [] if self.backup is None else [self.backup]
+        return [self.learner] if self.backup is None else [self.backup, self.learner]
+
+    def target_ids(self) -> tuple[bytes, ...]:
+        """The ids of `targets`."""
+        if self.learner is None:
+            return () if self.backup is None else (self.backup.node_id,)
+        return tuple([contact.node_id for contact in self.targets()])
 
     def attach_learner(self, learner: Contact) -> None:
         """Forward every delta to a learner from now on; its snapshot has the windows closed so far."""

@@ -348,7 +348,7 @@ class ShardStore:
         if state is not None:
             if self.rule.robust == "trimmed-mean":
                 state.pass_step(folded_step)
-            else:
+            elif not self.holds_values:
                 state.fold(folded_step, self.rule)
             self.add(shard, item, state)
             if not self._close_all(state, closed_windows):
@@ -378,7 +378,7 @@ class ShardStore:
         return backed.state is not None and self._close_all(backed.state, closed_windows)
 
     def _close_all(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
-        return all(state.close(window, self.rule) for window in closed_windows)
+        return not closed_windows or all(state.close(window, self.rule) for window in closed_windows)
 
     def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
         """Add a delta once to an owned shard, or to another `state` of the shard; returns the version."""

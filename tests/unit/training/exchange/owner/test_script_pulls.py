@@ -10,7 +10,8 @@ import pytest
 
 from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import run
-from training.exchange.owner.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls, Waiting
+from training.exchange.owner.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls
+from training.exchange.owner.waiting_update import Waiting
 from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
 from training.values.store import EncodedResult, EncodedUpdate, EncodedValue, PullFailed
 
@@ -19,7 +20,7 @@ NODE = b"n" * 20
 
 def waiting(number: int, key: bytes = b"sk", value: bytes = b"1", *, since_s: float = 0.0, **flags: bool) -> Waiting:
     update = KeyUpdate(NODE, 1, number, key, "pull", value, number)
-    return Waiting(update, since_s, asyncio.get_running_loop().create_future(), NODE, **flags)
+    return Waiting(update, update.identity, since_s, NODE, **flags)
 
 
 class Script:
