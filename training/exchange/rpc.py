@@ -16,7 +16,7 @@ from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, R
 from training.encoding.frames import BadFrame
 from training.exchange.messages import decode, encode
 from training.exchange.reliability import Reliability
-from training.exchange.timeouts import AdaptiveTimeouts, Kind
+from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
 from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
 
@@ -64,7 +64,9 @@ class ExchangeRpc:
         Raises `TransportError`; a malformed answer counts as `foreign`.
         """
         to = self._swarm.contact(to.node_id) or to
-        limit_s = max(timeout_s, self._timeout_s("question", to))
+        limit_s = self._timeout_s("question", to)
+        if limit_s < timeout_s:
+            limit_s = timeout_s
         sent = self._swarm.request(to, name, encode(message), body, timeout_s=limit_s)
         async with _Outgoing(self, "question", to, sent) as answer:
             return self.decoded(to, answer.head, kind)
@@ -100,9 +102,10 @@ class ExchangeRpc:
     def responded(self, kind: Kind, to: Contact, began_s: float, answer: ReceivedResponse) -> None:
         """Count how long a request waited for its response: the time that the peer took, without the transfer of the
         body, which depends on the line and the body."""
-        took_s = self._clock.monotonic() - began_s if answer.waited_s is None else answer.waited_s
+        now_s = self._clock.monotonic()
+        took_s = now_s - began_s if answer.waited_s is None else answer.waited_s
         self._timeouts.on_response(kind, to.node_id, took_s)
-        self._reliability.answered(to.node_id, self._clock.monotonic())
+        self._reliability.answered(to.node_id, now_s)
 
     def failed(self, kind: Kind, to: Contact, error: TransportError) -> None:
         """Count a request's timeout."""
@@ -113,7 +116,10 @@ class ExchangeRpc:
             self._reliability.answered(to.node_id, self._clock.monotonic())
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
-        return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
+        seconds = self._timeouts.timeout_s(kind, to.node_id)
+        if seconds > LOWEST_CEILING_S:
+            return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
+        return seconds
 
     def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
         """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""

@@ -57,7 +57,7 @@ class ShardTasks(ABC):
         self.busy |= theirs
         task = asyncio.get_running_loop().create_task(self._guarded(theirs, work), name=self._name)
         self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(self._tasks.pop)
 
     async def _guarded(self, shards: dict[int, None], work: Work) -> None:
         """Log a fault of the work. Its shards rest, but for those that something else works for already."""

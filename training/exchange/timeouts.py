@@ -43,8 +43,9 @@ FORWARD = Range(1.5, 0.75, 1.75)
 QUESTION = Range(1.0, 1.0, 4.5)
 
 
-def _limits(kind: Kind) -> Range:
-    return {"forward": FORWARD, "question": QUESTION}.get(kind, REQUEST)
+_LIMITS: dict[Kind, Range] = {"forward": FORWARD, "question": QUESTION}
+#: A timeout up to this is the same for a peer that the failure detector suspects.
+LOWEST_CEILING_S = min(limits.ceiling_s for limits in (REQUEST, FORWARD, QUESTION))
 
 
 class AdaptiveTimeouts:
@@ -58,7 +59,7 @@ class AdaptiveTimeouts:
     def timeout_s(self, kind: Kind, peer: bytes, *, is_suspect: bool = False) -> float:
         """Seconds of silence after which a request of this kind to this peer has failed; for one that the failure
         detector suspects no more than the ceiling, because it is about to be replaced."""
-        limits = _limits(kind)
+        limits = _LIMITS.get(kind, REQUEST)
         own = self._measured.get((kind, peer), ())
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
         wanted_s = limits.first_s

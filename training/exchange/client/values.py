@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import Part, blob_framed_bytes, blob_frames, sized
+from training.exchange.client.deadlines import Deadlines
 from training.exchange.client.owner_pump import OwnerPump
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
@@ -85,10 +85,15 @@ def _check(one: EncodedUpdate) -> None:
         raise ValueNotEncodable(decode_key(one.key), wrong)
 
 
-@dataclass(slots=True, eq=False)
 class _Outgoing:
-    update: KeyUpdate
-    done: asyncio.Future[UpdateFailed | None]
+    """An update until its final answer."""
+
+    __slots__ = ("done", "size_bytes", "update")
+
+    def __init__(self, update: KeyUpdate, done: asyncio.Future[UpdateFailed | None]) -> None:
+        self.update = update
+        self.done = done
+        self.size_bytes = update.size_bytes
 
 
 class SwarmValues:
@@ -104,6 +109,7 @@ class SwarmValues:
         self._numbers: dict[int, int] = {}
         self._outgoing_bytes = 0
         self._has_room = asyncio.Event()
+        self._deadlines = Deadlines(TIMEOUT_S)
         self._reads: dict[int, dict[bytes, list[asyncio.Future[EncodedValue | None]]]] = {}
         self._update_pump = OwnerPump(context, directory, lambda: self._updates, self._send_updates)
         self._read_pump = OwnerPump(context, directory, lambda: self._reads, self._send_reads)
@@ -228,7 +234,26 @@ class SwarmValues:
 
     async def set_encoded(self, key: bytes, value: bytes, timestamp: int = 0) -> None:
         """Replace a value. Raises `UpdateFailed` and `StoreUnavailable`."""
-        await self.update_encoded([EncodedUpdate(key, value, timestamp, "replace")])
+        given = EncodedUpdate(key, value, timestamp, "replace")
+        if self._outgoing_bytes > MAX_OUTGOING_BYTES:
+            await self.update_encoded([given])
+            return
+        _check(given)
+        done: asyncio.Future[UpdateFailed | None] = asyncio.get_running_loop().create_future()
+        shard, one = self._add(shard_of(key, len(self._store)), given, done)
+        self._deadlines.begin(done)
+        try:
+            failure = await done
+        except TimeoutError:
+            self._remove(shard, one)
+            raise self._unavailable([key]) from None
+        except asyncio.CancelledError:
+            self._remove(shard, one)
+            raise
+        finally:
+            self._deadlines.end(done)
+        if failure is not None:
+            raise failure
 
     async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None:
         """Apply updates, each once; returns when all are stored and replicated. Raises `UpdateFailed` for the first
@@ -242,7 +267,8 @@ class SwarmValues:
             async with asyncio.timeout(TIMEOUT_S):
                 turn = LoopYielder()
                 for given in updates:
-                    await turn.after(VALUES_PER_UPDATE // 4)
+                    if turn.is_due(VALUES_PER_UPDATE // 4):
+                        await asyncio.sleep(0)
                     while self._outgoing_bytes > MAX_OUTGOING_BYTES:
                         self._has_room.clear()
                         await self._has_room.wait()
@@ -267,19 +293,26 @@ class SwarmValues:
         )
         outgoing = _Outgoing(update, done)
         self._updates.setdefault(shard, deque()).append(outgoing)
-        self._outgoing_bytes += update.size_bytes
+        self._outgoing_bytes += outgoing.size_bytes
         self._update_pump.wake()
         return shard, outgoing
 
     def _remove(self, shard: int, one: _Outgoing) -> None:
         queue = self._updates.get(shard)
-        if queue is None or one not in queue:
+        if queue is None:
             return
-        queue.remove(one)
+        if queue[0] is one:  # nearly always
+            queue.popleft()
+        elif one in queue:
+            queue.remove(one)
+        else:
+            return
         if not queue:
             del self._updates[shard]
-        self._outgoing_bytes -= one.update.size_bytes
-        self._has_room.set()
+        is_full = self._outgoing_bytes > MAX_OUTGOING_BYTES
+        self._outgoing_bytes -= one.size_bytes
+        if is_full:
+            self._has_room.set()
 
     async def _send_updates(self, owner: Contact, shards: list[int]) -> list[int]:
         sent: list[tuple[int, _Outgoing]] = []
@@ -288,7 +321,7 @@ class SwarmValues:
             for one in self._updates.get(shard, ()):
                 if len(sent) >= SENT_ITEMS or left_bytes <= 0:
                     break
-                left_bytes -= one.update.size_bytes
+                left_bytes -= one.size_bytes
                 sent.append((shard, one))
         if not sent:
             return []
@@ -298,11 +331,13 @@ class SwarmValues:
             results = await self._handler.accept(self._me, updates)
         else:
             results = await self._request(owner, shards, updates)
-        self._directory.answered(owner, results, asked_s)
+        if news := [result for result in results if result.status != "ok"]:
+            self._directory.answered(owner, news, asked_s)
         again: dict[int, None] = {}
         turn = LoopYielder()
         for (shard, one), result in zip(sent, results, strict=False):
-            await turn.after(VALUES_PER_UPDATE // 4)
+            if turn.is_due(VALUES_PER_UPDATE // 4):
+                await asyncio.sleep(0)
             if result.status == "ok":
                 self._finish(shard, one, None)
             elif result.status == "refused":
@@ -393,6 +428,7 @@ class SwarmValues:
     async def stop(self) -> None:
         """Cancel all requests and rounds; calls under way raise `StoreUnavailable`."""
         await asyncio.gather(self._update_pump.stop(), self._read_pump.stop(), self._handler.rounds.stop())
+        self._deadlines.stop()
         gone = StoreUnavailable("the node has left its swarm")
         waiting: list[asyncio.Future[Any]] = [one.done for queue in self._updates.values() for one in queue]
         waiting += [future for keys in self._reads.values() for futures in keys.values() for future in futures]
