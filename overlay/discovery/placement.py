@@ -23,6 +23,7 @@ _FRACTION_BITS = 32
 MIN_CANDIDATES = 2
 
 
+@lru_cache(maxsize=1 << 16)  # asked twice a second for each shard that a node owns
 def weight(key: bytes, node_id: bytes) -> bytes:
     """The pseudo-random weight of a node for a key; of nodes of one capacity the one with the largest owns it."""
     return hashlib.blake2b(node_id, key=key[:64], digest_size=16).digest()

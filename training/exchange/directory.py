@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Protocol
 
 from overlay.peers import Contact
@@ -48,6 +49,7 @@ class ShardAnswer(Protocol):
         ...
 
 
+@lru_cache(maxsize=1 << 13)
 def shard_key(genesis: bytes, shard: int) -> bytes:
     """The point of the id space to which the ids of a shard's candidates are closest: SHA-1(genesis, shard)."""
     return hashlib.sha1(genesis + shard.to_bytes(4, "big"), usedforsecurity=False).digest()
