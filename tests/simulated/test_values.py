@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from tests.harness.exchange_swarm import RETURNED_S
 from tests.harness.value_histories import append
 from tests.harness.value_swarm import KEYS, SHARDS, Few, play
 from training.exchange.client.values import TIMEOUT_S, shard_of
 from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.store import state_files
+from training.exchange.store.records import KnownOwner
 from training.settings import ExchangeSettings
 from training.shards.value_updates import FULL
 from training.values.encoding import (
@@ -65,6 +67,36 @@ def test_a_node_alone_has_a_store() -> None:
         assert await few.store("a").keys() == []
         await few.store("a").set("k", 1)
         assert await few.store("a").get("k") == Stamped(1, 0)
+
+    play(scenario)
+
+
+def test_a_lone_server_answers_without_a_backup_and_the_next_one_has_all_of_it() -> None:
+    """Beside workers, which own nothing, its copy is the only one and nothing waits. A second server takes a copy of
+    every value; then the first may die."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a")
+        worker = await few.world.start("w", founder=False)
+        assert worker.overlay is not None
+        assert worker.exchange is not None
+        worker.overlay.eligible = False
+        few.world.spread(worker)
+        await asyncio.sleep(RETURNED_S[1])
+        await worker.exchange.join(few.world.members["a"].contact)
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(*(few.store("w").set(key, key, 3) for key in KEYS))
+        assert all(few.owner(key).name == "a" for key in KEYS)
+        server = few.world.members["a"].exchange
+        assert server is not None
+        assert all(owned.backup is None for owned in server.store.owned.values())
+        assert not worker.exchange.store.backed
+        await few.start("b")
+        few.world.kill("a")
+        async with asyncio.timeout(30.0):
+            found = await few.store("w").get_many(KEYS)
+        assert found == {key: Stamped(key, 3) for key in KEYS}
+        assert all(few.owner(key).name == "b" for key in KEYS)
 
     play(scenario)
 
@@ -388,6 +420,62 @@ def test_a_store_that_is_full_refuses_what_would_make_it_larger() -> None:
         assert "full" in FULL
 
     play(scenario, ExchangeSettings(shards=SHARDS, value_bytes=4000))
+
+
+def test_a_set_that_is_cancelled_leaves_nothing_that_waits() -> None:
+    """Its owner has died unnoticed; the value is not set later, and the next set of the key is."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        key = few.key_of("a")
+        few.world.kill("a")
+        setting = asyncio.create_task(few.store("b").set(key, 1))
+        await asyncio.sleep(0.5)
+        setting.cancel()
+        await asyncio.gather(setting, return_exceptions=True)
+        assert few.store("b").waiting() == 0
+        await asyncio.sleep(10.0)
+        assert await few.store("c").get(key) is None
+        await few.store("b").set(key, 2)
+        assert await few.store("c").get(key) == Stamped(2, 0)
+
+    play(scenario)
+
+
+def test_calls_wait_while_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of one call, and sets of many, go on when others have their answers."""
+    monkeypatch.setattr("training.exchange.client.values.MAX_OUTGOING_BYTES", 1000)
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        async with asyncio.timeout(20.0):
+            await few.store("a").update([ValueUpdate(key, b"x" * 300, 1, "replace") for key in KEYS])
+            await asyncio.gather(*(few.store("b").set(key, b"y" * 300, 2) for key in KEYS))
+        assert set((await few.store("a").get_many(KEYS)).values()) == {Stamped(b"y" * 300, 2)}
+
+    play(scenario)
+
+
+def test_a_redirect_is_followed_at_once() -> None:
+    """A node that takes another for the owner asks it once: its answer names the owner."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b", "c")
+        key = few.key_of("a")
+        ownership = few.store("b")._store.ownership
+        shard = shard_of(encode_key(key), SHARDS)
+        known = ownership.known_owners[shard]
+        ownership.known_owners[shard] = KnownOwner(ownership.fence(shard), few.world.members["c"].contact)
+        asked: list[str] = []
+        few.world.observers.append(
+            lambda source, to, name, _p: asked.append(to) if (source, name) == ("b", "update_values") else None
+        )
+        async with asyncio.timeout(5.0):
+            await few.store("b").set(key, 1)
+        assert asked == ["c", "a"]
+        assert ownership.known_owners[shard].owner == known.owner
+
+    play(scenario)
 
 
 def test_a_store_without_an_owner_says_which_keys() -> None:

@@ -21,13 +21,15 @@ class BadRequest(MapReduceError, ValueError):
 
 
 class FunctionFailed(MapReduceError):
-    """A function of the user raised. `operation` names the call, `element` the element, `partition` its partition, and
-    `node` the host and process; `cause` is the traceback as text. The engine stays usable."""
+    """A function of the user raised. `operation` names the call, `element` the element, `partition` its partition, -1
+    where all partitions are combined, and `node` the host and process; `cause` is the traceback as text. The engine
+    stays usable."""
 
     def __init__(self, operation: str, element: str, partition: int, node: str, cause: str) -> None:
         self.operation, self.element, self.partition, self.node, self.cause = operation, element, partition, node, cause
         last = cause.strip().splitlines()[-1] if cause.strip() else "unknown"
-        super().__init__(f"{operation} failed for {element} of partition {partition} on {node}: {last}")
+        where = "" if partition < 0 else f" of partition {partition}"
+        super().__init__(f"{operation} failed for {element}{where} on {node}: {last}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.operation, self.element, self.partition, self.node, self.cause)

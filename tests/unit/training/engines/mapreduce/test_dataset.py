@@ -146,6 +146,30 @@ def test_an_error_in_a_function_names_operation_element_and_process(
     assert data.count() == 10
 
 
+def test_apply_takes_nothing_and_one_partition_and_names_what_raises(engine: MapReduce) -> None:
+    """Lists of empty partitions are empty lists; an error names the partition, and the engine goes on."""
+
+    def turned(lists: list[list[int]]) -> list[list[int]]:
+        return [[1 // (x - 7) for x in lists[0]][::-1]]
+
+    assert engine.apply(turned, [engine.from_items([], 2)])[0].collect() == []
+    assert engine.apply(turned, [engine.from_items([8, 6], 1)])[0].collect() == [-1, 1]
+    data = engine.from_items(range(10), 3)
+    with pytest.raises(FunctionFailed, match=r"apply 1 \(turned\) failed for all 4 elements of partition 2 on"):
+        engine.apply(turned, [data])[0].collect()
+
+    assert data.count() == 10
+
+
+def test_an_error_where_partitions_are_combined_names_no_partition(engine: MapReduce) -> None:
+    """What the function of `combine` got is of all partitions; the engine goes on."""
+    data = engine.from_items(range(10), 3)
+    with pytest.raises(FunctionFailed, match=r"combine failed for \d+ on .*ZeroDivisionError"):
+        data.fold(lambda n, _: n + 1, 0, combine=lambda a, b: a + 1 // (b - b))
+
+    assert data.count() == 10
+
+
 def test_an_error_at_a_pair_names_its_key(engine: MapReduce) -> None:
     """The key is what a user looks for in his data."""
     data = engine.from_items([("good", 1), ("bad", None)], 1).map(lambda pair: (pair[0], pair[1] + 1))

@@ -137,7 +137,11 @@ def test_what_is_saved_is_loaded_again(tmp_path: Path) -> None:
         assert words.map(str.encode).save(tmp_path / "records", "recordio") == 3
         assert engine.load(f"{tmp_path}/records/*").collect() == ["ä".encode(), b"b", b"c"]
 
+        assert engine.from_items([], 2).save(tmp_path / "nothing") == 0
+        assert engine.load(f"{tmp_path}/nothing/*").collect() == []
+
     assert sorted(path.name for path in (tmp_path / "text").iterdir()) == ["part-00000.txt", "part-00001.txt"]
+    assert len(list((tmp_path / "nothing").iterdir())) == 2
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
