@@ -20,7 +20,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)
 
 # Two workers more than cores, four at most: those with the tests of whole swarms and of processes (tests/conftest.py)
 # mostly wait. The former share one worker because they measure seconds, and two at once would measure each other.
-PARALLEL ?= -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 2 ? cores + 2 : 4))) --dist loadgroup
+PARALLEL ?= --workers $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 2 ? cores + 2 : 4)))
 
 # The processes of the tests would otherwise compile our modules again, hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1,8 +1,8 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
 Tests with several daemons measure seconds; two of them at once would measure each other. Tests whose processes are
-forks share a worker because they share the server that forks. Groups begin first (`tests.harness.work_units`). Grouping
-needs pytest before 9.2: xdist 3.8 marks a group by writing `item._nodeid`, which later versions do not read.
+forks share a worker because they share the server that forks. Groups begin first. `tests.harness.forked_workers` makes
+the workers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import contextlib
 import gc
 import importlib
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
+
+pytest_plugins = ["tests.harness.forked_workers"]
 
 # An example that waits for a core, or imports something, is late and not wrong.
 hypothesis.settings.register_profile("p2pnode", deadline=None)
@@ -87,44 +89,41 @@ TRAINERS = frozenset(
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is collected is no garbage: looking through it again and again takes an eighth of the time."""
     gc.disable()
+    compiler = compile_the_other_half(session.config)
     try:
-        _import_shares(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        if compiler:
+            os.waitpid(compiler, 0)
 
 
-def _import_shares(config: pytest.Config) -> None:
-    """In a fresh clone the workers would compile the same modules at the same time. Each begins at another place, and
-    finds compiled what the others have begun with."""
-    worker = getattr(config, "workerinput", None)
-    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        return
+def compile_the_other_half(config: pytest.Config) -> int:
+    """In a fresh clone Python compiles all modules: another process begins with the last ones. Returns its id."""
+    is_whole = config.option.workers and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     paths = sorted(Path(__file__).parent.rglob("test_*.py"))
-    begin = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    for path in paths[begin:] + paths[:begin]:
-        # A module that cannot be imported is reported by the collection.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+    compiled = (paths[-1].parent / "__pycache__").glob(f"{paths[-1].stem}.*-pytest-*.pyc")
+    if not is_whole or sys.dont_write_bytecode or any(compiled):
+        return 0
+    if pid := os.fork():
+        return pid
+    try:
+        for path in reversed(paths):
+            # A module that cannot be imported is reported by the collection.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+    finally:
+        os._exit(0)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    if config.getvalue("dist") != "loadgroup":
-        return None
-    from tests.harness.work_units import WorkUnits
-
-    return WorkUnits(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first: dict[str, list[pytest.Item]] = {name: [] for name in FIRST}
     for item in items:
         group = group_of(item.path)
         if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+            item.add_marker(pytest.mark.worker_group(group))
         if group in first:
             first[group].append(item)
     # The longest first, so that none is still running when the other workers have nothing left to do.

@@ -74,7 +74,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, seconds in report.user_properties:
         if name == KEY:
-            _spent[report.nodeid.partition("@")[0]] = float(str(seconds))
+            _spent[report.nodeid] = float(str(seconds))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,41 +1,62 @@
-"""How the workers of `make test` share the tests: by group, the quick tests of `tests/unit` by module, others alone.
+"""What the workers of `make test` take at once: tests of one group, the quick tests of a module, or one other test.
 
-xdist sends each unit in a message, counts all that a worker was ever given after each test, and begins with the groups
-of the most tests. Here a module of quick tests is one message and a finished unit is forgotten, which takes a fifth
-off what distributing 7,000 tests costs. Units begin in the order in which `tests/conftest.py` puts the tests.
+A group runs in one worker, so its tests share what is made once per process, and do not measure each other. Units begin
+in the order of their first tests, which `tests/conftest.py` decides.
 """
 
 from __future__ import annotations
 
-import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
-from xdist.workermanage import WorkerController
+from collections import deque
+from collections.abc import Iterable
 
 QUICK = "tests/unit/"
 
 
-class WorkUnits(LoadGroupScheduling):
-    """The scheduler of a session with `--dist loadgroup`."""
+def units_of(tests: Iterable[tuple[str, str | None]]) -> list[list[int]]:
+    """The units of tests given by node id and group. A unit is the places of its tests in the list."""
+    units: dict[tuple[str, str], list[int]] = {}
+    for place, (nodeid, group) in enumerate(tests):
+        module = nodeid.partition("::")[0]
+        if group is not None:
+            key = ("group", group)
+        elif nodeid.startswith(QUICK):
+            key = ("module", module)
+        else:
+            key = ("test", nodeid)
+        units.setdefault(key, []).append(place)
+    return list(units.values())
 
-    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
-        super().__init__(config, log)
-        config.option.loadscopereorder = False
 
-    def _split_scope(self, nodeid: str) -> str:
-        scope = super()._split_scope(nodeid)
-        return nodeid.partition("::")[0] if scope == nodeid and nodeid.startswith(QUICK) else scope
+class WorkQueue:
+    """Units that wait, and what each worker still has of its own."""
 
-    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        nodeid = self.registered_collections[node][item_index]
-        units = self.assigned_work[node]
-        scope = self._split_scope(nodeid)
-        units[scope][nodeid] = True
-        if all(units[scope].values()):
-            del units[scope]
-        self._reschedule(node)
+    def __init__(self, units: Iterable[list[int]]) -> None:
+        self._waiting = deque(units)
+        self._given: dict[int, deque[int]] = {}
 
-    def _reschedule(self, node: WorkerController) -> None:
-        # A worker that replaces one that crashed has not collected yet.
-        if node in self.registered_collections:
-            super()._reschedule(node)
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def give(self, worker: int) -> list[int]:
+        """The next unit, which is this worker's now; empty where none is left."""
+        if not self._waiting:
+            return []
+        unit = self._waiting.popleft()
+        self._given.setdefault(worker, deque()).extend(unit)
+        return list(unit)
+
+    def finish(self, worker: int, test: int) -> None:
+        """The worker has done the first test of those that it has."""
+        given = self._given[worker]
+        assert given[0] == test, f"test {test} ended before {given[0]}"
+        given.popleft()
+
+    def lose(self, worker: int) -> int | None:
+        """The worker has crashed: the test that it ran is the result, the others of its units wait again."""
+        given = self._given.pop(worker, None)
+        if not given:
+            return None
+        crashed = given.popleft()
+        if given:
+            self._waiting.appendleft(list(given))
+        return crashed

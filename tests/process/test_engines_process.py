@@ -22,7 +22,7 @@ from tests.process.harness.swarm_world import ProcessNode, kill_all, until
 Start = Callable[..., ProcessNode]
 
 #: Several daemons, one test at a time.
-pytestmark = pytest.mark.xdist_group("daemons")
+pytestmark = pytest.mark.worker_group("daemons")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ BLOCKS = [(1000, 24, 8), (1091, 1, 8), (1200, 2, 12), (0, 1, 50)]
 #: More of the same.
 MORE = [(1100, 24, 8), (1202, 8, 12), (1, 1, 50)]
 #: Three tests look at the histories of the first block: in one worker, they are played once.
-FIRST_BLOCK = pytest.mark.xdist_group("first histories")
+FIRST_BLOCK = pytest.mark.worker_group("first histories")
 
 
 @functools.cache

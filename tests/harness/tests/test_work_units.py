@@ -1,97 +1,49 @@
-"""The scheduler of `make test`: what is one unit, in which order units begin, and what a crash leaves to others."""
+"""What a worker of `make test` takes at once, in which order, and what a crash leaves to the others."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-from xdist.remote import Producer
-
-from tests.harness.work_units import WorkUnits
-
-TESTS = [
-    "tests/process/test_a.py::test_long@swarms",
-    "tests/simulated/test_b.py::test_one",
-    "tests/simulated/test_b.py::test_two[x@y]",
-    *(f"tests/unit/test_c.py::test_{number}" for number in range(5)),
-    *(f"tests/unit/test_d.py::test_{number}" for number in range(4)),
-]
+from tests.harness.work_units import WorkQueue, units_of
 
 
-class Worker:
-    """What a scheduler asks a worker for."""
+def test_a_group_and_a_quick_module_are_units_and_begin_in_the_order_of_the_tests() -> None:
+    """Tests of a group in several places are one unit, as are those of a module in tests/unit; others are alone."""
+    tests = [
+        ("tests/process/test_a.py::test_long", "swarms"),
+        ("tests/simulated/test_b.py::test_one", None),
+        ("tests/simulated/test_b.py::test_two", None),
+        ("tests/unit/test_c.py::test_one", None),
+        ("tests/unit/test_c.py::test_two[x::y]", None),
+        ("tests/process/test_d.py::test_long", "swarms"),
+        ("tests/unit/test_c.py::test_alone", "sources"),
+        ("tests/unit/test_d.py::test_one", None),
+    ]
 
-    def __init__(self, name: str) -> None:
-        self.gateway = SimpleNamespace(id=name)
-        self.given: list[str] = []
-        self.shutting_down = False
-
-    def send_runtest_some(self, indices: list[int]) -> None:
-        self.given += [TESTS[index] for index in indices]
-
-    def shutdown(self) -> None:
-        self.shutting_down = True
-
-
-def begun(workers: int) -> tuple[Any, list[Any]]:
-    """A scheduler whose workers have collected and got their first units."""
-    option = SimpleNamespace(loadscopereorder=True)
-    config: Any = SimpleNamespace(option=option, getvalue=lambda _: [f"{workers}*popen"], hook=None)
-    units, nodes = (
-        WorkUnits(config, Producer("test", enabled=False)),
-        [Worker(f"gw{number}") for number in range(workers)],
-    )
-    for node in nodes:
-        units.add_node(node)  # type: ignore[arg-type]
-        units.add_node_collection(node, TESTS)  # type: ignore[arg-type]
-    units.schedule()
-    return units, nodes
+    assert units_of(tests) == [[0, 5], [1], [2], [3, 4], [6], [7]]
 
 
-def test_a_run_prints_nothing_but_its_tests(capsys: pytest.CaptureFixture[str]) -> None:
-    """The scheduler says what it does only where xdist is asked to."""
-    begun(2)
-    assert capsys.readouterr() == ("", "")
+def test_units_are_given_in_order_until_none_is_left() -> None:
+    """Each to one worker."""
+    queue = WorkQueue([[0, 1], [2], [3]])
+
+    assert [queue.give(worker) for worker in (0, 1, 0, 1)] == [[0, 1], [2], [3], []]
+    assert len(queue) == 0
 
 
-def test_a_quick_module_is_one_unit_and_units_begin_in_the_order_of_the_tests() -> None:
-    """A group and slow tests come as they are listed, not after the modules that have more tests."""
-    units, (first, second) = begun(2)
+def test_what_a_crashed_worker_had_left_is_given_first() -> None:
+    """The test that ran has crashed with it; those that it had finished are not run again, the others are, at once."""
+    queue = WorkQueue([[0, 1, 2, 3], [4]])
+    queue.give(0)
+    queue.finish(0, 0)
 
-    # Two units at least, so that none waits for the next message.
-    assert first.given == [TESTS[0], TESTS[2]]
-    assert second.given == [TESTS[1], *TESTS[3:8]]
-    assert list(units.workqueue) == ["tests/unit/test_d.py"]
-
-
-def test_who_has_two_tests_left_is_given_the_next_unit() -> None:
-    """What is finished is forgotten, and the others are shut down when nothing is left."""
-    units, (first, second) = begun(2)
-    units.mark_test_complete(first, 0)
-    assert first.given == [TESTS[0], TESTS[2], *TESTS[8:]]
-    assert list(units.assigned_work[first]) == [TESTS[2], "tests/unit/test_d.py"]
-
-    for node in (first, second):
-        for nodeid in node.given[node is first :]:
-            units.mark_test_complete(node, TESTS.index(nodeid))
-    assert units.tests_finished
-    assert first.shutting_down
-    assert second.shutting_down
+    assert queue.lose(0) == 1
+    assert queue.give(1) == [2, 3]
+    assert queue.give(1) == [4]
 
 
-def test_what_a_crashed_worker_had_goes_to_one_that_has_collected() -> None:
-    """Its replacement is given nothing before it has collected, even if another worker crashes meanwhile."""
-    units, (first, second, third) = begun(3)
-    for nodeid in [nodeid for nodeid in first.given + second.given if nodeid.startswith("tests/unit")]:
-        units.mark_test_complete(first if nodeid in first.given else second, TESTS.index(nodeid))
-    replacement: Any = Worker("gw3")
-    units.add_node(replacement)
+def test_a_worker_that_had_finished_everything_crashes_no_test() -> None:
+    """Also one that was given nothing."""
+    queue = WorkQueue([[0]])
+    queue.give(0)
+    queue.finish(0, 0)
 
-    assert units.remove_node(first) == TESTS[0]
-    units.schedule()
-    assert replacement.given == []
-    units.add_node_collection(replacement, TESTS)
-    units.schedule()
-    left = [nodeid for node in (second, third, replacement) for nodeid in node.given]
-    assert TESTS[0] in left
+    assert (queue.lose(0), queue.lose(1)) == (None, None)

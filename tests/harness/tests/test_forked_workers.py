@@ -1,0 +1,166 @@
+"""Tests in forks of the process that has collected them: reports, fixtures, crashes and the end at a first failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness.repository import ROOT
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux alone")
+
+MODULE = """
+import os, signal, sys, time, warnings
+from pathlib import Path
+import pytest
+
+COLLECTED_BY = os.getpid()
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with (HERE / "setups").open("a") as file:
+        file.write(f"{os.getpid()} ")
+    yield os.getpid()
+    with (HERE / "teardowns").open("a") as file:
+        file.write(f"{os.getpid()} ")
+
+
+@pytest.mark.worker_group("one")
+@pytest.mark.parametrize("number", range(4))
+def test_shares(shared, number, tmp_path, capsys):
+    print("x")
+    assert shared == os.getpid() != COLLECTED_BY == os.getppid()
+    assert capsys.readouterr().out == "x\\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def meet(name, other):
+    (HERE / name).touch()
+    while not (HERE / other).exists():
+        time.sleep(0.01)
+
+
+def test_meets_right():
+    meet("left", "right")
+
+
+def test_meets_left():
+    meet("right", "left")
+
+
+def test_fails():
+    print("printed")
+    assert 1 == 2
+
+
+@pytest.mark.skip(reason="why not")
+def test_skips():
+    pass
+
+
+def test_warns():
+    warnings.warn("a warning")
+
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("at its end")
+
+
+def test_of_a_broken_fixture(broken):
+    pass
+
+
+@pytest.mark.worker_group("crash")
+def test_before():
+    pass
+
+
+@pytest.mark.worker_group("crash")
+def test_crashes():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.worker_group("crash")
+def test_after():
+    pass
+
+
+def test_waits(shared):
+    (HERE / "waits").touch()
+    time.sleep(60 if "WAIT" in os.environ else 0)
+"""
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "test_module.py").write_text(MODULE)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = worker_group: shared\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.harness.forked_workers", "-rA", "-p", "no:cacheprovider"]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
+    """Two tests that wait for each other run at once. Module fixtures are made once per worker that needs them.
+    What a test prints, a warning, a skip and an error at the end are reported. A crash fails the test that ran, and the
+    rest of its unit runs elsewhere."""
+    output = start(tmp_path, "--workers", "2").communicate(timeout=60)[0]
+
+    assert "2 failed, 11 passed, 1 skipped, 1 warning, 1 error" in output
+    assert "printed" in output
+    assert "a warning" in output
+    assert "why not" in output
+    assert "ValueError: at its end" in output
+    assert "ended with SIGKILL while it ran this test" in output
+    assert "PASSED test_module.py::test_after" in output
+    made = (tmp_path / "setups").read_text().split()
+    assert len(made) == len(set(made)) <= 3
+    assert sorted(made) == sorted((tmp_path / "teardowns").read_text().split())
+
+
+def test_a_fixture_of_a_module_lasts_from_one_unit_to_the_next(tmp_path: Path) -> None:
+    """One worker, two units of a module: the fixture is made once, and ends once."""
+    output = start(tmp_path, "--workers", "1", "-k", "shares or waits").communicate(timeout=60)[0]
+
+    assert "5 passed" in output
+    assert len((tmp_path / "setups").read_text().split()) == len((tmp_path / "teardowns").read_text().split()) == 1
+
+
+def test_the_first_failure_ends_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
+    """With -x a test that waits in another worker is interrupted, and its fixture ends."""
+    names = "fails or waits"
+    output = start(tmp_path, "--workers", "2", "-x", "-k", names, WAIT="1").communicate(timeout=30)[0]
+
+    assert "stopping after 1 failures" in output
+    assert "1 failed" in output
+    if (tmp_path / "waits").exists():
+        assert (tmp_path / "setups").read_text() == (tmp_path / "teardowns").read_text()
+
+
+def test_an_interrupt_ends_the_workers_and_their_fixtures(tmp_path: Path) -> None:
+    """Ctrl-C in the controller alone: the worker ends its fixtures before the run does."""
+    running = start(tmp_path, "--workers", "2", "-k", "waits", WAIT="1")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    output = running.communicate(timeout=30)[0]
+
+    assert "KeyboardInterrupt" in output
+    assert running.returncode == 2
+    assert (tmp_path / "setups").read_text() == (tmp_path / "teardowns").read_text()
