@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from overlay.environment import P, R
+from overlay.time_slice import WORKER_SLICE_S, shorten_slice
 
 
 class SystemClock:
@@ -145,15 +146,16 @@ def _sync_folder(folder: Path) -> None:
 class ThreadExecutor:
     """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk while others compute.
 
-    On Linux each thread has its own niceness. Theirs is `nice` above that of the thread that makes the pool, so that
-    the event loop, which answers other nodes, does not wait for a core behind them (docs/performance.md).
+    On Linux each thread has its own niceness and slice of time. Their niceness is `nice` above that of the thread that
+    makes the pool, and their slices are short, so that the event loop, which answers other nodes, does not wait long
+    for a core behind them (docs/performance.md).
     """
 
     def __init__(self, threads: int = 4, nice: int = 5) -> None:
         self._pool = ThreadPoolExecutor(
             max_workers=threads,
             thread_name_prefix="p2pnode-worker",
-            initializer=partial(_be_nicer, nice),
+            initializer=partial(_step_back, nice),
         )
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -164,10 +166,11 @@ class ThreadExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _be_nicer(nice: int) -> None:
-    """Make the calling thread nicer; one that may not is left as it is."""
+def _step_back(nice: int) -> None:
+    """Make the calling thread nicer, with short slices; where it may not it is left as it is."""
     if sys.platform != "linux":
         return  # the whole process would be nicer
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+    shorten_slice(WORKER_SLICE_S)

@@ -31,6 +31,7 @@ from overlay.sealing.swarm_key import KeyRing
 from overlay.sockets.transport import SocketTransport
 from overlay.supervision import logged, supervised
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from overlay.time_slice import shorten_slice
 from overlay.transport import PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
@@ -52,7 +53,6 @@ from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.status.tracker import tracker_findings
-from p2pnode.time_slice import shorten_slice
 from p2pnode.tracking.service import Tracking, Writing
 from training.devices.start import make_trainer as make_device_trainer
 from training.dispatch.dataset import read_dataset

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.conservation import Tally, play
 from tests.harness.long_run import more
-from training.exchange.cooperative import LoopYielder
+from training.exchange.cooperative import LoopTurns, LoopYielder
 from training.shards.robust import Robust
 
 #: Two dozen histories take half a minute on a machine of their own.
@@ -87,26 +87,36 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
     for module in ("cooperative", "client.follower", "client.pull", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     places: dict[str, None] = {}
-    after = LoopYielder.after
+    after, take = LoopYielder.after, LoopTurns.take
 
-    async def noted(turn: LoopYielder, values: int) -> None:
+    async def noted_after(turn: LoopYielder, values: int) -> None:
         places[sys._getframe(1).f_code.co_name] = None
         await after(turn, values)
 
-    monkeypatch.setattr(LoopYielder, "after", noted)
+    async def noted_take(turns: LoopTurns, values: int) -> None:
+        caller = sys._getframe(1).f_code
+        places[(sys._getframe(2).f_code if caller is LoopTurns.run.__code__ else caller).co_name] = None
+        await take(turns, values)
+
+    monkeypatch.setattr(LoopYielder, "after", noted_after)
+    monkeypatch.setattr(LoopTurns, "take", noted_take)
     tallies = [play(seed, 8) for seed in range(3000, 3005)]
 
     assert sum(tally.taken_over for tally in tallies) >= 12
     assert sorted(places) == [
         "_accept_own",
+        "_add_unreplicated",
         "_catch_up",
         "_copy_own",
+        "_decoded",
+        "_fetch",
         "_found",
         "_on_forward",
         "_on_learn",
         "_plan_moves",
         "_write",
         "inspect",
+        "read",
         "replicate_and_add",
     ]
 

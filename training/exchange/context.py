@@ -9,6 +9,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact
 from training.exchange.claims import SelfClaims
 from training.exchange.codec_choice import CodecChoice
+from training.exchange.cooperative import LoopTurns
 from training.exchange.counters import Counters
 from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.rebalance_requests import RebalanceRequests
@@ -43,6 +44,7 @@ class ExchangeContext:
     codec: CodecChoice
     claims: SelfClaims = field(default_factory=SelfClaims)
     counters: Counters = field(default_factory=Counters)
+    turns: LoopTurns = field(default_factory=LoopTurns)
     #: This node's own deltas on their way.
     kept: KeptDeltas = field(default_factory=KeptDeltas)
     #: Which they were, for the time after a restart.

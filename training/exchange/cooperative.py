@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from overlay.environment import Executor
@@ -15,6 +16,9 @@ R = TypeVar("R")
 #: Values decoded, added or copied before other tasks run: about half a millisecond of work.
 VALUES_PER_TURN = 1 << 18
 
+#: One array decoded and measured at once: more are given to a thread. For fewer the way to a thread and back takes
+#: more processor time than the pass, and two threads wake up.
+VALUES_PER_PASS = 1 << 19
 
 #: An identity in a message takes as long to be put in order as so many values to be added.
 VALUES_PER_ROW = 1 << 10
@@ -56,3 +60,52 @@ class LoopYielder:
         """So many values have just been worked on. State read earlier may have changed when this returns."""
         if self.is_due(values):
             await asyncio.sleep(0)
+
+
+@dataclass(slots=True)
+class LoopTurns:
+    """Shares the turns of the event loop among the passes of all tasks: one pass a turn, or several short ones.
+
+    Without it, passes of several tasks that are ready at once would run in one turn, and datagrams and `/status` wait
+    for all of them.
+    """
+
+    _done: int = 0
+    _is_counting: bool = False
+    _waiting: deque[tuple[int, asyncio.Future[None]]] = field(default_factory=deque)
+
+    async def take(self, values: int) -> None:
+        """Wait until this turn of the loop has room for a pass over so many values: they count as done."""
+        if self._waiting or (self._done and self._done + values > VALUES_PER_TURN):
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((values, place))
+            await place
+        else:
+            self._count(values)
+
+    async def run(
+        self, executor: Executor, values: int, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """The result of a pass over so many values: in a turn that has room for it, or from a thread if they are
+        many."""
+        if values > VALUES_PER_PASS:
+            return await executor.run(function, *args, **kwargs)
+        await self.take(values)
+        return function(*args, **kwargs)
+
+    def _count(self, values: int) -> None:
+        self._done += values
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._done, self._is_counting = 0, False
+        while self._waiting:
+            values, place = self._waiting[0]
+            if not place.done():  # else cancelled
+                if self._done and self._done + values > VALUES_PER_TURN:
+                    return  # the first one of this turn has called for the next
+                place.set_result(None)
+                self._count(values)
+            self._waiting.popleft()

@@ -16,7 +16,7 @@ from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder, off_loop
+from training.exchange.cooperative import LoopYielder
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Window, encode
 from training.exchange.owner.delta_item import read_item
 from training.exchange.owner.final_values import value_digest
@@ -86,12 +86,13 @@ class BackupHandler:
                     results.append(ForwardResult(entry.shard, "lacks"))
                     continue
                 (delta, encoded, codec), is_in_range = own, True  # it was checked when it was pushed
-                await turn.after(delta.size)
             else:
                 encoded, codec = await read_encoded(reader, entry.shard, Part.DELTA, self._store.size(entry.shard))
                 self._counters.bytes_received += len(encoded)
                 size = self._store.size(entry.shard)
-                delta, is_in_range = await off_loop(self._executor, size, _decoded_in_range, encoded, codec, size)
+                delta, is_in_range = await self._context.turns.run(
+                    self._executor, size, _decoded_in_range, encoded, codec, size
+                )
             if message.step > self._context.view.plausible_steps().furthest:
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
@@ -123,7 +124,7 @@ class BackupHandler:
 
     async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:
         size = self._store.size(shard)
-        return await off_loop(self._executor, size, codecs.decoded, encoded, codec, size)
+        return await self._context.turns.run(self._executor, size, codecs.decoded, encoded, codec, size)
 
     async def _own_delta(
         self, sender: Contact, identity: DeltaId, shard: int

@@ -23,7 +23,7 @@ from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.codecs import CodecName
 from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_PART, LoopYielder, off_loop
+from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
@@ -350,11 +350,10 @@ class Outbox:
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
         """Add the shards that this node owns, a part of the delta at a time."""
-        yielder, results, part, values = LoopYielder(), [], list[IncomingDelta](), 0
+        turns, results, part, values = self._context.turns, [], list[IncomingDelta](), 0
         for number, item in enumerate(items, 1):
-            part.append(await off_loop(self._executor, item.values, item.item))
+            part.append(await turns.run(self._executor, item.values, item.item))
             values += item.values
-            await yielder.after(item.values)
             if values >= VALUES_PER_PART or number == len(items):
                 results += await self._deltas.accept(push, part)
                 part, values = [], 0

@@ -25,7 +25,7 @@ from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
+from training.exchange.cooperative import VALUES_PER_TURN
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
@@ -286,6 +286,7 @@ class PullClient:
                         reader, result.shard, Part.VALUE, size, memory, has_checksum=job.is_joiners
                     )
                     self._counters.bytes_received += len(encoded)
+                    await self._context.turns.take(size)
                     if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
                         raise Untrue(f"shard {result.shard} has values out of range")
                     term = result.term
@@ -351,7 +352,7 @@ class PullClient:
         """
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
-        yielder, store, replica = LoopYielder(), self._store, self._replica
+        turns, store, replica = self._context.turns, self._store, self._replica
         versions, synchronous = replica.shard_versions, self._context.synchronous
         for shard in shards:
             owned = store.owned.get(shard)
@@ -369,11 +370,11 @@ class PullClient:
                         replica.doubt(shard)  # a pull that is cut off leaves a part of it
                     for first in range(0, values.size, VALUES_PER_TURN):
                         part = slice(first, min(first + VALUES_PER_TURN, values.size))
+                        await turns.take(part.stop - first)
                         if not has_length(value[part], MAX_STATE_LENGTH):
                             is_good = False  # the trainer never sees such values
                             break
                         values[part] = value[part]
-                        await yielder.after(part.stop - first)
                     else:
                         replica.set_version(shard, *mark)
             if not is_good:

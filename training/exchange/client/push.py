@@ -154,11 +154,10 @@ class PushClient:
         with_residual = feedback.residual_shards
         corrects = with_residual | returned.keys()
         results: dict[int, PushResult] = {}
-        for number, shards in enumerate(self._runs if self._deltas.unreplicated(range(len(bounds))) else []):
-            if number:
-                await asyncio.sleep(0)
-            # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
+        for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
+            await self._context.turns.take(values.size)
+            # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
             is_finite = is_whole and await off_loop(self._executor, values.size, is_delta_in_range, values)
             own = self._deltas.unreplicated(shards)  # may have changed meanwhile

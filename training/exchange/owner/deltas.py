@@ -16,7 +16,6 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import off_loop
 from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
@@ -63,13 +62,13 @@ class DeltaHandler:
         self._rebalance.challenge(push.fences)
         if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
-        reader = FrameReader(stream)
+        reader, turns = FrameReader(stream), self._context.turns
 
         async def read(shard: int) -> IncomingDelta:
             size = self._store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
-            return await off_loop(self._executor, size, IncomingDelta.received, shard, encoded, codec, size)
+            return await turns.run(self._executor, size, IncomingDelta.received, shard, encoded, codec, size)
 
         def refuse(shard: int, error: BadFrame) -> PushResult:
             self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))

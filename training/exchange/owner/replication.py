@@ -8,14 +8,13 @@ term. A delta that cannot be added is answered with `redirect` or `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import chain
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
 from training.encoding.frames import sized
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
@@ -88,18 +87,19 @@ class DeltaReplicator:
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
         lacking: dict[int, None] = {}
         results: list[PushResult] = []
-        turn = LoopYielder()
+        turns = self._context.turns
         remaining = items
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[Pair]] = {}
             forwarded: list[IncomingDelta] = []
             for item in remaining:
+                if not self._missing(item, acknowledged):
+                    await turns.take(item.work)  # before what is checked: all of it may change meanwhile
                 owned = self._store.owned.get(item.shard)
                 if owned is None or (item.basis is not None and owned is not item.basis):
                     results.append(not_owned(self._store, item.shard))
                     continue
-                missing = [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
-                if missing:
+                if missing := self._missing(item, acknowledged):
                     forwarded.append(item)
                     if item.batch is None:
                         self._note_forwarded(identity, weight, item)
@@ -108,10 +108,8 @@ class DeltaReplicator:
                     continue
                 result = self._add(item.identity(identity), weight, item, owned)
                 results.append(result)
-                if result.status == "ok":
-                    if item.batch is None:
-                        self._forget_forwarded(identity, item.shard)
-                    await turn.after(item.work)
+                if result.status == "ok" and item.batch is None:
+                    self._forget_forwarded(identity, item.shard)
             if not groups:
                 return results
             jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
@@ -129,6 +127,13 @@ class DeltaReplicator:
         return self._as_forwarded(
             identity, items, self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
         )
+
+    def _missing(self, item: IncomingDelta, acknowledged: Container[Receipt]) -> list[Contact]:
+        """The targets of its shard that have not acknowledged a delta."""
+        owned = self._store.owned.get(item.shard)
+        if owned is None:
+            return []
+        return [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
 
     def _as_forwarded(self, identity: DeltaId, items: list[IncomingDelta], weight: float) -> float:
         """The weight to add a delta with; sets the factors of its shards. They are those of an earlier attempt, if a

@@ -74,7 +74,7 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
 def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over millions of values into fresh memory would hold the loop for tens of milliseconds. A retry that comes
     meanwhile is added once all the same, and one that is not finite is refused."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 3)
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_PASS", 3)
 
     async def scenario() -> None:
         store = owner_of("a")

@@ -1,4 +1,4 @@
-"""The short slice of the event loop's thread, read back from the kernel."""
+"""The short slices of the event loop's thread and of those that compute for it, read back from the kernel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from p2pnode import time_slice
+from overlay import time_slice
 
-#: Prints the slice in ns of the thread that asked, of a thread and of a process that it started afterwards.
+#: Prints the slice in ns of the thread that asked, of a thread, of one of the executor and of a process that it started
+#: afterwards.
 CODE = """
-import ctypes, platform, struct, subprocess, sys, threading
-from p2pnode import time_slice
+import asyncio, ctypes, platform, struct, subprocess, sys, threading
+from overlay import time_slice
+from overlay.system import ThreadExecutor
 
 READ = {"x86_64": 315, "aarch64": 275, "riscv64": 275, "loongarch64": 275}
 
@@ -26,6 +28,7 @@ if code:
     print(time_slice.shorten_slice(), flush=True)
     shown()
     thread = threading.Thread(target=shown); thread.start(); thread.join()
+    asyncio.run(ThreadExecutor().run(shown))
     subprocess.run([sys.executable, "-c", code, ""], check=True)
 else:
     shown()
@@ -34,16 +37,17 @@ else:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has slices that a thread can choose")
 def test_the_loop_has_a_short_slice_and_what_it_starts_has_the_system_s() -> None:
-    """Threads that compute, and trainers, keep the usual slice: they would be interrupted far too often."""
+    """Trainers and other threads keep the usual slice; those that compute for the loop have one in between."""
     asked = subprocess.run(
         [sys.executable, "-c", CODE, CODE], capture_output=True, text=True, check=True
     ).stdout.split()
-    accepted, mine, thread, child = asked
+    accepted, mine, thread, computing, child = asked
     assert accepted == "True"
     if int(mine) == 0:
         pytest.skip("this kernel has no slices of threads (they came with Linux 6.12)")
     assert int(mine) == round(time_slice.SLICE_S * 1e9)
-    assert int(thread) > int(mine)
+    assert int(computing) == round(time_slice.WORKER_SLICE_S * 1e9)
+    assert int(thread) > int(computing) > int(mine)
     assert int(child) > int(mine)
 
 
