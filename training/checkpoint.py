@@ -170,19 +170,40 @@ def trainer_state(disk: Disk, checkpoint: Checkpoint) -> str:
 def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
     """Load the checkpoint's vector in pieces. Raises `ValueError` when it is missing, damaged or of another layout, and
     then has changed nothing; an `OSError` leaves a part of it in `into`."""
+    for entry, offset in _places(disk, folder, layout):
+        _read_values(disk, folder, offset, into[entry.offset : entry.offset + entry.size])
+
+
+def read_slice(disk: Disk, folder: str, layout: Layout, start: int, stop: int) -> Vector:
+    """The values `start` to `stop` of the checkpoint's vector, `float32[stop − start]`. Raises `ValueError` when it is
+    missing, damaged or of another layout, and `OSError`."""
+    values = np.zeros(stop - start, np.float32)
+    for entry, offset in _places(disk, folder, layout):
+        first, end = max(start, entry.offset), min(stop, entry.offset + entry.size)
+        if first < end:
+            skipped_bytes = values.itemsize * (first - entry.offset)
+            _read_values(disk, folder, offset + skipped_bytes, values[first - start : end - start])
+    return values
+
+
+def _places(disk: Disk, folder: str, layout: Layout) -> list[vector_file.Place]:
     name = f"{folder}/{VECTOR_FILE}"
     size_bytes = disk.size(name)
     if size_bytes is None:
         raise ValueError(f"{VECTOR_FILE} is missing")
     head_bytes = vector_file.header_bytes(disk.read_at(name, 0, 8), size_bytes)
-    for entry, offset in vector_file.places(disk.read_at(name, 0, head_bytes), size_bytes, layout):
-        values = into[entry.offset : entry.offset + entry.size].view(np.uint8)
-        for start in range(0, values.size, PIECE_BYTES):
-            piece = values[start : start + PIECE_BYTES]
-            raw = disk.read_at(name, offset + start, piece.size)
-            if len(raw) != piece.size:
-                raise OSError(f"{name} became shorter while it was read")
-            np.copyto(piece, np.frombuffer(raw, np.uint8))
+    return vector_file.places(disk.read_at(name, 0, head_bytes), size_bytes, layout)
+
+
+def _read_values(disk: Disk, folder: str, offset: int, into: Vector) -> None:
+    """Read a contiguous part of the vector's file, in pieces."""
+    name, values = f"{folder}/{VECTOR_FILE}", into.view(np.uint8)
+    for start in range(0, values.size, PIECE_BYTES):
+        piece = values[start : start + PIECE_BYTES]
+        raw = disk.read_at(name, offset + start, piece.size)
+        if len(raw) != piece.size:
+            raise OSError(f"{name} became shorter while it was read")
+        np.copyto(piece, np.frombuffer(raw, np.uint8))
 
 
 def read_listed(disk: Disk, checkpoint: Checkpoint, log: Log) -> dict[int, Applied]:
@@ -212,8 +233,10 @@ def read_states(
     parameter_total: int,
     outer_momentum: float,
     log: Log,
+    only: int | None = None,
 ) -> dict[int, StoredState]:
-    """The shard states of a checkpoint; damaged files are logged and skipped. See `state_files.decode`."""
+    """The shard states of a checkpoint, or the one of shard `only`; damaged files are logged and skipped. See
+    `state_files.decode`."""
     found: dict[int, StoredState] = {}
     genesis = bytes.fromhex(checkpoint.state.genesis)
     for name in disk.names(checkpoint.folder):
@@ -222,6 +245,8 @@ def read_states(
         try:
             states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
             for shard, stored in states.items():
+                if only is not None and shard != only:
+                    continue
                 if not stored.state.is_in_range() or stored.term.number >= TERM_LIMIT:
                     log.warning("stored_state_out_of_range", shard=shard)
                 elif shard not in found or stored.rank > found[shard].rank:

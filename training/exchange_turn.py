@@ -8,7 +8,7 @@ the trainer has begun its next step (`training.trainer_link.handshake`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,9 @@ from training.step_rules import base_of, correct, delta_weight, fell_behind, pus
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepReport, Trainer
+
+#: A step that a single other node has named ends no run before; meanwhile this node looks at the others so often.
+CONFIRMED_S, MEET_POLL_S = 30.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class TrainedStep:
 @dataclass(frozen=True, slots=True)
 class ExchangedStep:
     """A step whose exchange has ended. `step` is the step that the node has completed then: a later one where it
-    `is_caught_up`."""
+    `is_caught_up`, or an earlier one where it has gone back (`StepExchange.go_back`)."""
 
     row: StepRow
     step: int
@@ -80,18 +83,52 @@ class StepExchange:
         self._executor = environment.executor
         #: The swarm's median step when the values in the vector were pulled.
         self.base_step = 0
+        #: The begin of the run, in monotonic seconds.
+        self._began_s = 0.0
         #: What the present step began with, and whether its delta is to be corrected by it.
         self._base: Vector | None = None
         self._corrects = False
         self._share = 0.0 if exchange.context.synchronous or not settings.enabled else settings.correct
         self._on_counted: Callable[[int], None] = _ignore
+        self._renew: Callable[[], Awaitable[int]] | None = None
 
     def on_counted(self, callback: Callable[[int], None]) -> None:
         """Call `callback` with each step whose delta is pushed, once it is counted; replaces the previous one."""
         self._on_counted = callback
 
+    def renew_with(self, renew: Callable[[], Awaitable[int]]) -> None:
+        """`renew` gives this node a new incarnation, which is on its disk then."""
+        self._renew = renew
+
+    async def go_back(self) -> bool:
+        """Go on from the step of the others where this node began with one that is not true: a single member had said
+        so (`SwarmView.step_of_others`). Under a new incarnation, for within one the others believe the highest step.
+        False where nothing is to be taken back."""
+        step, was = self._exchange.view.step_of_others(), self._progress.step
+        if step is None or self._renew is None:
+            return False
+        incarnation = await self._renew()
+        self._exchange.context.run.return_to(step, incarnation)
+        self._exchange.view.invalidate()
+        self._swarm.begin_again(incarnation, step)
+        self._progress.step = self.base_step = step
+        self._log.warning("step_taken_back", was=was, step=step)
+        return True
+
+    async def go_back_before_the_end(self) -> bool:
+        """`go_back` at the end of a run. Where a single other node has named the first step, the run ends no sooner
+        than `CONFIRMED_S` after its begin: others may be met meanwhile."""
+        run = self._exchange.context.run
+        while not await self.go_back():
+            is_doubtful = run.first_step and run.told_by_one
+            if not is_doubtful or self._clock.monotonic() - self._began_s >= CONFIRMED_S:
+                return False
+            await asyncio.sleep(MEET_POLL_S)
+        return True
+
     def begin_at(self, step: int) -> None:
         """This node begins with the values of this step."""
+        self._began_s = self._clock.monotonic()
         self._advance(step)
         self.base_step = step
 
@@ -164,18 +201,23 @@ class StepExchange:
         row["wait_seconds"] = 0.0
         if enabled:
             overlaps = handshake is not None
-            row["wait_seconds"] = await self._waiter.wait(step, self._progress.step_seconds, overlaps=overlaps)
+            row["wait_seconds"] = await self._waiter.wait(
+                step, self._progress.step_seconds, overlaps=overlaps, is_void=self._is_untrue
+            )
         if handshake is not None:
             await handshake.loaded.wait()
         waited = self._clock.monotonic()
+        has_gone_back = enabled and await self.go_back()
         base_step = self._exchange.view.median_step()
         if enabled:
-            pulled = await self._exchange.pull(step)
+            pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
         elif not self._exchange.add_alone(self._trainer.delta):
             row["refused"] = {"not_finite": 1}
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.context.stale_limit)
-        if is_caught_up:
+        if has_gone_back:
+            base_step = self._progress.step
+        elif is_caught_up:
             # It was suspended or disconnected. It has the present vector now, so it continues at the step of the
             # others; otherwise they would wait at their barriers until this node has made up all these steps.
             self._log.info("caught_up", was=step, step=base_step)
@@ -188,7 +230,11 @@ class StepExchange:
             "pull_seconds": self._clock.monotonic() - waited,
             "merged": {node.hex(): theirs for node, theirs in merged.items()},
         }
-        return ExchangedStep(row, base_step if is_caught_up else step, is_caught_up)
+        is_moved = is_caught_up or has_gone_back
+        return ExchangedStep(row, base_step if is_moved else step, is_moved)
+
+    def _is_untrue(self) -> bool:
+        return self._exchange.view.step_of_others() is not None
 
     def _advance(self, step: int) -> None:
         self._progress.step = step

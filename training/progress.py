@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Required, TypedDict, cast
 
+from overlay.peers import Activity
+
 STEPS_KEPT = 1000
 #: `training_share` is that of the last steps.
 SHARE_STEPS = 20
@@ -76,6 +78,13 @@ class Progress:
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     #: Of the last steps: seconds in which the trainer trained, and all seconds from the end of the step before.
     _turns: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+
+    @property
+    def activity(self) -> Activity:
+        """What this node announces while it trains."""
+        if self.stalled:
+            return Activity.STALLED
+        return Activity.PAUSED if self.paused else Activity.TRAINING
 
     @property
     def metrics(self) -> dict[str, float]:

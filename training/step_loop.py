@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 
 from overlay.environment import Environment
-from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
 from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
@@ -77,6 +76,7 @@ class StepLoop:
         )
         self._overlap = OverlapChoice(settings, synchronous=exchange.context.synchronous)
         exchange.set_overlap(self._overlap.is_on)
+        self.renew_with = self._steps.renew_with
         #: The exchange of the last step, while the trainer trains the next one.
         self._in_flight: ExchangeInFlight | None = None
         #: How much of the last delta, which is acknowledged, the next step begins with.
@@ -154,13 +154,7 @@ class StepLoop:
                 self._log.info("trainer_moving", step=self.progress.step)
 
     def _announce_activity(self) -> None:
-        if self.progress.stalled:
-            activity = Activity.STALLED
-        elif self.progress.paused:
-            activity = Activity.PAUSED
-        else:
-            activity = Activity.TRAINING
-        self._swarm.announce(activity=activity)
+        self._swarm.announce(activity=self.progress.activity)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -182,7 +176,7 @@ class StepLoop:
             has_end=bool(has_end),
         )
         try:
-            while (end := self._ended()) is None:
+            while (end := self._ended()) is None or (end == "max_steps" and await self._goes_back()):
                 await self._wait_while_paused()
                 await self._one_step()
                 await after_step()
@@ -218,6 +212,12 @@ class StepLoop:
         if self._evaluations.is_goal_reached:
             return "until"
         return "passes" if self._records.over.is_set() else None
+
+    async def _goes_back(self) -> bool:
+        """Whether the run goes on, because the step that would end it is not true."""
+        if await self._steps.go_back_before_the_end():
+            self._trained_step = self.progress.step
+        return self._ended() is None
 
     async def _wait_while_paused(self) -> None:
         if self._resumed.is_set():

@@ -107,6 +107,10 @@ class Swarm(Protocol):
         """Change this node's heartbeat; every later message carries it."""
         ...
 
+    def begin_again(self, incarnation: int, step: int) -> None:
+        """Be a later start of this node, which has completed this step: the others forget the steps before."""
+        ...
+
     # -- placement
 
     async def lookup(self, target: bytes) -> list[Contact]:

@@ -86,6 +86,10 @@ class FailureDetector:
         self._next_round = now + settings.probe_interval_s * rng.random()
         self._planned = self._next_round
 
+    def begin_again(self, incarnation: int) -> None:
+        """This node is a later start from now on: accusations of the former one do not concern it."""
+        self.incarnation, self.refutation = incarnation, 0
+
     # -- what is known -------------------------------------------------------------------------------------------
 
     @property

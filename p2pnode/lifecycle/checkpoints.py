@@ -29,6 +29,7 @@ from training.exchange.store import state_files
 from training.manifest import Manifest
 from training.progress import Progress
 from training.shards.applied import Applied
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
@@ -62,9 +63,15 @@ class _Work:
     done: int = 0
 
 
+class BrokenValues(OSError):
+    """The vector has values that no training makes: a checkpoint of them would push a good one off the disk."""
+
+
 def _counted(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
-    """The same slices; each counts as written when the next one is asked for."""
+    """The same slices; each counts as written when the next one is asked for. Raises `BrokenValues`."""
     for values in slices:
+        if not has_length(values, MAX_STATE_LENGTH):
+            raise BrokenValues("the vector has values out of range")
         yield values
         if work is not None:
             work.done += values.nbytes

@@ -19,6 +19,7 @@ from overlay.settings import OverlaySettings
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
+from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.engine_run import EngineRun
@@ -369,6 +370,7 @@ class Node:
             replica=self.trainer.vector,
             incarnation=self.incarnation,
             environment=environment,
+            checkpoints=CheckpointCopies(environment, manifest),
         )
         await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
@@ -383,6 +385,7 @@ class Node:
             progress=self.progress,
         )
         loop.restart_from(self._startup.trainer_file)
+        loop.renew_with(self._startup.new_incarnation)
         if self.dispatch.records is not None:
             loop.follow(self.dispatch.records)
         self.dispatch.enter(self.overlay.genesis)

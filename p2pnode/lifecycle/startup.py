@@ -39,6 +39,8 @@ RESUME_WAIT_S = 15.0
 #: A peer that still rejects the manifest after this long is logged as a warning.
 MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
+#: So many peers with another manifest keep a node out: one alone may lie, where others are known.
+REFUSALS = 3
 #: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
@@ -86,6 +88,8 @@ class Startup:
         self.founder = False
         #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
         self.resumes = False
+        #: The step with which this node begins is what a single other node has said.
+        self._told_by_one = False
         #: No member of the swarm has answered yet, and this node may not open it again.
         self.waits_for_swarm = False
         #: Why the run has as many shards as it has; None before that is known.
@@ -329,20 +333,18 @@ class Startup:
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
             peers, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
+            refusals: list[ManifestRefused] = []
+            told: list[Agreement] = []
             for peer in peers:
                 try:
                     manifest = await manifest_check.compare_with(
                         self._overlay, peer.contact, proposal, adopts_shards=adopts_shards
                     )
                 except ManifestRefused as error:
-                    only_shards = error.fields == ["shards"]
-                    raise UserError(
-                        str(error),
-                        hint=SHARDS_HINT
-                        if only_shards
-                        else "take over the swarm's settings and model, or join another run",
-                        exit_code=ExitCode.MISMATCH,
-                    ) from error
+                    refusals.append(error)
+                    if len(refusals) == REFUSALS:
+                        break
+                    continue
                 except TransportError as error:
                     # A peer that has just started has no manifest yet. One of an older version refuses a joiner that
                     # does not fit, with a text only, which is for people to read.
@@ -354,7 +356,21 @@ class Startup:
                         log = self._log.warning
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
                     continue
-                return Agreement(manifest, peer.contact)
+                if refusals:
+                    self._log.warning("manifest_contradicted", reason=str(refusals[0]))
+                told.append(Agreement(manifest, peer.contact))
+                # Two peers, where there are as many, give a number of shards that is not this node's own.
+                if manifest.shards == proposal.shards or _votes(told, manifest.shards) > 1:
+                    return told[-1]
+            if told:
+                return told[0]
+            if refusals:
+                hint = "take over the swarm's settings and model, or join another run"
+                raise UserError(
+                    str(refusals[0]),
+                    hint=SHARDS_HINT if refusals[0].fields == ["shards"] else hint,
+                    exit_code=ExitCode.MISMATCH,
+                ) from refusals[0]
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
@@ -384,7 +400,9 @@ class Startup:
                 await exchange.found()
         elif self._config.exchange.enabled:
             await self._fetch_vector(exchange, manifest, source)
-            self._progress.step = max(self._progress.step, exchange.view.median_step())
+            median = exchange.view.median_step()
+            self._told_by_one = median > self._progress.step and len(self._overlay.members()) <= 1
+            self._progress.step = max(self._progress.step, median)
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self._overlay.set_willing(willing)
 
@@ -419,3 +437,13 @@ class Startup:
             # Trained after the last checkpoint: the swarm has these deltas, so these steps must not be trained again.
             self._log.info("steps_passed_over", checkpoint=self._progress.step, step=step)
             self._progress.step = step
+        exchange.context.run.begins_at(self._progress.step, told_by_one=self._told_by_one)
+
+    async def new_incarnation(self) -> int:
+        """For a node that goes on as a later start of itself; it is on disk."""
+        await self._directory.raise_incarnation(self._directory.incarnation)
+        return self._directory.incarnation
+
+
+def _votes(told: list[Agreement], shards: int) -> int:
+    return sum(one.manifest.shards == shards for one in told)

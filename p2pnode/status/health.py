@@ -125,6 +125,12 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         count, longest_s = len(client.outstanding_steps), client.outstanding_s
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
+    if broken := sum(owned.is_broken for owned in exchange.store.owned.values()):
+        what = f"{broken} shards of this node have values that no training makes, and wait for a good copy"
+        do = (
+            "one is found within seconds, in memory or in a checkpoint; see the log, and this machine's memory and disk"
+        )
+        found.append(Finding(level="error", what=what, do=do))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Seede
 from tests.harness.stub_trainer import StubTrainer
 from training.exchange.client.pull import PullReport
 from training.exchange.client.push import PushReport
+from training.exchange.run_state import RunState
 from training.progress import Progress
 from training.settings import ExchangeSettings, TrainingSettings
 from training.step_loop import StepLoop
@@ -46,8 +48,21 @@ class RecordingExchange:
         self.overlaps: list[bool] = []
         #: How long the line would carry a step; None: not measured.
         self.line_s: float | None = None
-        self.context = SimpleNamespace(stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"))
-        self.view = SimpleNamespace(median_step=lambda: self.median, worker_count=lambda: self.workers)
+        self.context = SimpleNamespace(
+            stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"), run=RunState(incarnation=1)
+        )
+        #: Where most others are, if they contradict the step with which this node began.
+        self.step_of_others: int | None = None
+        self.view = SimpleNamespace(
+            median_step=lambda: self.median,
+            worker_count=lambda: self.workers,
+            step_of_others=lambda: self.step_of_others,
+            invalidate=self._went_back,
+        )
+
+    def _went_back(self) -> None:
+        """It has gone back to that step."""
+        self.step_of_others = None
 
     def advance(self, step: int) -> None:
         self.steps.append(step)
@@ -117,6 +132,11 @@ class RecordingSwarm:
     def __init__(self) -> None:
         self.announced: list[dict[str, Any]] = []
         self.others: list[Any] = []
+        #: Later starts that this node has become: incarnation and step.
+        self.starts: list[tuple[int, int]] = []
+
+    def begin_again(self, incarnation: int, step: int) -> None:
+        self.starts.append((incarnation, step))
 
     def announce(self, **changes: Any) -> None:
         self.announced.append(changes)
@@ -168,7 +188,7 @@ class LoopBench:
             progress=self.progress,
         )
 
-    async def _wait(self, step: int, _step_seconds: float, *, overlaps: bool) -> float:
+    async def _wait(self, step: int, _step_seconds: float, *, overlaps: bool, is_void: Callable[[], bool]) -> float:
         await asyncio.sleep(self.wait_s)
         if overlaps:
             self.overlapped.append(step)

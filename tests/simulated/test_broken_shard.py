@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.harness.long_run import more
 from tests.harness.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, counted
 from tests.harness.stub_trainer import exponential
-from tests.harness.swarm import Host, Swarm
+from tests.harness.swarm import Host, Swarm, configured
 from tests.harness.virtual_loop import VirtualLoop
 from training.exchange.store.records import Owned
 
@@ -33,17 +34,25 @@ def break_shard(swarm: Swarm, shard: int, parts: str, number: float) -> None:
         assert owned.backup is not None
         backup = next(one for one in swarm.running() if one.living.identity.node_id == owned.backup.node_id)
         backup.living.exchange.store.backed[shard].state.value[:] = number
+    if "every copy" in parts:
+        for one in swarm.running():
+            exchange = one.living.exchange
+            exchange.context.replica.slice_of(shard)[:] = number
+            if (backed := exchange.store.backed.get(shard)) is not None and backed.state is not None:
+                backed.state.value[:] = number
     if "replica" in parts:
         host.living.exchange.context.replica.slice_of(shard)[:] = number
 
 
-async def _scenario(swarm: Swarm, parts: str, number: float, times: int) -> None:
+async def _scenario(swarm: Swarm, parts: str, number: float, times: int, spoil: Callable[[Swarm], None] | None) -> None:
     chance = random.Random(f"{swarm.seed}/break")
     swarm.start_many(NODES)
     await swarm.until(
         lambda: min(host.living.progress.step for host in swarm.running()) >= 5, within_s=60, what="steps everywhere"
     )
     await asyncio.sleep(10.0)
+    if spoil is not None:
+        spoil(swarm)
     for _ in range(times):
         shard = chance.randrange(SHARDS)
         host, _ = owner_of(swarm, shard)
@@ -66,8 +75,16 @@ async def _scenario(swarm: Swarm, parts: str, number: float, times: int) -> None
     await asyncio.sleep(8.0)
 
 
-def play(seed: int, parts: str, number: float = np.nan, times: int = 2, **settings: object) -> Swarm:
-    """A swarm that trained while shards of it were broken; its values are checked against what was trained."""
+def play(
+    seed: int,
+    parts: str,
+    number: float = np.nan,
+    times: int = 2,
+    spoil: Callable[[Swarm], None] | None = None,
+    **settings: object,
+) -> Swarm:
+    """A swarm that trained while shards of it were broken; its values are checked against what was trained. `spoil`:
+    what happens to the machines before."""
     print(f"seed {seed}")
     swarms = []
 
@@ -79,8 +96,9 @@ def play(seed: int, parts: str, number: float = np.nan, times: int = 2, **settin
         )
         swarms.append(swarm)
         try:
-            await _scenario(swarm, parts, number, times)
-            _check(swarm)
+            await _scenario(swarm, parts, number, times, spoil)
+            refused = sum(host.living.exchange.counters.refused_here.get("before_era", 0) for host in swarm.running())
+            _check(swarm, refused)
         finally:
             await swarm.stop()
 
@@ -88,13 +106,15 @@ def play(seed: int, parts: str, number: float = np.nan, times: int = 2, **settin
     return swarms[0]
 
 
-def _check(swarm: Swarm) -> None:
+def _check(swarm: Swarm, refused: int = 0) -> None:
+    """What the values lack is what was reported as lost, and at most what was refused."""
     trained = np.array([len(swarm.hosts[f"n{place}"].trainer.trained) for place in range(NODES)])
     missing = trained[None, :] - counted(swarm)
     repairs = swarm.of("shard_repaired")
     lost = sum(record.fields["lost"] for record in repairs)
     counters = [host.living.exchange.counters for host in swarm.running()]
-    assert (missing.min(), missing.sum()) == (0, lost), f"{missing} {[one.fields for one in repairs]}"
+    assert missing.min() == 0
+    assert lost <= missing.sum() <= lost + refused, f"{missing} {[one.fields for one in repairs]}"
     assert sum(one.lost_in_repairs for one in counters) == lost
     assert sum(one.repaired_shards for one in counters) == len(repairs)
     assert not swarm.of("member_distrusted")
@@ -128,6 +148,48 @@ def test_without_a_good_value_of_its_own_an_owner_takes_what_others_pulled(seed:
     found = swarm.of("shard_repaired")
     assert {record.fields["source"] for record in found} <= {"replicas", "replica"}
     assert "replicas" in {record.fields["source"] for record in found}
+
+
+CHECKPOINTS = {"training.checkpoint_s": 3.0, "training.keep_checkpoints": 3}
+
+
+def forget_states(swarm: Swarm) -> None:
+    """The checkpoints have the vector only: no shard that a node owned or backed up. No new one is written."""
+    for host in swarm.running():
+        for name in host.disk.names("checkpoints"):
+            if "/states-" in name:
+                host.disk.remove(name)
+        host.living.checkpoints._config = configured({"training.checkpoint_s": 0.0})
+
+
+def forget_lists(swarm: Swarm) -> None:
+    """Nor do they say which deltas the vector has."""
+    forget_states(swarm)
+    for host in swarm.running():
+        for name in host.disk.names("checkpoints"):
+            if name.endswith("deltas.msgpack"):
+                host.disk.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("seed", "spoil", "is_lossless"),
+    [
+        (1, None, True),
+        (2, forget_states, True),
+        (3, forget_lists, False),
+        *more((4, None, True), (5, forget_states, True)),
+    ],
+)
+def test_without_any_good_copy_in_memory_an_owner_goes_back_to_its_checkpoint(
+    seed: int, spoil: Callable[[Swarm], None] | None, is_lossless: bool
+) -> None:
+    """The values are broken in the memory of every node. The deltas since the checkpoint come from the owner's log.
+    Where nothing says which deltas the checkpoint has, those since then are lost, and counted; those under way are
+    refused."""
+    swarm = play(seed, "owner, every copy", spoil=spoil, **CHECKPOINTS)
+    found = swarm.of("shard_repaired")
+    assert {record.fields["source"] for record in found} == {"checkpoint"}
+    assert (sum(record.fields["lost"] for record in found) == 0) is is_lossless
 
 
 def test_what_no_log_has_is_lost_and_reported() -> None:

@@ -13,6 +13,7 @@ Nodes of nearly equal speed then pull and begin their steps together, as under b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlay.environment import Clock
@@ -57,10 +58,13 @@ class BarrierWaiter:
         self._began_at = self._clock.monotonic()
         self._first_steps_s.clear()
 
-    async def wait(self, step: int, step_seconds: float, *, overlaps: bool = False) -> float:
+    async def wait(
+        self, step: int, step_seconds: float, *, overlaps: bool = False, is_void: Callable[[], bool] | None = None
+    ) -> float:
         """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited.
 
-        A node that `overlaps` trains its next step already: there is no grace.
+        A node that `overlaps` trains its next step already: there is no grace. `is_void`: the step turns out to be none
+        that counts, so that nobody is waited for.
         """
         self.is_abreast = False
         if not self.barrier.samples:
@@ -72,6 +76,8 @@ class BarrierWaiter:
             while True:
                 if await self._passes(step, started, step_seconds):
                     break
+                if is_void is not None and is_void():
+                    return self._clock.monotonic() - started
                 await asyncio.sleep(pause_s)
             if self._settings.grace and not overlaps:
                 self.is_abreast = await self._wait_abreast(step, self._settings.grace * step_seconds, pause_s)

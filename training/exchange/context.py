@@ -15,10 +15,12 @@ from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
+from training.exchange.store.good_copies import StoredCopies
 from training.exchange.store.push_record import PushRecord
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
+from training.exchange.term_reports import TermReports
 from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
 from training.settings import ExchangeSettings
 from training.swarm import Swarm
@@ -42,7 +44,11 @@ class ExchangeContext:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     codec: CodecChoice
+    #: The checkpoints of this node; None where it writes none.
+    checkpoints: StoredCopies | None = None
     claims: SelfClaims = field(default_factory=SelfClaims)
+    #: How high the terms are that other members know.
+    reports: TermReports = field(default_factory=TermReports)
     counters: Counters = field(default_factory=Counters)
     turns: LoopTurns = field(default_factory=LoopTurns)
     #: This node's own deltas on their way.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
-from training.exchange.terms import Fence, OwnerInfo, Term
+from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 
 #: For requests without bodies, which a living node answers at once.
 QUESTION_TIMEOUT_S = 1.0
@@ -163,10 +163,34 @@ class OwnerDirectory:
         return fit if any(contact.node_id != self._swarm.node_id for contact in fit) else trusted
 
     async def learn_all(self, source: Contact) -> None:
-        """Ask one node for every owner it knows. Raises `TransportError`."""
+        """Ask one node for every owner it knows. Raises `TransportError`. Two others are asked too, where some are
+        known: the lowest terms are taken first, so that one member's terms which no history explains are refused."""
+        others = [one for one in self._others() if one.node_id != source.node_id][: CANDIDATES_ASKED - 1]
+        asked = [asyncio.ensure_future(self._all_owners(contact)) for contact in (source, *others)]
+        first, *rest = await asyncio.gather(*asked, return_exceptions=True)
+        if isinstance(first, BaseException):
+            raise first
+        answers = [first, *(one for one in rest if not isinstance(one, BaseException))]
+        for answer in sorted(answers, key=lambda infos: max((info.term for info in infos), default=ZERO_TERM)):
+            self._store.note_owners(answer)
+
+    async def compare(self, contact: Contact) -> bool:
+        """Ask a member for every owner that it knows, and compare that with what is known here; False if it knows none,
+        or does not answer."""
+        try:
+            infos = await self._all_owners(contact)
+        except TransportError:
+            return False
+        self._note(contact, infos)
+        await self._send_fences()
+        return bool(infos)
+
+    async def _all_owners(self, contact: Contact) -> list[OwnerInfo]:
+        """Every owner that a member knows. Raises `TransportError`."""
         question = LocateOwners(self._context.genesis, [], [])
-        answer = await self._rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        self._store.note_owners(answer.known)
+        answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        self._context.reports.note(contact.node_id, answer.known)
+        return answer.known
 
     async def refresh(self, shards: list[int]) -> None:
         """Ask about shards whose owner is unknown, dead, or has just failed to answer."""
@@ -222,9 +246,13 @@ class OwnerDirectory:
         for shard, info in named.items():
             if info.owner != contact.node_id:
                 self._context.denied(contact.node_id, shard, info.term, asked_s)
-        self._context.claimed(contact.node_id, answer.known)
-        self._store.note_owners(answer.known)
-        for info in answer.known:
+        self._note(contact, answer.known)
+
+    def _note(self, contact: Contact, infos: Sequence[OwnerInfo]) -> None:
+        """A member has named owners, itself perhaps."""
+        self._context.claimed(contact.node_id, infos)
+        self._store.note_owners(infos)
+        for info in infos:
             if info.owner == contact.node_id and self._is_denied(info.shard):
                 # It claims the term under which the known owner denied: the known owner was wrong.
                 self._store.correct_owner(info.shard, info.term, contact)

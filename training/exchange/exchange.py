@@ -41,9 +41,11 @@ from training.exchange.ownership_messages import (
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.start_comparison import StartComparison
 from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
+from training.exchange.store.good_copies import StoredCopies
 from training.exchange.store.history import MAX_STARTS_AHEAD, highest_step_of
 from training.exchange.store.losses import named
 from training.exchange.store.records import StoredState
@@ -77,7 +79,8 @@ Reading = VectorSnapshot | ReplicaReading
 
 
 class Exchange:
-    """Owner and client of shards. `replica` is the trainer's shared vector, float32[total]."""
+    """Owner and client of shards. `replica` is the trainer's shared vector, float32[total]. `checkpoints`: a shard that
+    is broken in memory goes back to them where no node has a better copy."""
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class Exchange:
         replica: Vector,
         incarnation: int,
         environment: Environment,
+        checkpoints: StoredCopies | None = None,
     ) -> None:
         layout = manifest.layout
         bounds = shard_bounds(layout.total, manifest.shards)
@@ -97,23 +101,31 @@ class Exchange:
         run = RunState(incarnation)
         genesis = bytes.fromhex(manifest.genesis)
         trust, reliability = store.ownership.trust, Reliability()
+        # Without a staleness no delta is too old.
+        stale_limit = None if staleness is None else max(10, 4 * staleness)
         context = ExchangeContext(
             swarm=swarm,
             environment=environment,
             genesis=genesis,
             settings=settings,
             synchronous=manifest.barrier_family == "bsp",
-            # Without a staleness no delta is too old.
-            stale_limit=None if staleness is None else max(10, 4 * staleness),
+            stale_limit=stale_limit,
             store=store,
             replica=Replica(replica, bounds),
             run=run,
             view=SwarmView(
-                swarm, environment.clock, run, trust, has_steps=not store.holds_values, reliability=reliability
+                swarm,
+                environment.clock,
+                run,
+                trust,
+                has_steps=not store.holds_values,
+                reliability=reliability,
+                stale_limit=stale_limit,
             ),
             rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
+            checkpoints=checkpoints,
         )
         self.context = context
         self.store = store
@@ -139,6 +151,7 @@ class Exchange:
         self.pull_client = PullClient(context, self.directory, self._final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, inspector)
+        self._comparison = StartComparison(context, self.directory)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -198,6 +211,7 @@ class Exchange:
             "fences": self._fences.run,
             "trust": self._trust.run,
             "push-log": self.push_client.record.run,
+            "start-comparison": self._comparison.run,
         }
         if self.store.holds_values:
             services["check-backups"] = self.deltas.values.rounds.check_backups
@@ -322,6 +336,7 @@ class Exchange:
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
+        self._comparison.begin(source)
         await self.directory.learn_all(source)
         if self.store.holds_values:
             self._settle()

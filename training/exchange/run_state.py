@@ -30,6 +30,10 @@ class RunState:
     incarnation: int
     step: int = 0
     passed_step: int = 0
+    #: The step with which this node began, until two others have confirmed it; 0: nothing is in doubt. Whether it is
+    #: what a single other node said.
+    first_step: int = 0
+    told_by_one: bool = False
     #: When this node completed its last steps, in monotonic seconds, and how long a step takes it; 0: unknown.
     advanced_s: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     pace_s: float = 0.0
@@ -66,6 +70,17 @@ class RunState:
             self.pace_s = min(took_s, 2.0 * self.pace_s) if self.pace_s else took_s
         self.step = step
         self.advanced_s.append(now_s)
+
+    def begins_at(self, step: int, *, told_by_one: bool) -> None:
+        """This node begins with this step, from its disk or as the others said. `told_by_one`: a single one did."""
+        self.first_step, self.told_by_one = step, told_by_one
+
+    def return_to(self, step: int, incarnation: int) -> None:
+        """Go on from an earlier step, under identities that were not used before."""
+        self.step = self.passed_step = step
+        self.incarnation = incarnation
+        self.advanced_s.clear()
+        self.first_step, self.told_by_one = 0, False
 
     def explained_step(self, now_s: float) -> float:
         """The furthest step that another node can have reached, as far as this one's own steps explain it; infinite

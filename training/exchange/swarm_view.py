@@ -40,8 +40,10 @@ class SwarmView:
         *,
         has_steps: bool = True,
         reliability: Reliability | None = None,
+        stale_limit: int | None = None,
     ) -> None:
-        """`has_steps`: deltas are numbered by the steps of their nodes, so that these bound the numbers."""
+        """`has_steps`: deltas are numbered by the steps of their nodes, so that these bound the numbers. `stale_limit`:
+        how far apart the barrier lets nodes be at most; None: no barrier does."""
         self._swarm = swarm
         self.has_steps = has_steps
         #: The members that this node leaves out are to it as if they were gone.
@@ -52,6 +54,7 @@ class SwarmView:
         self._run = run
         #: When a request to a node last failed, in monotonic seconds.
         self._failures: dict[bytes, float] = {}
+        self._stale_limit = stale_limit
         self._has_met_others = False
         #: Answers, each with the time at which it was computed; a negative time: not computed yet.
         self._eligible_others: tuple[float, bool] = (-1.0, False)
@@ -103,6 +106,28 @@ class SwarmView:
             median = steps[len(steps) // 2]
             self._median = (now, median)
         return median
+
+    def step_of_others(self) -> int | None:
+        """The step to go back to, where most other workers, two at least, are far behind the one with which this node
+        began: then what a single node had said, or what was on its disk, is not true. None otherwise."""
+        first = self._run.first_step
+        if not first or not self.has_steps:
+            return None
+        now = self._clock.monotonic()
+        others = sorted(peer.step for peer in self._trusted() if peer.is_worker(now))
+        behind = [step for step in others if first > self._reach(step)]
+        if len(others) - len(behind) >= 2:
+            self._run.first_step = 0  # confirmed
+        if len(behind) < 2 or 2 * len(behind) <= len(others):
+            return None
+        return behind[len(behind) // 2]
+
+    def _reach(self, step: int) -> int:
+        """How far a node can have begun beyond another one that has come to this step since. What a disk has may be of
+        a time before the others lost some steps."""
+        if self._stale_limit is None:
+            return LIKELY_AT_FIRST + LIKELY_FACTOR * step
+        return step + 4 * self._stale_limit if self._run.told_by_one else 2 * step + LIKELY_AT_FIRST
 
     def furthest_step(self) -> int:
         """No node has come further than this step: what a message says of later ones is not true.

@@ -1,8 +1,8 @@
 """A real daemon that can be told to do what none does: `python -m tests.process.harness.odd_daemon --config node.toml`.
 
 Everything is `p2pnode.daemon`, with a trainer that sleeps (`benchmarks.stub_daemon`). SIGUSR1 begins the attack that
-`[training.options]` names (`tests.harness.attacks`), against all others that it knows. SIGUSR2 overwrites the values
-of every shard that it owns, in the memory of this process: memory that has failed.
+`[training.options]` names (`tests.harness.attacks`, `tests.process.harness.head_attacks`), against all others that it
+knows. SIGUSR2 overwrites the values of every shard that it owns, in the memory of this process: memory that has failed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from p2pnode.config.load import load
 from p2pnode.lifecycle.node import Node
 from tests.harness import attacks
 from tests.harness.attacks import ATTACKS, Attacker
+from tests.process.harness.head_attacks import HEAD_ATTACKS
 from training.settings import TrainingSettings
 from training.trainer_link.interface import Resume, TrainerHello
 
@@ -91,7 +92,7 @@ class OddTrainer(SleepingTrainer):
 
     def _begin(self) -> None:
         attacks.SIZE, attacks.SHARDS = SIZE, len(this_node().exchange.store)
-        work = ATTACKS[self._attack](RemoteAttacker(this_node(), self._attack))
+        work = (ATTACKS | HEAD_ATTACKS)[self._attack](RemoteAttacker(this_node(), self._attack))
         self._assault = asyncio.ensure_future(work)
 
 

@@ -13,6 +13,7 @@ from overlay.peers import Activity
 from tests.harness.step_bench import LoopBench
 from tests.harness.stub_trainer import delta_of, initial_vector
 from tests.harness.virtual_loop import run
+from training.exchange_turn import CONFIRMED_S
 from training.settings import ExchangeSettings
 from training.step_loop import CRASH_LOOP_FAILURES
 from training.trainer_link.interface import Evaluation, TrainerFailed
@@ -144,6 +145,54 @@ def test_a_node_that_fell_behind_jumps_to_the_step_of_the_others() -> None:
         assert bench.trainer.trained == [21, 40]
         assert bench.events("caught_up") == [{"was": 21, "step": 39}]
         assert {"step": 39} in bench.swarm.announced
+
+    run(scenario())
+
+
+async def renewed() -> int:
+    return 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_node_whose_first_step_was_not_true_goes_on_from_that_of_the_others(overlap: bool) -> None:
+    """As a later start of itself, for within one the others believe the highest step. What it trains beside the
+    exchange is of the wrong step too, and is dropped."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=62, exchange=ExchangeSettings(overlap=overlap))
+        bench.loop.renew_with(renewed)
+        bench.exchange.step_of_others = bench.exchange.median = 60
+        await bench.run(20)
+
+        assert bench.trainer.trained == ([21, 22, 61, 62] if overlap else [21, 61, 62])
+        assert bench.events("step_taken_back") == [{"was": 21, "step": 60}]
+        assert bench.swarm.starts == [(2, 60)]
+        assert bench.exchange.pulls[0] == 60
+        assert bench.exchange.context.run.incarnation == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("told_by_one", "others_at_s", "trained", "ends_s"),
+    [(True, 12.0, [6], 13.0), (True, None, [], CONFIRMED_S), (False, 12.0, [], 0.0)],
+)
+def test_a_step_that_one_other_node_has_named_ends_no_run_at_once(
+    told_by_one: bool, others_at_s: float | None, trained: list[int], ends_s: float
+) -> None:
+    """Others may be met within half a minute; where the step is the node's own, the run is over."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=6)
+        bench.loop.renew_with(renewed)
+        bench.exchange.context.run.begins_at(10**9, told_by_one=told_by_one)
+        if others_at_s is not None:
+            later = asyncio.get_running_loop().call_later
+            later(others_at_s, lambda: setattr(bench.exchange, "step_of_others", 5))
+        began = bench.clock.monotonic()
+        assert await bench.run(10**9) == "max_steps"
+        assert bench.trainer.trained == trained
+        assert bench.clock.monotonic() - began == pytest.approx(ends_s, abs=0.6)
 
     run(scenario())
 

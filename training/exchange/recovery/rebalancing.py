@@ -8,6 +8,7 @@ transfer never delays a take-over:
 * `failover`: shards without an owner are taken over, and fences are answered.
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
+* `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 

@@ -248,8 +248,8 @@ class SplitReconciler:
                 await self._late.keep_aside(shard, copy, missing)
                 if self._store.superseded.get(shard) is not copy:
                     return []  # it was settled meanwhile, or another copy was merged with it, which has deltas too
-            # What is lost of a copy from disk is counted by the owner (`LateCopies`).
-            self._report_lost(shard, copy, [] if is_counted else spans(missing))
+            missing = missing.without(Applied.of_rows(history.written_off))  # the owner has told those itself
+            self._report_lost(shard, copy, [] if is_counted else spans(missing))  # `LateCopies` counts those from disk
             if unclear and not copy.is_late:
                 copy.wait_for_another_owner(history.term, self._clock.monotonic())
             else:

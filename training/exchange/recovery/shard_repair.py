@@ -1,9 +1,9 @@
 """Gives a broken shard of a living owner its last good copy: the owner goes on with it under a new term.
 
 In this order: the backup's state, which has every acknowledged delta; the value that this node pulled, or that others
-did, if it is known which deltas it has; and any value that was pulled, as after the death of owner and backup. What the
-copy lacks is added from the repair log. Meanwhile the shard takes no delta and sends no value, so that nothing is
-acknowledged that the copy lacks.
+did, if it is known which deltas it has; any value that was pulled, as after the death of owner and backup; and the
+node's own checkpoints, the newest first. What the copy lacks is added from the repair log. Meanwhile the shard takes no
+delta and sends no value, so that nothing is acknowledged that the copy lacks.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ class ShardRepair:
     def due(self) -> list[int]:
         """The broken shards that may be repaired now. One that moves to its backup may be good there in a moment."""
         now = self._clock.monotonic()
+        broken = [shard for shard, owned in self._store.owned.items() if owned.is_broken]
+        self._failed_s = {shard: self._failed_s[shard] for shard in broken if shard in self._failed_s}
         return [
             shard
-            for shard, owned in self._store.owned.items()
-            if owned.is_broken and not owned.moving and now - self._failed_s.get(shard, -RETRY_S) >= RETRY_S
+            for shard in broken
+            if not self._store.owned[shard].moving and now - self._failed_s.get(shard, -RETRY_S) >= RETRY_S
         ]
 
     async def repair(self, shards: list[int]) -> None:
@@ -65,8 +67,9 @@ class ShardRepair:
             if owned is None or not owned.is_broken:
                 continue
             if not await self._repair(shard, owned) and self._store.owned.get(shard) is owned:
+                if shard not in self._failed_s:
+                    self._log.error("shard_not_repaired", shard=shard)
                 self._failed_s[shard] = self._clock.monotonic()
-                self._log.error("shard_not_repaired", shard=shard)
 
     async def _repair(self, shard: int, owned: Owned) -> bool:
         """False if no good copy was found."""
@@ -82,12 +85,15 @@ class ShardRepair:
         if state is None:
             source, state = "old replica", self._as_new_era(shard, self._own_value(shard) or others)
         if state is None:
+            source, (state, is_listed) = "checkpoint", await self._of_checkpoint(shard, owned)
+        if state is None:
             return False
         entries = self._store.log.entries(shard)
         work = state.value.size * max(1, len(entries))
         added, lost = await off_loop(
             self._executor, work, add_missing, state, owned.state, entries, self._store.rule, is_listed=is_listed
         )
+        state.written_off.merge(owned.state.written_off)
         if not await off_loop(self._executor, state.value.size, state.is_in_range):
             return False
         if self._store.owned.get(shard) is not owned or owned.moving:
@@ -143,6 +149,24 @@ class ShardRepair:
         )
         state.unlisted = pulled.version
         return state
+
+    async def _of_checkpoint(self, shard: int, owned: Owned) -> tuple[ShardState | None, bool]:
+        """The copy of this node's newest checkpoint that has a good one, and whether all its deltas are known."""
+        checkpoints = self._context.checkpoints
+        found = None if checkpoints is None else await checkpoints.newest_good(shard)
+        if found is None:
+            return None, False
+        state = found.state
+        if state is None and found.listed is not None:
+            # At least 1: an era of 0 would have the whole history.
+            state = self._store.fresh_state(shard, found.value, version=found.version, era_step=1, era_term=found.term)
+            state.applied = found.listed.copy()
+        is_listed = state is not None and not state.unlisted
+        if state is None:
+            state = self._as_new_era(shard, PulledValue(found.term, found.version, found.value, b""))
+        if state is not None:
+            state.norms = owned.state.norms.copy()
+        return state, is_listed
 
     async def _of_others(self, shard: int, owned: Owned) -> PulledValue | None:
         """The newest value that others pulled; of the best few, the one that most agree on."""

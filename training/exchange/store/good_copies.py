@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -33,6 +34,28 @@ class PulledValue:
     version: int
     value: Vector
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopy:
+    """A shard as a checkpoint of this node has it: its value, `float32[n]`, under this term and version. `state`: that
+    of a shard which the node owned or backed up then; otherwise it had pulled the value. `listed`: which deltas that
+    value has, if the checkpoint says so."""
+
+    folder: str
+    value: Vector
+    term: Term
+    version: int
+    state: ShardState | None = None
+    listed: Applied | None = None
+
+
+class StoredCopies(Protocol):
+    """The checkpoints on this node's disk."""
+
+    async def newest_good(self, shard: int) -> StoredCopy | None:
+        """The newest copy of a shard whose values are in range; None if no checkpoint has one that can be read."""
+        ...
 
 
 def agreed(found: Sequence[PulledValue]) -> PulledValue | None:

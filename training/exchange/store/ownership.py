@@ -64,6 +64,23 @@ class Ownership:
             self._has_unsaved_fences = True
             self._highest = max(self._highest, term.number)
 
+    @property
+    def highest(self) -> int:
+        """The highest number of any term seen; 0 while this node knows none."""
+        return self._highest
+
+    def forget_above(self, number: int) -> list[int]:
+        """Forget terms above this number, and the owners under them; returns their shards. Such terms are implausible
+        from now on, also where no other is known yet."""
+        shards = [shard for shard, term in self.fences.items() if term.number > number]
+        for shard in shards:
+            del self.fences[shard]
+            self.known_owners.pop(shard, None)
+        explained = max(0, number - MAX_GENERATIONS_AHEAD * GENERATION)
+        self._highest = max((term.number for term in self.fences.values()), default=explained)
+        self._has_unsaved_fences = self._has_unsaved_fences or bool(shards)
+        return shards
+
     def stale_fences(self, shards: Iterable[int]) -> list[Fence]:
         """The fences of those shards whose known owner has a lower term, or which have no known owner."""
         found = []

@@ -218,6 +218,25 @@ def test_a_checkpoint_that_has_a_fault_is_logged_and_the_next_one_is_written(tmp
     in_world(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_values_that_are_broken_push_no_good_checkpoint_off_the_disk(tmp_path: Path, bad: float) -> None:
+    """Neither while the node trains nor when it leaves; the next good ones are written."""
+
+    async def scenario(world: World) -> None:
+        await world.periodic(1)
+        world.replica.vector[20] = bad
+        await world.periodic(2)
+        await world.leave(3)
+        assert world.newest().state.step == 1
+        assert [one["step"] for one in world.events("checkpoint_not_written")] == [2, 3]
+
+        world.replica.vector[20] = 1.0
+        await world.periodic(4)
+        assert world.newest().state.step == 4
+
+    in_world(tmp_path, scenario)
+
+
 def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
     """A checkpoint begins between two steps, within the time of the copy. On a disk that takes a second for every file
     the next pull changes the vector before it is written: what is written has the versions of the pull."""

@@ -265,6 +265,24 @@ def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
     simulate(scenario)
 
 
+def test_broken_shards_are_a_finding_until_they_are_repaired() -> None:
+    """An error, for nothing else says that a shard takes no delta."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        owned = host.living.exchange.store.owned
+        assert found(swarm, host, "no training makes") == []
+        owned[0].is_broken = owned[1].is_broken = True
+        assert found(swarm, host, "no training makes") == [
+            "2 shards of this node have values that no training makes, and wait for a good copy"
+        ]
+        await swarm.until(lambda: not any(one.is_broken for one in owned.values()), within_s=10, what="a repair")
+        assert found(swarm, host, "no training makes") == []
+
+    simulate(scenario)
+
+
 def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
     """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
 

@@ -155,6 +155,42 @@ def test_an_answer_of_a_candidate_names_the_owner() -> None:
     run(scenario())
 
 
+def test_a_node_that_starts_believes_no_terms_that_a_second_member_contradicts() -> None:
+    """The first member that it asks names itself under the highest term. Another one is asked beside it, and the lower
+    terms are taken first, whoever answers first."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, context = directory_of(store)
+        known = {
+            B.node_id: [OwnerInfo.of(shard, term((1 << 61) - 2, "b"), B) for shard in range(4)],
+            C.node_id: [OwnerInfo.of(shard, term(9, "c"), C) for shard in range(4)],
+        }
+        swarm.answers["where_is"] = lambda to, _: LocateOwnersAnswer(known[to.node_id])
+        await directory.learn_all(B)
+        assert [one.owner.node_id for one in store.ownership.known_owners.values()] == [C.node_id] * 4
+        assert context.reports.count == 2
+
+    run(scenario())
+
+
+def test_a_second_member_that_does_not_answer_keeps_no_node_from_starting() -> None:
+    """The first one counts."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        known = LocateOwnersAnswer([OwnerInfo.of(0, term(3, "b"), B)])
+        silent = TransportError("timeout", C.address, "was silent")
+        swarm.answers["where_is"] = lambda to, _: known if to == B else silent
+        await directory.learn_all(B)
+        assert set(store.ownership.known_owners) == {0}
+        assert not await directory.compare(C)
+        assert await directory.compare(B)
+
+    run(scenario())
+
+
 def test_another_node_is_asked_about_a_shard_without_a_candidate() -> None:
     """Near the shard all nodes are joining; its owner is known elsewhere, and nothing is taken over."""
 

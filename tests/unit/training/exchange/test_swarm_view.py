@@ -123,6 +123,47 @@ def test_one_other_node_is_believed_as_far_as_the_own_pace_explains() -> None:
     assert median(10**9) == 643
 
 
+@pytest.mark.parametrize(
+    ("told_by_one", "limit", "steps", "back"),
+    [
+        (True, 10, [60, 61, 10**6], 61),
+        (True, 10, [60, 61], 61),
+        (True, 10, [60, 10**6], None),
+        (True, 10, [60], None),
+        (True, 10, [60, 61, 10**6, 10**6], None),
+        (True, 10, [960, 960], None),
+        (True, 10, [959, 959], 959),
+        (False, 10, [960, 960], None),
+        (False, 10, [10, 10], None),
+        (True, None, [10, 10], None),
+    ],
+)
+def test_most_of_the_others_two_at_least_contradict_a_step(
+    told_by_one: bool, limit: int | None, steps: list[int], back: int | None
+) -> None:
+    """This node began with step 1,000. A single other decides nothing; what a node had on its disk may be some way
+    beyond the others, and without a barrier any node may be."""
+    run = RunState(incarnation=1, step=1005)
+    run.begins_at(1000, told_by_one=told_by_one)
+    view = SwarmView(cast(Any, Crowd(len(steps), steps=steps)), cast(Any, Clock()), run, stale_limit=limit)
+    assert view.step_of_others() == back
+
+
+def test_a_step_that_two_others_have_confirmed_is_not_doubted_any_more() -> None:
+    """Nor one that has been taken back, nor that of a node that founded."""
+    run, crowd = RunState(incarnation=1, step=1005), Crowd(2, steps=[1000, 1000])
+    view = SwarmView(cast(Any, crowd), cast(Any, Clock()), run, stale_limit=10)
+    run.begins_at(1000, told_by_one=True)
+    assert view.step_of_others() is None
+    crowd.steps = [5, 5]
+    assert view.step_of_others() is None
+
+    run.begins_at(1000, told_by_one=True)
+    assert view.step_of_others() == 5
+    run.return_to(5, 2)
+    assert (view.step_of_others(), run.step, run.passed_step, run.incarnation) == (None, 5, 5, 2)
+
+
 def test_no_node_is_believed_to_be_far_beyond_the_median() -> None:
     """One peer that announces a billion steps moves the bound of the others nowhere; before the first step there is
     none."""

@@ -1,0 +1,118 @@
+"""Which checkpoint a shard goes back to that is broken in memory: the newest with good values of that shard."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
+from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
+from tests.harness.stub_trainer import plain_layout
+from tests.harness.virtual_loop import run
+from training import checkpoint
+from training.checkpoint import CheckpointState
+from training.exchange.store import state_files
+from training.exchange.store.good_copies import StoredCopy
+from training.exchange.terms import Term
+from training.shards.applied import Applied, DeltaId
+from training.shards.state import ShardState
+
+GENESIS = "ab" * 16
+SIZE, SHARDS, WIDTH = 16, 4, 4
+LAYOUT = plain_layout(SIZE)
+TERM = Term(3, b"n" * 20)
+ME = b"m" * 20
+
+
+def write(
+    disk: MemoryDisk, step: int, *, shard_1: float | None = None, state_1: float | None = None, **other: Any
+) -> str:
+    """A checkpoint whose values are its step. `shard_1`: the value of shard 1 in the vector; `state_1`: that of the
+    state of shard 1, which only some have."""
+    folder = checkpoint.new_folder(disk, step)
+    vector = np.full(SIZE, float(step), np.float32)
+    vector[WIDTH : 2 * WIDTH] = step if shard_1 is None else shard_1
+    checkpoint.write_vector(disk, folder, LAYOUT, [vector])
+    if state_1 is not None:
+        state = ShardState(np.full(WIDTH, state_1, np.float32), WIDTH, version=step)
+        parts = state_files.encode(bytes.fromhex(GENESIS), [(1, TERM, state)], clean=False)
+        checkpoint.write_states(disk, folder, 0, parts)
+    known = Applied()
+    known.add(DeltaId(ME, 1, step))
+    checkpoint.write_listed(disk, folder, {1: known})
+    marks = [(TERM.number, TERM.node.hex(), step)] * SHARDS
+    fields = {"run": "r", "genesis": GENESIS, "layout_digest": LAYOUT.digest(), "samples": 0, "optimizer_steps": 0}
+    checkpoint.finish(disk, folder, CheckpointState(**(fields | {"step": step, "marks": marks} | other)), 9)
+    return folder
+
+
+def newest_good(disk: MemoryDisk, shard: int = 1) -> StoredCopy | None:
+    rule = SimpleNamespace(outer_momentum=0.0)
+    manifest: Any = SimpleNamespace(genesis=GENESIS, layout=LAYOUT, shards=SHARDS, rule=rule)
+    found = []
+
+    async def scenario() -> None:
+        log = ListLog([], "", VirtualClock())
+        environment: Any = SimpleNamespace(disk=disk, executor=InlineExecutor(), log=log)
+        found.append(await CheckpointCopies(environment, manifest).newest_good(shard))
+
+    run(scenario())
+    return found[0]
+
+
+def test_the_newest_is_taken_and_its_state_before_its_vector() -> None:
+    """The state has the history of the shard; of a shard without one the vector's part counts, with its deltas."""
+    disk = MemoryDisk()
+    write(disk, 3)
+    folder = write(disk, 5, state_1=50.0)
+
+    owned, pulled = newest_good(disk), newest_good(disk, 2)
+
+    assert owned is not None
+    assert (owned.folder, owned.term, owned.version, owned.value.tolist()) == (folder, TERM, 5, [50.0] * WIDTH)
+    assert owned.state is not None
+    assert pulled is not None
+    assert (pulled.folder, pulled.version, pulled.value.tolist()) == (folder, 5, [5.0] * WIDTH)
+    assert (pulled.state, pulled.listed) == (None, None)
+
+
+def test_a_value_comes_with_the_deltas_that_it_has() -> None:
+    """As the checkpoint lists them."""
+    disk = MemoryDisk()
+    write(disk, 4)
+    found = newest_good(disk)
+    assert found is not None
+    assert found.listed is not None
+    assert found.listed.rows() == [(ME, 1, [(4, 4)])]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_checkpoint_with_broken_values_is_passed_over(bad: float) -> None:
+    """Only for the shard that is broken in it; a broken state gives way to the vector of the same checkpoint."""
+    disk = MemoryDisk()
+    write(disk, 3)
+    write(disk, 5, shard_1=bad)
+    newest = write(disk, 7, shard_1=7.0, state_1=bad)
+    write(disk, 9, shard_1=bad, state_1=bad)
+    assert (newest_good(disk) or pytest.fail("none")).folder == newest
+    for name in disk.names(newest):
+        disk.remove(name)
+    assert (newest_good(disk) or pytest.fail("none")).value.tolist() == [3.0] * WIDTH
+    assert (newest_good(disk, 2) or pytest.fail("none")).value.tolist() == [9.0] * WIDTH
+
+
+def test_a_checkpoint_of_another_swarm_or_model_gives_nothing() -> None:
+    """Nor does one that cannot be read, nor an empty disk."""
+    disk = MemoryDisk()
+    assert newest_good(disk) is None
+    write(disk, 3, genesis="cd" * 16)
+    write(disk, 4, layout_digest="another")
+    write(disk, 5, marks=[(1, "no hexadecimal", 1)] * SHARDS)
+    folder = write(disk, 6)
+    disk.write(f"{folder}/{checkpoint.VECTOR_FILE}", b"torn")
+    assert newest_good(disk) is None
+    write(disk, 2)
+    assert (newest_good(disk) or pytest.fail("none")).version == 2
