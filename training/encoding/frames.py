@@ -24,8 +24,8 @@ from training.errors import TrainingError
 _HEADER = struct.Struct("<IIIBBHqQ")
 HEADER_BYTES = _HEADER.size
 MAX_PAYLOAD_BYTES = 1024 * 1024
-#: With its head it is a message that the sockets send, and gather, as a whole.
-SMALL_BODY_BYTES = 56 * 1024
+#: A larger body is tracked while it is sent: on a slow line a node sees how far it has come.
+SMALL_BODY_BYTES = 32 * 1024
 
 
 class Part(IntEnum):
