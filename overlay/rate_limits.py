@@ -44,7 +44,10 @@ class TokenBucket:
         """
         if not self.limit.rate_per_s:
             return 0.0
-        self._fill(now)
+        if now > self._at:  # as `_fill`; each request asks
+            gained = (now - self._at) * self.limit.rate_per_s
+            self._tokens = min(self.limit.burst, self._tokens + gained)
+            self._at = now
         needed = min(amount, self.limit.burst)
         if self._tokens >= needed - ROUNDING:
             self._tokens -= amount

@@ -87,10 +87,6 @@ class StreamClient:
         #: Requests in progress, in the order of their start.
         self.active: dict[StreamRequest, bool] = {}
 
-    def request(self, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> StreamRequest:
-        """See `Transport.request`."""
-        return StreamRequest(self, to, name, head, body, timeout_s)
-
     def close(self) -> None:
         """Abort the requests in progress and close the idle connections."""
         for request in list(self.active):
@@ -99,7 +95,7 @@ class StreamClient:
 
 
 class StreamRequest:
-    """One request, as an asynchronous context manager."""
+    """One request, as an asynchronous context manager; see `Transport.request`."""
 
     def __init__(self, client: StreamClient, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> None:
         self._client = client

@@ -113,7 +113,8 @@ class Connection(asyncio.BufferedProtocol):
             if count >= BUFFER_BYTES:
                 self._is_reading = False
                 self.transport.pause_reading()
-        _wake(self._reader)
+        if (reader := self._reader) is not None and not reader.done():
+            reader.set_result(None)
 
     def eof_received(self) -> None:
         """Half-closed connections are not supported: the end of the input is the end."""
@@ -191,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
     async def arrival(self, idle_timeout_s: float | None = None) -> None:
         """Wait for the first byte, or the end. Raises `TimeoutError`."""
         if not self.buffered and not self._at_end:
-            await self._wait(self._silence(idle_timeout_s))
+            await self._wait(None if idle_timeout_s is None else Silence(idle_timeout_s, self._loop.time()))
 
     async def gather(self, size_bytes: int, idle_timeout_s: float | None = None) -> None:
         """Wait until so many bytes are buffered, at most `GATHERED_BYTES`, or for the end. Raises `TimeoutError`."""

@@ -153,7 +153,7 @@ class SocketTransport:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return self._client.request(to, name, head, body, timeout_s)
+        return StreamRequest(self._client, to, name, head, body, timeout_s)
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""

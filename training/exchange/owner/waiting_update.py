@@ -18,12 +18,23 @@ class Waiting:
     """`is_repair`: the other side of a split has acknowledged it. `is_alone`: it, or one that it was with, has raised
     in `pull`; it is given to it by itself. `result` is None until it is settled."""
 
-    __slots__ = ("_listeners", "identity", "is_alone", "is_repair", "result", "sender", "since_s", "update")
+    __slots__ = (
+        "_listeners",
+        "identity",
+        "is_alone",
+        "is_repair",
+        "result",
+        "sender",
+        "since_s",
+        "size_bytes",
+        "update",
+    )
 
     def __init__(
         self, update: KeyUpdate, identity: DeltaId, since_s: float, sender: bytes, *, is_repair: bool = False
     ) -> None:
         self.update = update
+        self.size_bytes = update.size_bytes
         self.identity = identity
         self.since_s = since_s
         self.sender = sender
