@@ -422,6 +422,40 @@ def test_a_store_that_is_full_refuses_what_would_make_it_larger() -> None:
     play(scenario, ExchangeSettings(shards=SHARDS, value_bytes=4000))
 
 
+def test_updates_of_a_moment_share_a_request_and_a_slow_one_holds_up_no_other() -> None:
+    """What comes while a request is under way goes with the next, as far as the line is quick; one that waits for a
+    script has others beside it a moment later."""
+
+    async def scenario(few: Few) -> None:
+        await few.start("a", "b")
+        keys = [key for key in (f"n{number}" for number in range(900)) if few.owner(key).name == "a"][:300]
+        sent: list[str] = []
+        few.world.observers.append(lambda source, _t, name, _p: sent.append(name) if source == "b" else None)
+        calls = []
+        for key in keys:
+            calls.append(asyncio.create_task(few.store("b").set(key, 1)))
+            await asyncio.sleep(0.0001)  # while others are under way
+        await asyncio.gather(*calls)
+        assert sent.count("update_values") <= 30
+        slow = asyncio.create_task(few.store("b").update([ValueUpdate(keys[0], 1, 0, "pull")]))
+        await asyncio.sleep(0.001)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        other = next(key for key in keys if shard_of(encode_key(key), SHARDS) != shard_of(encode_key(keys[0]), SHARDS))
+        await few.store("b").set(other, 2)
+        assert loop.time() - began_s < 0.2  # not the time that an owner waits with its answer
+
+        async def pull(
+            updates: Sequence[EncodedUpdate], _present: Mapping[bytes, EncodedValue]
+        ) -> Sequence[EncodedResult]:
+            return [(one.key, one.value, one.timestamp) for one in updates]
+
+        few.store("a").on_pull(pull)
+        await slow
+
+    play(scenario)
+
+
 def test_a_set_that_is_cancelled_leaves_nothing_that_waits() -> None:
     """Its owner has died unnoticed; the value is not set later, and the next set of the key is."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 
 from overlay.environment import Log
 
@@ -30,6 +31,7 @@ class ShardTasks(ABC):
         self._is_woken = False
         self._is_halted = False
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_halted(self) -> bool:
@@ -41,6 +43,22 @@ class ShardTasks(ABC):
         if not (self._is_woken or self._is_halted):
             self._is_woken = True
             asyncio.get_running_loop().call_soon(self._on_turn)
+
+    def wake_after(self, seconds: float) -> None:
+        """Begin what is due then; nothing for an infinite time."""
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + seconds
+        if at_s == inf or self._is_halted:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()
 
     def _on_turn(self) -> None:
         self._is_woken = False
@@ -79,6 +97,8 @@ class ShardTasks(ABC):
     def halt(self) -> None:
         """Cancel every task; nothing begins any more. What had no answer is sent again by who sent it."""
         self._is_halted = True
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
 

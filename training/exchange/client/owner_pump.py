@@ -1,7 +1,7 @@
 """Sends what waits for shards to the owners of these: one request per shard at a time, a few to each owner.
 
-What comes while a request is under way goes with the next one, so that many small requests become few. A shard that
-was not answered rests for a moment, while the directory looks for its owner.
+What comes while a request is under way goes with the next one (`training.exchange.staggered`), so that many small
+requests become few. A shard that was not answered rests for a moment, while the directory looks for its owner.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.shard_tasks import ShardTasks
+from training.exchange.staggered import Staggered
 
 #: Requests under way to one owner.
 REQUESTS_AT_ONCE = 3
@@ -36,7 +37,8 @@ class OwnerPump(ShardTasks):
         self._directory = directory
         self._waiting = waiting
         self._send = send
-        self._requests: dict[bytes, int] = {}
+        self._clock = context.environment.clock
+        self._requests = Staggered(REQUESTS_AT_ONCE)
         #: How long each shard that was not answered rests next time.
         self._pauses: dict[int, float] = {}
 
@@ -45,15 +47,17 @@ class OwnerPump(ShardTasks):
         if not shards:
             return
         groups, unknown = self._directory.by_owner(shards)
+        now_s = self._clock.monotonic()
         for owner, theirs in groups:
-            if self._requests.get(owner.node_id, 0) < REQUESTS_AT_ONCE:
+            if wait_s := self._requests.wait_s(owner.node_id, now_s):
+                self.wake_after(wait_s)
+            else:
                 self.start(theirs, partial(self._request, owner, theirs))
         if unknown:
             self.start(unknown, partial(self._rest, unknown))
 
     async def _request(self, owner: Contact, shards: list[int]) -> None:
-        count = self._requests
-        count[owner.node_id] = count.get(owner.node_id, 0) + 1
+        began_s = self._requests.begin(owner.node_id, self._clock.monotonic())
         again: list[int] = []
         try:
             again = await self._send(owner, shards)
@@ -61,9 +65,7 @@ class OwnerPump(ShardTasks):
             again = shards
             self._directory.failed(owner, error)
         finally:
-            count[owner.node_id] -= 1
-            if not count[owner.node_id]:
-                del count[owner.node_id]
+            self._requests.end(owner.node_id, began_s)
             answered = [shard for shard in shards if shard not in again]
             for shard in answered:
                 self._pauses.pop(shard, None)

@@ -23,6 +23,7 @@ from training.exchange.owner.replication import DeltaReplicator, not_owned
 from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls
 from training.exchange.owner.waiting_update import Waiting
 from training.exchange.shard_tasks import ShardTasks
+from training.exchange.staggered import Staggered
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
@@ -69,7 +70,7 @@ class ValueRounds(ShardTasks):
         self._in_flight = in_flight
         self._queues: dict[int, deque[Waiting]] = {}
         self._known: dict[tuple[int, DeltaId], Waiting] = {}
-        self._rounds: dict[tuple[bytes, ...], int] = {}
+        self._rounds = Staggered(ROUNDS_AT_ONCE)
         self._numbers: dict[int, int] = {}
         self._pulls = ScriptPulls(context.environment.clock)
         self._is_pulling = False
@@ -105,14 +106,14 @@ class ValueRounds(ShardTasks):
         self._known[shard, identity] = one
         self._queues.setdefault(shard, deque()).append(one)
         self.waiting_of[sender] = self.waiting_of.get(sender, 0) + 1
-        self.waiting_bytes += update.size_bytes
+        self.waiting_bytes += one.size_bytes
         self.wake()
         return one
 
     def _settle(self, shard: int, one: Waiting, result: PushResult) -> None:
         if self._known.pop((shard, one.identity), None) is None:
             return
-        self.waiting_bytes -= one.update.size_bytes
+        self.waiting_bytes -= one.size_bytes
         self.waiting_of[one.sender] -= 1
         if not self.waiting_of[one.sender]:
             del self.waiting_of[one.sender]
@@ -136,8 +137,11 @@ class ValueRounds(ShardTasks):
                 groups.setdefault(owned.target_ids(), []).append(shard)
             else:
                 to_pull.append(shard)
+        now_s = self._clock.monotonic() if groups else 0.0
         for targets, shards in groups.items():
-            if self._rounds.get(targets, 0) < ROUNDS_AT_ONCE:
+            if wait_s := self._rounds.wait_s(targets, now_s):
+                self.wake_after(wait_s)
+            else:
                 self.start(shards, partial(self._round, targets, shards))
         if to_pull and not self._is_pulling and not self._pulls.rests:
             self._is_pulling = True
@@ -158,7 +162,7 @@ class ValueRounds(ShardTasks):
                 self._settle(shard, one, result_of(shard, fate))
                 continue
             entry = owned.state.table.entries.get(one.update.key)
-            size_bytes += one.update.size_bytes + (0 if entry is None else len(entry.value))
+            size_bytes += one.size_bytes + (0 if entry is None else len(entry.value))
             is_by_itself = one.is_alone or (taken and taken[-1].is_alone)
             if not fits(one.update) or (taken and (size_bytes > MAX_BATCH_BYTES or is_by_itself)):
                 break
@@ -175,7 +179,7 @@ class ValueRounds(ShardTasks):
             del self._queues[shard]
 
     async def _round(self, targets: tuple[bytes, ...], shards: list[int]) -> None:
-        self._rounds[targets] = self._rounds.get(targets, 0) + 1
+        began_s = self._rounds.begin(targets, self._clock.monotonic())
         try:
             prepared, room_bytes, turn = [], self._room_bytes(), LoopYielder()
             fault: Exception | None = None
@@ -197,9 +201,7 @@ class ValueRounds(ShardTasks):
             if fault is not None:
                 raise fault
         finally:
-            self._rounds[targets] -= 1
-            if not self._rounds[targets]:
-                del self._rounds[targets]
+            self._rounds.end(targets, began_s)
             self.free(shards)
 
     async def _pull_round(self, shards: list[int]) -> None:

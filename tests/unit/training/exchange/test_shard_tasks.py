@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from math import inf
 
 from tests.harness.environment import ListLog
 from tests.harness.virtual_loop import run
@@ -123,5 +124,32 @@ def test_the_shards_of_work_that_had_a_fault_rest() -> None:
         (record,) = works.log.records
         assert (record.event, record.fields["error"]) == ("exchange_service_failed", "KeyError(1)")
         await works.stop()
+
+    run(scenario())
+
+
+def test_what_is_due_later_begins_then() -> None:
+    """Of several times the first counts, another may be set after it; nothing begins after the end."""
+
+    async def scenario() -> None:
+        works = _Works()
+        works.waiting.append(1)
+        works.wake_after(inf)
+        works.wake_after(5.0)
+        works.wake_after(2.0)
+        works.wake_after(3.0)
+        await asyncio.sleep(1.9)
+        assert works.begun == []
+        await asyncio.sleep(0.2)
+        assert works.begun == [[1]]
+        await asyncio.sleep(10.0)
+        assert len(works.begun) == 1
+        works.wake_after(1.0)
+        await asyncio.sleep(1.1)
+        assert len(works.begun) == 2
+        works.wake_after(1.0)
+        await works.stop()
+        await asyncio.sleep(2.0)
+        assert len(works.begun) == 2
 
     run(scenario())
