@@ -36,6 +36,7 @@ BY_NAME = (
     "overlay_population",
     "overlay_sampling",
     "overlay_liveness",
+    "overlay_large",
     "simulator",
     "agreement",
     "process_faults",
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         default=0.0,
-        help="dashboard, fuzz, soak, overlay_churn, overlay_liveness, wan: how long; 0: each one's own",
+        help="dashboard, fuzz, soak, overlay_churn, overlay_large, overlay_liveness, wan: how long; 0: each one's own",
     )
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")

@@ -51,7 +51,7 @@ class Churned:
     estimate_error: float = 0.0
 
 
-class _Churn:
+class Churn:
     def __init__(self, world: OverlayWorld, nodes: int, median_life_s: float, rng: random.Random) -> None:
         self.world = world
         self.nodes = nodes
@@ -140,7 +140,7 @@ def run(seed: int, nodes: int, minutes: int, median_life_s: float = MEDIAN_LIFE_
 
     async def story() -> Churned:
         world = OverlayWorld(seed, loss=loss, recording=False)
-        churn = _Churn(world, nodes, median_life_s, random.Random(f"{seed}/churn"))
+        churn = Churn(world, nodes, median_life_s, random.Random(f"{seed}/churn"))
         await world.raise_swarm(nodes, bootstraps=BOOTSTRAPS)
         now = world.clock.monotonic()
         churn.joined_at = dict.fromkeys(range(nodes), now)

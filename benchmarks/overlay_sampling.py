@@ -92,7 +92,7 @@ class _Truth:
             self._peers[node_id] = Peer(contact, 1, 1, Activity.TRAINING, 0, 60.0, 0, True, 0.0, 0.0, 0.0)
 
     def closest(self, target: bytes, count: int) -> list[Contact]:
-        return [entry.contact for entry in self._table.closest(target, count)]
+        return self._table.closest(target, count)
 
     async def find(self, target: bytes) -> list[Contact]:
         return self.closest(target, self.k)

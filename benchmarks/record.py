@@ -40,6 +40,7 @@ AIMS_ALONE = (
     "overlay_scale",
     "overlay_churn",
     "overlay_liveness",
+    "overlay_large",
     "overlay_population",
     "overlay_sampling",
     "wan",

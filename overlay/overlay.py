@@ -40,7 +40,8 @@ from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
 from overlay.nat.port_mapping import Gateway, PortMapper
 from overlay.nat.reachability import Reachability
-from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
 from overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
 from overlay.requests import Handler, RequestService
 from overlay.settings import OverlaySettings
@@ -345,7 +346,7 @@ class Overlay:
             incoming,
             identity=self._identity,
             local=self.local,
-            closest=lambda target: [entry.packed for entry in self._protocol.router.closest(target, 20)],
+            closest=lambda target: self._protocol.router.closest_packed(target, 20),
         )
 
     def may_own(self, peer: Peer) -> bool:

@@ -1,16 +1,13 @@
 """What a node knows of its peers: addresses, times of contact, and steps that every message carries.
 
-A `Heartbeat` is the small record in every message, both ways; `PeerTable` merges heartbeats into one `Peer` per node.
-Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. `Peer` also decides which
-peers count as workers, and which are skipped as stalled (docs/architecture.md). Pure. `now` (monotonic seconds) is
-passed in.
+A `Heartbeat` is the small record in every message, both ways; `overlay.peer_table` merges heartbeats into one `Peer`
+per node. `Peer` also decides which peers count as workers, and which are skipped as stalled (docs/architecture.md).
+Pure. `now` (monotonic seconds) is passed in.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter as Counters
-from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -18,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address, group_of
+from overlay.addresses import Address
 from overlay.ids import ID_BYTES
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
@@ -166,171 +163,3 @@ class PeerChange:
     kind: ChangeKind
     reason: str = ""
     last: Peer | None = field(default=None, compare=False)
-
-
-#: `Activity(n)` as a table, because every datagram needs it.
-_ACTIVITIES = tuple(Activity)
-#: Weights of a new round trip in the running mean and deviation (RFC 6298).
-MEAN_WEIGHT = 1 / 8
-DEVIATION_WEIGHT = 1 / 4
-
-
-class PeerTable:
-    """The verified peers by id. The failure detector decides which are dead, the member list which are inserted."""
-
-    def __init__(self) -> None:
-        self._peers: dict[bytes, Peer] = {}
-        #: The peer of an id, or None. The method of the dict itself: each message asks several times.
-        self.get: Callable[[bytes], Peer | None] = self._peers.get
-        self._at: dict[Address, bytes] = {}
-        self._sharing: Counters[str] = Counters()
-
-    def __len__(self) -> int:
-        return len(self._peers)
-
-    def __iter__(self) -> Iterator[Peer]:
-        return iter(list(self._peers.values()))
-
-    def __contains__(self, node_id: bytes) -> bool:
-        return node_id in self._peers
-
-    def ids(self) -> KeysView[bytes]:
-        """The ids of all known peers, as a live view."""
-        return self._peers.keys()
-
-    def at(self, address: Address) -> bytes | None:
-        """The id known at an address."""
-        return self._at.get(address)
-
-    def sharing(self, group: str) -> int:
-        """The number of peers in a group of addresses (`overlay.addresses.group_of`)."""
-        return self._sharing[group]
-
-    def _count(self, address: Address, change: int) -> None:
-        group = group_of(address.host)
-        self._sharing[group] += change
-        if not self._sharing[group]:
-            del self._sharing[group]
-
-    def note_capacity(self, node_id: bytes, capacity: int) -> None:
-        """A known peer announced its capacity class. A restarted peer keeps its class until it announces another."""
-        peer = self._peers.get(node_id)
-        if peer is not None:
-            peer.capacity = capacity
-
-    def note_version(self, node_id: bytes, version: str) -> None:
-        """A known peer said which version it runs: any text."""
-        peer = self._peers.get(node_id)
-        if peer is not None and peer.version != version:
-            peer.version = shown_version(version)
-
-    def remove(self, node_id: bytes) -> Peer | None:
-        """Remove a peer and return it, if it was known."""
-        peer = self._peers.pop(node_id, None)
-        if peer is not None:
-            self._count(peer.address, -1)
-        if peer is not None and self._at.get(peer.address) == node_id:
-            del self._at[peer.address]
-        return peer
-
-    def observe(
-        self,
-        heartbeat: Heartbeat,
-        source_host: str,
-        now: float,
-        rtt: float | None = None,
-        *,
-        address: Address | None = None,
-    ) -> PeerChange | None:
-        """Merge a heartbeat that came from its own node; returns what changed, if anything did.
-
-        `address` overrides the claimed one (`heartbeat.host` or `source_host`, with `heartbeat.port`). The member list
-        passes the known address until another one is verified.
-        """
-        peer = self._peers.get(heartbeat.node_id)
-        if peer is None:
-            place = address or Address(heartbeat.host or source_host, heartbeat.port)
-            peer = _new_peer(heartbeat, place, now)
-            self._peers[heartbeat.node_id] = peer
-            self._at[place] = heartbeat.node_id
-            self._count(place, 1)
-            if rtt is not None:
-                _fold_round_trip(peer, rtt)
-            return PeerChange(heartbeat.node_id, "up")
-        if heartbeat.incarnation < peer.incarnation:
-            return None
-        if heartbeat.incarnation == peer.incarnation:
-            if heartbeat.boot_id != peer.boot_id:
-                return PeerChange(heartbeat.node_id, "clone", f"incarnation {heartbeat.incarnation} was started twice")
-            kind = _fold_same_start(peer, heartbeat, now)
-        else:
-            _fold_restart(peer, heartbeat, now)
-            kind = "restarted"
-        if rtt is not None:
-            _fold_round_trip(peer, rtt)
-        place = address or Address(heartbeat.host or source_host, heartbeat.port)
-        if place != peer.contact.address:
-            self._move(peer, place)
-            kind = kind if kind == "restarted" else "moved"
-        return None if kind is None else PeerChange(heartbeat.node_id, kind)
-
-    def _move(self, peer: Peer, place: Address) -> None:
-        if self._at.get(peer.address) == peer.node_id:
-            del self._at[peer.address]
-        self._count(peer.address, -1)
-        self._count(place, 1)
-        peer.contact = Contact(peer.node_id, place)
-        self._at[place] = peer.node_id
-
-
-def _new_peer(heartbeat: Heartbeat, address: Address, now: float) -> Peer:
-    return Peer(
-        contact=Contact(heartbeat.node_id, address),
-        incarnation=heartbeat.incarnation,
-        boot_id=heartbeat.boot_id,
-        activity=_ACTIVITIES[heartbeat.activity],
-        step=heartbeat.step,
-        step_seconds=heartbeat.step_seconds,
-        samples=heartbeat.samples,
-        eligible=heartbeat.eligible,
-        first_heard=now,
-        last_heard=now,
-        last_progress=now,
-    )
-
-
-def _fold_restart(peer: Peer, heartbeat: Heartbeat, now: float) -> None:
-    peer.incarnation, peer.boot_id = heartbeat.incarnation, heartbeat.boot_id
-    peer.activity = _ACTIVITIES[heartbeat.activity]
-    peer.step, peer.step_seconds, peer.samples = heartbeat.step, heartbeat.step_seconds, heartbeat.samples
-    peer.eligible = heartbeat.eligible
-    peer.version = ""  # a restart is how a node is upgraded
-    peer.last_heard = peer.last_progress = now
-
-
-def _fold_same_start(peer: Peer, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
-    peer.last_heard = now
-    if heartbeat.step < peer.step or peer.activity is Activity.LEAVING:
-        return None  # overtaken by a newer one; and only a new incarnation ends LEAVING
-    if heartbeat.step > peer.step:
-        peer.step = heartbeat.step
-        peer.last_progress = now
-    activity = _ACTIVITIES[heartbeat.activity]
-    if activity is not peer.activity:
-        if activity in (Activity.READY, Activity.TRAINING):
-            peer.last_progress = now
-        peer.activity = activity
-    peer.step_seconds, peer.samples = heartbeat.step_seconds, heartbeat.samples
-    if heartbeat.eligible != peer.eligible:
-        peer.eligible = heartbeat.eligible
-        return "eligible"
-    return None
-
-
-def _fold_round_trip(peer: Peer, rtt_s: float) -> None:
-    if peer.round_trip_s is None:
-        peer.round_trip_s, peer.round_trip_deviation_s = rtt_s, rtt_s / 2
-        return
-    error = rtt_s - peer.round_trip_s
-    peer.round_trip_s += MEAN_WEIGHT * error
-    peer.round_trip_deviation_s += DEVIATION_WEIGHT * (abs(error) - peer.round_trip_deviation_s)

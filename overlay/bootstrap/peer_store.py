@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from overlay.addresses import Address, split_address
 from overlay.environment import Environment
-from overlay.peers import Peer
+from overlay.ids import ID_BYTES
+from overlay.kademlia.messages import pack_contact, read_contact
+from overlay.peers import Contact, Peer
 
 PEERS_FILE = "peers.json"
 MAX_STORED = 64
@@ -23,11 +24,8 @@ MAX_AGE_S = 14 * 24 * 3600.0
 WRITE_INTERVAL_S, FULL_WRITE_INTERVAL_S = 2.0, 30.0
 
 
-class StoredPeer(NamedTuple):
-    """The node last seen at an address and when, in wall-clock seconds. Older versions stored no id."""
-
-    node_id: bytes
-    met_at: float
+#: In the place of the id of a peer that an older version stored without it.
+NO_ID = bytes(ID_BYTES)
 
 
 class PeerStore:
@@ -38,8 +36,9 @@ class PeerStore:
         self._executor = environment.executor
         self._clock = environment.clock
         self._log = environment.log
-        self._peers: dict[Address, StoredPeer] = {}
-        self._written: list[Address] = []
+        #: When each was last seen, in wall-clock seconds, by its packed id and address.
+        self._peers: dict[bytes, float] = {}
+        self._written: list[bytes] = []
         self._failed = False
         # The write of a cancelled task goes on in its thread; the next one must not touch the file at the same time.
         self._one_write = threading.Lock()
@@ -52,14 +51,16 @@ class PeerStore:
                 return
             for entry in json.loads(data)["peers"][:MAX_STORED]:
                 host, port = split_address(str(entry["address"]))
-                met = StoredPeer(bytes.fromhex(entry.get("id", "")), float(entry["met"]))
-                self._peers[Address.checked(host, port)] = met
+                node_id = bytes.fromhex(entry.get("id", "")) or NO_ID
+                if len(node_id) != ID_BYTES:
+                    raise ValueError(f"an id has {ID_BYTES} bytes, not {len(node_id)}")
+                self._peers[pack_contact(Contact(node_id, Address.checked(host, port)))] = float(entry["met"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._log.warning("remembered_peers_unreadable", file=PEERS_FILE, error=str(error))
 
     def addresses(self) -> list[Address]:
         """The stored addresses, most recently seen first."""
-        return list(self._peers)
+        return [read_contact(packed).address for packed in self._peers]
 
     @property
     def write_interval_s(self) -> float:
@@ -69,22 +70,27 @@ class PeerStore:
     def add_live(self, peers: Iterable[Peer]) -> None:
         """Store the addresses of these live peers, in place of their former ones."""
         now = self._clock.wall()
-        alive = {peer.address: StoredPeer(peer.node_id, now) for peer in peers}
-        ids = {met.node_id for met in alive.values()}
-        kept = {address: met for address, met in self._peers.items() if address in alive or met.node_id not in ids}
-        recent = sorted({**kept, **alive}.items(), key=lambda item: -item[1].met_at)
-        self._peers = {address: met for address, met in recent[:MAX_STORED] if abs(now - met.met_at) <= MAX_AGE_S}
+        alive = {peer.address: peer.contact for peer in peers}
+        ids = {contact.node_id for contact in alive.values()}
+        met = dict.fromkeys(map(pack_contact, alive.values()), now)
+        for packed, met_at in self._peers.items():
+            former = read_contact(packed)
+            if former.node_id not in ids and former.address not in alive:
+                met[packed] = met_at
+        recent = sorted(met.items(), key=lambda item: -item[1])
+        self._peers = {packed: met_at for packed, met_at in recent[:MAX_STORED] if abs(now - met_at) <= MAX_AGE_S}
 
     async def write(self) -> None:
         """Write the peers to disk, off the loop, if they changed. The first failure is logged; the node can run without
         the file."""
-        addresses = sorted(self._peers)
-        if not addresses or addresses == self._written:
+        present = sorted(self._peers)
+        if not present or present == self._written:
             return
-        entries = [
-            {"address": str(address), "id": met.node_id.hex(), "met": round(met.met_at)}
-            for address, met in self._peers.items()
-        ]
+        entries: list[dict[str, object]] = []
+        for packed, met_at in self._peers.items():
+            contact = read_contact(packed)
+            node_id = "" if contact.node_id == NO_ID else contact.node_id.hex()
+            entries.append({"address": str(contact.address), "id": node_id, "met": round(met_at)})
         try:
             await self._executor.run(self._write_file, json.dumps({"peers": entries}, indent=1).encode())
         except OSError as error:
@@ -93,7 +99,7 @@ class PeerStore:
             self._failed = True
             return
         self._failed = False
-        self._written = addresses
+        self._written = present
 
     def _write_file(self, data: bytes) -> None:
         with self._one_write:

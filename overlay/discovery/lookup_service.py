@@ -24,7 +24,7 @@ from overlay.settings import OverlaySettings
 DEADLINE_S = 5.0
 
 #: Number of recent lookups that the medians cover.
-RECENT = 64
+RECENT = 32
 
 _NO_NODES = Nodes(b"", b"")
 
@@ -60,7 +60,7 @@ class LookupService:
 
     async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
         """The k nodes closest to `target` that answered, closest first; this node included where it belongs."""
-        known = [entry.contact for entry in self._protocol.router.closest(target, 2 * self._k)]
+        known = self._protocol.router.closest(target, 2 * self._k)
         quota = AddressLimit(self.ids_per_address)
 
         def usable(contacts: Iterable[Contact]) -> list[Contact]:

@@ -37,6 +37,9 @@ MAX_BALLS = 64
 #: Seconds between sampling lookups until there are enough balls to sample from; later the pool grows at the rate that
 #: keeps it full. Nodes that start at the same time would otherwise be busy with each other's lookups.
 FILL_INTERVAL_S = 1.0
+#: The first sampling lookup of a node comes so long after it has met more than k others. The nodes that start together
+#: look up their own ids first; each sampling lookup before that meets the same strangers once more.
+START_PAUSE_S = 2.0
 #: Balls in the first pool; more where two samples would take more entries than these have.
 FIRST_BALLS = 4
 #: A pause is at least this many times as long as the lookup before it. When lookups take seconds, because network or
@@ -48,6 +51,8 @@ COST_WINDOW_S = POOL_AGE_S
 COMPARE_INTERVAL_S = 4.0
 FIRST_COMPARE_INTERVAL_S = 0.3
 FIRST_COMPARES = 5
+#: In a larger swarm so many of the contacts that are new are verified at most, each time.
+COMPARED = 4
 ESTIMATE_TTL_S = 1.0
 
 
@@ -177,6 +182,7 @@ class PeerSampler:
     async def keep_sampling(self) -> None:
         """Look up random targets, for estimate and pool, until cancelled. In a small swarm compare contacts instead."""
         quiet = 0
+        is_first = True
         while True:
             now = self._clock.monotonic()
             self.pool.expire(now)
@@ -184,13 +190,16 @@ class PeerSampler:
                 self.pool.clear()
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = FIRST_COMPARE_INTERVAL_S if quiet < FIRST_COMPARES else COMPARE_INTERVAL_S
+            elif is_first:
+                is_first = False
+                pause_s = START_PAUSE_S
             else:
                 quiet = 0
                 began = self._clock.monotonic()
                 await self.sample_once()
                 took_s = self._clock.monotonic() - began
                 if len(self._members.peers) < FULL_VIEW:
-                    await self._compare_contacts(random_id(self._rng))
+                    await self._compare_contacts(random_id(self._rng), COMPARED)
                 pause_s = FILL_INTERVAL_S if self.pool.balls < self._balls_first else self._steady_s()
                 pause_s = max(pause_s, MIN_PAUSE_PER_LOOKUP * took_s)
             await asyncio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
@@ -200,8 +209,9 @@ class PeerSampler:
         kept_share = BALL_NODES / SLOTS
         return 0.9 * kept_share * POOL_AGE_S / self._balls_wanted
 
-    async def _compare_contacts(self, target: bytes) -> bool:
-        """Ask one peer for its contacts near `target`, and verify those that are unknown here; true if there were any.
+    async def _compare_contacts(self, target: bytes, most: int | None = None) -> bool:
+        """Ask one peer for its contacts near `target`, and verify those that are unknown here, `most` of them; true if
+        there were any.
 
         Nodes that join a small swarm at the same time find only half of each other; this way they find the rest.
         """
@@ -209,8 +219,10 @@ class PeerSampler:
         if not contacts:
             return True
         known = await self._lookups.ask(self._rng.choice(contacts), target)
+        if most is None and len(known) > self._k:
+            return True  # the swarm is larger, and this node has only begun to find its neighbours by a lookup
         unknown = [contact for contact in known if contact.node_id not in self._members.peers]
-        for contact in unknown:
+        for contact in unknown[:most]:
             self._membership.verify(contact)
         return bool(unknown)
 

@@ -67,6 +67,7 @@ class CallTable:
         self._give_up = give_up
         self._outstanding: dict[bytes, PendingCall] = {}
         self._late: dict[bytes, tuple[PendingCall, float]] = {}
+        self._proving: dict[Contact, None] = {}
 
     def __len__(self) -> int:
         """Tries that wait for an answer."""
@@ -81,11 +82,17 @@ class CallTable:
         """Calls that wait for an answer, retries not counted."""
         return len({id(pending) for pending in self._outstanding.values()})
 
+    def awaits_proof(self, contact: Contact) -> bool:
+        """Whether a call waits in which this contact has to prove its id."""
+        return contact in self._proving
+
     def start(self, pending: PendingCall, wait_s: float, now: float) -> None:
         """Send one try and wait for its answer."""
         message_id = self._entropy.token(MESSAGE_ID_BYTES)
         pending.sent[message_id] = now
         self._outstanding[message_id] = pending
+        if pending.require_proof:
+            self._proving[pending.contact] = None
         self._wait(message_id, pending, wait_s, now)
         self._send(message_id, pending)
 
@@ -96,6 +103,7 @@ class CallTable:
         """It is answered or given up: all its tries leave the table."""
         for message_id in pending.sent:
             self._outstanding.pop(message_id, None)
+        self._proving.pop(pending.contact, None)
         if pending.timer is not None:
             pending.timer.cancel()
 
@@ -107,6 +115,7 @@ class CallTable:
         """Drop all; the calls that still waited are returned."""
         waiting = {id(pending): pending for pending in self._outstanding.values()}
         self._outstanding.clear()
+        self._proving.clear()
         self._late.clear()
         for pending in waiting.values():
             if pending.timer is not None:

@@ -13,6 +13,7 @@ addresses here.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -40,6 +41,8 @@ PACKED_V4_BYTES = ID_BYTES + 4 + 2
 PACKED_V6_BYTES = ID_BYTES + 16 + 2
 #: Contacts read from one response.
 MAX_CONTACTS = 64
+#: Contacts whose unpacked form is kept, because responses name the same ones again and again: 0.4 KB each.
+UNPACKED_CONTACTS = 1024
 #: Updates in one datagram: with the largest heartbeat and contacts it still fits.
 MAX_GOSSIP = 8
 #: Packed contacts in one response: a datagram less the header, the largest heartbeat, `MAX_GOSSIP` and a proof.
@@ -197,7 +200,6 @@ def decode(datagram: bytes) -> tuple[bytes, RequestDatagram | ResponseDatagram]:
     return datagram[1:HEADER_BYTES], message
 
 
-@lru_cache(maxsize=16384)
 def pack_contact(contact: Contact) -> bytes:
     """26 bytes for IPv4, 38 for IPv6."""
     host, port = contact.address
@@ -205,7 +207,16 @@ def pack_contact(contact: Contact) -> bytes:
     return contact.node_id + socket.inet_pton(family, host) + port.to_bytes(2, "big")
 
 
-@lru_cache(maxsize=16384)
+def read_contact(packed: bytes) -> Contact:
+    """What this node has packed itself."""
+    if len(packed) == PACKED_V4_BYTES:
+        host = socket.inet_ntop(socket.AF_INET, packed[ID_BYTES:-2])
+    else:
+        host = str(ipaddress.IPv6Address(packed[ID_BYTES:-2]))  # in the normal form of `overlay.addresses`
+    return Contact(packed[:ID_BYTES], Address(host, int.from_bytes(packed[-2:], "big")))
+
+
+@lru_cache(maxsize=UNPACKED_CONTACTS)
 def unpack_contact(packed: bytes) -> Contact | None:
     """The contact, or None when its address cannot be sent to."""
     family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6

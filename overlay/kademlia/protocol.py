@@ -117,6 +117,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         """Calls that wait for their responses."""
         return self._calls.waiting
 
+    def awaits_proof(self, contact: Contact) -> bool:
+        """Whether a call waits in which this contact has to prove its id."""
+        return self._calls.awaits_proof(contact)
+
     # -- requests ------------------------------------------------------------------------------------------------
 
     def call(

@@ -6,7 +6,8 @@ give. One retry follows, and the whole call never exceeds the ceiling. Pure.
 
 from __future__ import annotations
 
-from overlay.peers import DEVIATION_WEIGHT, MEAN_WEIGHT, Peer
+from overlay.peer_table import DEVIATION_WEIGHT, MEAN_WEIGHT
+from overlay.peers import Peer
 
 #: Below this a busy loop, not the network, causes time-outs.
 FLOOR_S = 0.1

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from overlay.kademlia.messages import Gossip, MemberState
 from overlay.membership.actions import Broadcast, DetectorAction, SendNow, SendPing, SendPingRequest, StateChanged
 from overlay.membership.local_health import LocalHealth
+from overlay.membership.member_rows import Member, MemberRows
 from overlay.membership.probe_order import ProbeOrder
 from overlay.settings import LivenessSettings
 
@@ -43,28 +43,6 @@ UNANSWERED_PROBES_TO_CONFIRM = 3
 EVIDENCE_STEP_S = 0.25
 
 
-@dataclass(slots=True)
-class _Member:
-    """What is known of one node. `heard`: when its last own message arrived; `since`: when its state changed."""
-
-    state: MemberState
-    incarnation: int
-    refutation: int
-    heard: float
-    since: float
-    deadline: float = 0.0
-    probed: float = float("-inf")
-    #: Calls in a row that it left unanswered, each with its retry.
-    missed: int = 0
-    #: Suspected, and others report that it is dead: this node's own probes decide.
-    reported_dead: bool = False
-    #: The newest leave or refutation that others reported: incarnation, refutation, kind.
-    unconfirmed_update: tuple[int, int, int] = (-1, -1, -1)
-
-    def rank(self) -> tuple[int, int, int]:
-        return (self.incarnation, self.refutation, min(self.state, MemberState.DEAD))
-
-
 class FailureDetector:
     """The members of one node's view, the dead it remembers, and its own health."""
 
@@ -78,8 +56,8 @@ class FailureDetector:
         self.health = LocalHealth()
         self.leaving = False
         self._rng = rng
-        self._members: dict[bytes, _Member] = {}
-        self._removed: dict[bytes, _Member] = {}
+        self._members = MemberRows()
+        self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
         self._order = ProbeOrder(rng)
         self._watched: dict[bytes, None] = {}
@@ -134,15 +112,15 @@ class FailureDetector:
         if node_id in self._members:
             return self.on_heartbeat(node_id, incarnation, now)
         gone = self._removed.pop(node_id, None)
-        member = _Member(MemberState.ALIVE, incarnation, 0, now, now)
+        refutation = 0
         actions: list[DetectorAction] = []
         if gone is not None and gone.incarnation == incarnation:
-            member.refutation = gone.refutation
+            refutation = gone.refutation
             if gone.state is MemberState.DEAD:
                 # Old gossip of its death is still on its way, and only a refutation of its own outranks that.
                 accusation = Gossip(MemberState.DEAD, node_id, incarnation, gone.refutation)
                 actions.append(SendNow(node_id, accusation))
-        self._members[node_id] = member
+        self._members.add(node_id, incarnation, now, refutation=refutation)
         self._order.insert(node_id)
         return actions
 
@@ -203,11 +181,11 @@ class FailureDetector:
         if member is None:
             return []
         news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
-        return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
+        return [*self._remove(node_id, now, MemberState.DEAD, reason), Broadcast(news)]
 
     def forget(self, node_id: bytes) -> None:
         """Drop a member that is of no use any more, whatever its state."""
-        if self._members.pop(node_id, None) is not None:
+        if self._members.remove(node_id) is not None:
             self._suspects.pop(node_id, None)
 
     def on_leave(self, node_id: bytes, now: float) -> list[DetectorAction]:
@@ -216,7 +194,7 @@ class FailureDetector:
         if member is None:
             return []
         news = Gossip(MemberState.LEFT, node_id, member.incarnation, member.refutation)
-        return [*self._remove(node_id, member, now, MemberState.LEFT, "it left"), Broadcast(news)]
+        return [*self._remove(node_id, now, MemberState.LEFT, "it left"), Broadcast(news)]
 
     def leave_notice(self) -> Gossip:
         """The gossip that announces the leave of this node."""
@@ -239,7 +217,7 @@ class FailureDetector:
             elif now >= member.deadline:
                 reason = f"suspected for {now - member.since:.1f} s and silent"
                 news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
-                actions += self._remove(node_id, member, now, MemberState.DEAD, reason)
+                actions += self._remove(node_id, now, MemberState.DEAD, reason)
                 actions += [SendNow(node_id, news), Broadcast(news, at_once=True)]
         if now >= self._next_round:
             self._next_round = now + self.settings.probe_interval_s
@@ -247,7 +225,7 @@ class FailureDetector:
             self._purge(now)
         return actions
 
-    def _is_proven_silent(self, member: _Member, now: float) -> bool:
+    def _is_proven_silent(self, member: Member, now: float) -> bool:
         """The probes of this node were not answered either; or there are too many suspects to probe them all."""
         return member.missed >= UNANSWERED_PROBES_TO_CONFIRM or now >= member.since + 2 * self.settings.suspicion_s
 
@@ -301,7 +279,7 @@ class FailureDetector:
             case MemberState.ALIVE:
                 return self._accept_refutation(news, member, now)
             case MemberState.LEFT:
-                actions = self._remove(news.node_id, member, now, kind, "it left")
+                actions = self._remove(news.node_id, now, kind, "it left")
                 return [*actions, Broadcast(news)]
             case MemberState.SUSPECT | MemberState.DEAD:
                 return self._accept_accusation(news, kind, member, now)
@@ -327,7 +305,7 @@ class FailureDetector:
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
         return [SendPing(news.node_id), Broadcast(news)]
 
-    def _note_unconfirmed(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
+    def _note_unconfirmed(self, news: Gossip, kind: MemberState, member: Member, now: float) -> list[DetectorAction]:
         """A leave or refutation counts only from its own node; from others it is a reason to probe that node."""
         if (news.incarnation, news.refutation, kind) <= member.unconfirmed_update:
             return []
@@ -335,14 +313,14 @@ class FailureDetector:
         ask = kind is MemberState.LEFT or member.state is MemberState.SUSPECT
         return [*(self.request_probe(news.node_id, now) if ask else []), Broadcast(news)]
 
-    def _accept_refutation(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
+    def _accept_refutation(self, news: Gossip, member: Member, now: float) -> list[DetectorAction]:
         member.incarnation, member.refutation = news.incarnation, news.refutation
         actions: list[DetectorAction] = [Broadcast(news)]
         if member.state is MemberState.SUSPECT:
             actions += self._end_suspicion(news.node_id, member, now, "it refuted", by_itself=False)
         return actions
 
-    def _accept_accusation(self, news: Gossip, kind: MemberState, member: _Member, now: float) -> list[DetectorAction]:
+    def _accept_accusation(self, news: Gossip, kind: MemberState, member: Member, now: float) -> list[DetectorAction]:
         if now - member.heard < self.settings.probe_interval_s:
             return [SendNow(news.node_id, news)]  # it is alive; send it the suspicion, so that it can refute it
         reported, refutation, reported_kind = member.unconfirmed_update
@@ -355,7 +333,7 @@ class FailureDetector:
         probe: list[DetectorAction] = [SendPing(news.node_id)] if news.node_id in self._watched else []
         return [*suspected, *probe, Broadcast(news)]
 
-    def _suspect_reported(self, news: Gossip, member: _Member, now: float) -> list[DetectorAction]:
+    def _suspect_reported(self, news: Gossip, member: Member, now: float) -> list[DetectorAction]:
         """Its own probes must confirm a reported death before this node accepts or gossips it. Otherwise one lost
         refutation would remove a running node everywhere: at 10 % loss two false reports among 60 nodes became ten."""
         if member.reported_dead:
@@ -364,17 +342,17 @@ class FailureDetector:
         member.reported_dead = True
         return [*actions, *self._confirm_report(news.node_id, member, now)]
 
-    def _confirm_report(self, node_id: bytes, member: _Member, now: float) -> list[DetectorAction]:
+    def _confirm_report(self, node_id: bytes, member: Member, now: float) -> list[DetectorAction]:
         if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
             member.probed = now
             return [SendPing(node_id)]
         news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
         reason = "others report it dead, and it does not answer this node"
-        return [*self._remove(node_id, member, now, MemberState.DEAD, reason), Broadcast(news)]
+        return [*self._remove(node_id, now, MemberState.DEAD, reason), Broadcast(news)]
 
     # -- transitions ---------------------------------------------------------------------------------------------
 
-    def _suspect(self, node_id: bytes, member: _Member, now: float, reason: str) -> list[DetectorAction]:
+    def _suspect(self, node_id: bytes, member: Member, now: float, reason: str) -> list[DetectorAction]:
         if member.state is MemberState.SUSPECT:
             return []
         member.state = MemberState.SUSPECT
@@ -385,7 +363,7 @@ class FailureDetector:
         return [StateChanged(node_id, "suspect", reason)]
 
     def _end_suspicion(
-        self, node_id: bytes, member: _Member, now: float, reason: str, *, by_itself: bool
+        self, node_id: bytes, member: Member, now: float, reason: str, *, by_itself: bool
     ) -> list[DetectorAction]:
         """`by_itself`: by a message of its own, not by a refutation; others may still suspect it, so it must refute."""
         accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
@@ -398,12 +376,11 @@ class FailureDetector:
             actions.append(SendNow(node_id, accusation))
         return actions
 
-    def _remove(
-        self, node_id: bytes, member: _Member, now: float, state: MemberState, reason: str
-    ) -> list[DetectorAction]:
-        del self._members[node_id]
+    def _remove(self, node_id: bytes, now: float, state: MemberState, reason: str) -> list[DetectorAction]:
+        last = self._members.remove(node_id)
+        assert last is not None
         self._suspects.pop(node_id, None)
-        member.state, member.since = state, now
-        self._removed[node_id] = member
+        last.state, last.since = state, now
+        self._removed[node_id] = last
         kind: Literal["dead", "left"] = "left" if state is MemberState.LEFT else "dead"
         return [StateChanged(node_id, kind, reason)]

@@ -33,15 +33,19 @@ from overlay.membership.actions import (
 from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.identity_conflict import IdentityConflicts, is_conflict, is_same_start
 from overlay.membership.negative_cache import NegativeCache
-from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
 
 #: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
 MAX_PEERS = 4096
 #: A peer without a message for this long, in no bucket, pool or watch list, is dropped.
 FORGET_S = 180.0
-#: Up to this many peers every node is inserted: to keep a few hundred costs less than a lookup for every shard. Beyond
-#: it only the contacts of the buckets and those in use are kept.
+#: Up to this many peers none is dropped: to keep a few hundred costs less than a lookup for every shard. Beyond it only
+#: the contacts of the buckets and those in use are kept.
 FULL_VIEW = 256
+#: Up to this many peers every node that asks is verified. Beyond it only what the buckets take: the others are met in
+#: lookups, one side at a time. Otherwise each of N nodes that start together makes N proofs in its first seconds.
+EAGER_VIEW = 64
 #: Groups of addresses whose limit was reached and logged.
 MAX_LOGGED_GROUPS = 1024
 
@@ -234,7 +238,7 @@ class MemberList:
         return self._applied(actions) if actions else actions
 
     def _would_insert(self, node_id: bytes) -> bool:
-        return len(self.peers) < FULL_VIEW or self._table.would_insert(node_id) or node_id in self.dead_contacts
+        return len(self.peers) < EAGER_VIEW or self._table.would_insert(node_id) or node_id in self.dead_contacts
 
     def _verified(
         self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None, now: float

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from overlay.kademlia.messages import Call, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.peers import Contact, Heartbeat, Peer, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact, Heartbeat, Peer
 
 
 class PeerQueries:

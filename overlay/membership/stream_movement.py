@@ -29,6 +29,8 @@ class StreamMovement:
         """A request of, or to, this peer uses the stream. What has moved before is of the past."""
         streams = self._streams.get(node_id)
         if streams is None:
+            # Each takes half a kilobyte: those of peers whose streams have all ended are dropped.
+            self._streams = {peer: used for peer, used in self._streams.items() if len(used)}
             streams = self._streams[node_id] = WeakKeyDictionary()
         if stream not in streams:  # of one that is known already the kernel is not asked
             streams[stream] = stream.moved_bytes()

@@ -19,7 +19,8 @@ from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.local_node import LocalNode
-from overlay.peers import Contact, Heartbeat, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact, Heartbeat
 from overlay.requests import RequestService
 from overlay.transport import Buffer, Response, Transport, TransportError
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from overlay.discovery.population import Population
-from overlay.peers import Activity, Heartbeat, Peer, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Activity, Heartbeat, Peer
 from tests.harness.environment import VirtualClock
 from tests.harness.virtual_loop import run
 from training.barriers.predicates import make_barrier

@@ -34,6 +34,7 @@ class RecordingProtocol:
         self.queue = BroadcastQueue()
         self.router = ContactTable(20, Node(OWN))
         self.calls: list[RecordedCall] = []
+        self.proving: set[Contact] = set()
         self.sent: list[tuple[Contact, list[Gossip], object]] = []
         self.responses: list[tuple[bytes, Address, Result]] = []
         self.procedures: dict[type, Callable[..., Result | None]] = {}
@@ -47,6 +48,9 @@ class RecordingProtocol:
 
     def register(self, call: type, procedure: Callable[..., Result | None]) -> None:
         self.procedures[call] = procedure
+
+    def awaits_proof(self, contact: Contact) -> bool:
+        return contact in self.proving
 
     def call(self, contact: Contact, body: Call, on_result: Callable[[Result | None], None], **options: Any) -> None:
         self.calls.append(RecordedCall(contact, body, on_result, options))

@@ -219,7 +219,7 @@ def test_kademlia_fault_06_neighbours_are_not_the_closest() -> None:
 
         held = [node.id for bucket in stock.buckets for node in bucket.nodes.values()]
         worst = max(worst, 20 - len(set(near(held)) & {node.id for node in stock.find_neighbors(Node(target))}))
-        assert [entry.id for entry in ours.closest(target, 20)] == near([contact.node_id for contact in ours])
+        assert [entry.node_id for entry in ours.closest(target, 20)] == near([contact.node_id for contact in ours])
     assert worst > 0
 
 

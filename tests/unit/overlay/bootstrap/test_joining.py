@@ -15,7 +15,8 @@ from overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEOUT_S, RE
 from overlay.bootstrap.local_network import Announcement, LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
 from overlay.local_node import LocalNode
-from overlay.peers import Contact, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact
 from tests.harness.environment import ListLog, Record, make_environment
 from tests.harness.peers import heartbeat, ids
 from tests.harness.virtual_loop import run

@@ -14,7 +14,8 @@ from overlay.discovery.candidates import CACHE_TTL_S, Candidates
 from overlay.discovery.placement import rank
 from overlay.ids import distance
 from overlay.local_node import LocalNode
-from overlay.peers import Activity, Contact, PeerChange, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Activity, Contact, PeerChange
 from tests.harness.environment import VirtualClock
 from tests.harness.peers import heartbeat, ids
 from tests.harness.virtual_loop import run

@@ -14,7 +14,8 @@ from overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, Pee
 from overlay.discovery.population import Population
 from overlay.ids import distance
 from overlay.local_node import LocalNode
-from overlay.peers import Activity, Contact, PeerChange, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Activity, Contact, PeerChange
 from tests.harness.environment import make_environment
 from tests.harness.peers import heartbeat, ids
 from tests.harness.virtual_loop import run

@@ -149,3 +149,23 @@ def test_close_returns_each_waiting_call_once() -> None:
         assert not world.given_up
 
     play(story)
+
+
+def test_a_proof_is_awaited_until_the_call_is_answered_or_given_up() -> None:
+    """By id and address, and through the retry; a call that demands none awaits none."""
+
+    async def story(world: World) -> None:
+        pending = PendingCall(PEER, Ping(), lambda _: None, None, {}, 0.5, True, True, True)
+        world.table.start(pending, 0.5, world.clock.monotonic())
+        other = Contact(PEER.node_id, Address("10.0.0.2", 8468))
+        assert (world.table.awaits_proof(PEER), world.table.awaits_proof(other)) == (True, False)
+        await asyncio.sleep(0.7)
+        assert len(world.sent) == 2
+        assert world.table.awaits_proof(PEER)
+        await asyncio.sleep(0.5)
+        assert world.given_up
+        assert not world.table.awaits_proof(PEER)
+        world.start(1.0, 0.0)
+        assert not world.table.awaits_proof(PEER)
+
+    play(story)

@@ -16,7 +16,8 @@ from overlay.kademlia import messages
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.peers import Contact, Heartbeat, Peer, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact, Heartbeat, Peer
 from tests.harness.environment import SeededEntropy, make_environment
 from tests.harness.virtual_loop import VirtualLoop
 

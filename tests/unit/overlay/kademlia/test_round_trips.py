@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.kademlia.round_trips import RttEstimator
-from overlay.peers import PeerTable
+from overlay.peer_table import PeerTable
 from tests.harness.peers import heartbeat
 
 

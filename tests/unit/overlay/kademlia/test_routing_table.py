@@ -24,10 +24,10 @@ def test_the_table_gives_the_exact_closest_and_the_target_itself() -> None:
     target = held[17]
     expected = sorted(held, key=lambda node_id: distance(node_id, target))[:20]
 
-    assert [entry.id for entry in table.closest(target, 20)] == expected
+    assert [entry.node_id for entry in table.closest(target, 20)] == expected
     assert expected[0] == target
     table.list_to_others(target, False)
-    assert target not in [entry.id for entry in table.closest(target, 20)]
+    assert target not in [entry.node_id for entry in table.closest(target, 20)]
     for node_id in held:
         table.remove(node_id)
     assert not set(held) & {c.node_id for c in table}
@@ -64,4 +64,4 @@ def test_the_closest_are_exact_whatever_the_table_holds(size: int) -> None:
         target = rng.choice([random_id(rng), *listed[:1]])
         skip = rng.choice([None, *listed])
         expected = sorted((node_id for node_id in listed if node_id != skip), key=lambda n: distance(n, target))[:26]
-        assert [entry.id for entry in table.closest(target, 26, skip=skip)] == expected
+        assert [entry.node_id for entry in table.closest(target, 26, skip=skip)] == expected

@@ -9,7 +9,8 @@ from overlay.kademlia.messages import DuplicateIdentity, pack_contact
 from overlay.membership import identity_conflict
 from overlay.membership.actions import LogEvent, Notify, SendDuplicateIdentity, Verify
 from overlay.membership.identity_conflict import REPORT_PAUSE_S, IdentityConflicts, is_conflict, is_same_start
-from overlay.peers import Contact, Peer, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact, Peer
 from tests.harness.peers import heartbeat, ids
 
 OWN, OTHER = ids(2)

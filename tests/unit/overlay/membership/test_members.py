@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 
 import pytest
 from kademlia.node import Node
@@ -25,7 +27,7 @@ from overlay.membership.actions import (
     Verify,
 )
 from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import FORGET_S, FULL_VIEW, MemberList, claimed_address
+from overlay.membership.members import EAGER_VIEW, FORGET_S, FULL_VIEW, MemberList, claimed_address
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.settings import LivenessSettings
 from tests.harness.peers import heartbeat, ids
@@ -256,9 +258,9 @@ def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed
     suspected = Gossip(MemberState.SUSPECT, A, 1, 0)
     assert changes(actions) == [(A, "suspect")]
     assert actions[1:] == [SendNow(A, suspected), Broadcast(suspected)]
-    assert [entry.id for entry in made._table.closest(A, 5)] == [B]
+    assert [entry.node_id for entry in made._table.closest(A, 5)] == [B]
     assert changes(made.on_request(heartbeat(A), HERE, 6.5)) == [(A, "refuted")]
-    assert [entry.id for entry in made._table.closest(A, 5)] == [A, B]
+    assert [entry.node_id for entry in made._table.closest(A, 5)] == [A, B]
 
 
 def test_a_time_out_at_a_former_address_is_no_failure() -> None:
@@ -322,3 +324,50 @@ def test_the_claimed_address_is_the_advertised_host_or_the_source() -> None:
     assert claimed_address(heartbeat(A, port=9), HERE) == Address(HERE.host, 9)
     assert claimed_address(heartbeat(A, host="10.7.7.7"), HERE) == Address("10.7.7.7", 8468)
     assert claimed_address(heartbeat(A, host="0.0.0.0"), HERE) == HERE
+
+
+# -- cost
+
+
+def test_a_stranger_is_verified_at_once_only_where_few_are_known_or_a_bucket_takes_it() -> None:
+    """With many peers the buckets decide: not every one of N nodes makes a proof for each of the others that asks."""
+    made = member_list()
+    many = ids(FULL_VIEW, seed=6)
+    for number, node_id in enumerate(many[: EAGER_VIEW - 1]):
+        insert(made, node_id, Address("10.1.0.1", 1 + number))
+    asked = [made.on_request(heartbeat(node_id, port=9), Address("10.2.0.1", 9), 1.0) for node_id in many[EAGER_VIEW:]]
+    assert all(asked), "few are known"
+    insert(made, many[EAGER_VIEW], Address("10.1.0.2", 1))
+
+    asked = [made.on_request(heartbeat(node_id, port=9), Address("10.2.0.1", 9), 1.0) for node_id in many[EAGER_VIEW:]]
+    verified = [bool(actions) for actions in asked[1:]]
+    assert verified == [made._table.would_insert(node_id) for node_id in many[EAGER_VIEW + 1 :]]
+    assert 0 < sum(verified) < len(verified)
+    insert(made, many[-1], Address("10.1.0.3", 1))
+    assert many[-1] in made.peers, "one that answers this node is a peer, whatever the buckets take"
+
+
+def bytes_of_members(count: int) -> int:
+    """Bytes that a member list with so many peers takes, each met twice, as allocated by Python."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = member_list()
+        for number, node_id in enumerate(ids(count)):
+            for now in (1.5, 2.5):
+                address = Address("10.1.0.1", 1000 + number)
+                seen = heartbeat(bytes(bytearray(node_id)), port=address.port, boot_id=1 << 60, step_seconds=now)
+                made.on_response(seen, address, now / 7, Contact(seen.node_id, address), now, proven=True)
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+        assert len(made.peers) == count
+        return held
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_peer_takes_less_than_half_a_kilobyte() -> None:
+    """In peer list, failure detector and routing table together; with objects for its numbers it were 1.4 KB."""
+    growth = (bytes_of_members(240) - bytes_of_members(80)) / 160
+    print(f"{growth:.0f} bytes")
+    assert growth < 500

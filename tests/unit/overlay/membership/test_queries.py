@@ -9,7 +9,7 @@ import pytest
 
 from overlay.kademlia.messages import Nodes, Ping, Pong
 from overlay.membership.queries import PeerQueries
-from overlay.peers import PeerTable
+from overlay.peer_table import PeerTable
 from tests.harness.peers import contact, heartbeat, ids
 from tests.harness.recording_protocol import RecordingProtocol
 from tests.harness.virtual_loop import VirtualLoop

@@ -125,6 +125,25 @@ def test_a_return_is_logged_as_up() -> None:
     play(story)
 
 
+def test_a_node_that_is_being_asked_for_a_proof_is_not_asked_for_another() -> None:
+    """It asks in return before its answer has come; at another address it has to prove its id there."""
+
+    def story(world: World) -> None:
+        stranger = Contact(b"s" * 20, Address("10.0.0.9", 8468))
+        elsewhere = Contact(stranger.node_id, Address("10.0.0.8", 8468))
+        world.recorder.proving.add(stranger)
+        world.membership.verify(stranger)
+        assert world.recorder.calls == []
+        assert world.membership.verifications.under_way == 0
+        world.membership.verify(elsewhere)
+        assert [call.contact for call in world.recorder.calls] == [elsewhere]
+        world.recorder.proving.clear()
+        world.membership.verify(stranger)
+        assert [call.contact for call in world.recorder.calls] == [elsewhere, stranger]
+
+    play(story)
+
+
 def test_a_verification_requires_a_proof_and_is_limited() -> None:
     """One ping per contact and pause; it is no longer under way after its result."""
 

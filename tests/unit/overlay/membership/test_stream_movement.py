@@ -72,3 +72,13 @@ def test_a_stream_that_nobody_uses_any_more_is_forgotten() -> None:
     assert movement.sample(PEER) == {}
     movement.forget(PEER)
     assert not movement.has_moved(PEER)
+
+
+def test_a_peer_whose_streams_have_all_ended_takes_no_memory() -> None:
+    """It is dropped when the next peer uses a stream; one whose stream is open stays."""
+    movement, stream, kept, last = StreamMovement(), _Stream(1), _Stream(2), _Stream(3)
+    movement.add(PEER, stream)
+    movement.add(OTHER, kept)
+    del stream
+    movement.add(b"l" * 20, last)
+    assert list(movement._streams) == [OTHER, b"l" * 20]

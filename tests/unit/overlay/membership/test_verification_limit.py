@@ -43,3 +43,12 @@ def test_the_remembered_contacts_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
     assert len(limit) == 2
     assert limit.begin(contact(ids(1)[0]), 0.1), "it was forgotten"
+
+
+def test_a_pause_that_is_over_is_forgotten() -> None:
+    """What is remembered is bounded by the verifications of one pause, not by the nodes met."""
+    limit = VerificationLimit(Counter())
+    for second, node_id in enumerate(ids(50)):
+        limit.begin(contact(node_id), second * 1.1 * VERIFY_PAUSE_S)
+
+    assert len(limit) == 1

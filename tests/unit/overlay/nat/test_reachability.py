@@ -13,7 +13,8 @@ from overlay.addresses import Address
 from overlay.kademlia.messages import StreamsFailing
 from overlay.local_node import LocalNode
 from overlay.nat.reachability import DialBackAnswer, Reachability
-from overlay.peers import Contact, PeerTable
+from overlay.peer_table import PeerTable
+from overlay.peers import Contact
 from overlay.transport import ReceivedResponse, TransportError
 from tests.harness.environment import make_environment
 from tests.harness.peers import heartbeat

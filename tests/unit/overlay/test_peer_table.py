@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from overlay.addresses import Address
-from overlay.peers import Activity, PeerTable
+from overlay.peer_table import RESTING_ROWS, PeerTable
+from overlay.peers import Activity, Peer
 from tests.harness.peers import heartbeat
 
 
@@ -145,3 +148,93 @@ def test_changes_of_address_and_eligibility_and_clones_are_reported() -> None:
     assert (peer.address.host, peer.step) == ("10.0.0.2", 0)
     assert table.at(Address("10.0.0.2", 8468)) == peer.node_id
     assert table.at(Address("10.0.0.1", 8468)) is None
+
+
+def numbered(number: int) -> bytes:
+    return number.to_bytes(20, "big")
+
+
+def test_a_row_is_used_again_only_after_a_while_and_with_nothing_of_its_former_peer() -> None:
+    """Whoever holds a `Peer` for a moment longer than its peer lives reads no other peer; `remove` returns a copy."""
+    table = PeerTable()
+    table.observe(heartbeat(numbered(0), step=7, samples=3, step_seconds=2.0, activity=2), "10.0.0.1", 1.0, 0.5)
+    table.note_capacity(numbered(0), 9)
+    table.note_version(numbered(0), "1.2")
+    held = table.get(numbered(0))
+    last = table.remove(numbered(0))
+    for number in range(1, RESTING_ROWS):
+        table.observe(heartbeat(numbered(number)), "10.0.0.2", 2.0, 0.25)
+        table.note_capacity(numbered(number), 3)
+        table.remove(numbered(number))
+
+    assert held is not None
+    assert last is not None
+    assert (held.step, held.samples, held.version, held.round_trip_s) == (7, 3, "1.2", 0.5)
+    for number in range(RESTING_ROWS, 2 * RESTING_ROWS):
+        table.observe(heartbeat(numbered(number)), "10.0.0.2", 3.0, 0.25)
+        table.note_capacity(numbered(number), 4)
+        table.remove(numbered(number))
+    table.observe(heartbeat(b"z" * 20), "10.0.0.3", 4.0)
+    fresh = table.get(b"z" * 20)
+    assert fresh is not None
+    assert (fresh.capacity, fresh.version, fresh.round_trip_s, fresh.step, fresh.first_heard) == (0, "", None, 0, 4.0)
+    assert (last.node_id, last.step, last.capacity, last.version, last.address.host) == (
+        numbered(0),
+        7,
+        9,
+        "1.2",
+        "10.0.0.1",
+    )
+    assert len(table.ports) <= RESTING_ROWS + 2, "rows are used again"
+
+
+def test_an_address_is_found_among_peers_of_the_same_port_and_not_after_its_peer_is_gone() -> None:
+    """Most nodes have the default port, so the port alone says nothing."""
+    table = PeerTable()
+    for number in range(20):
+        table.observe(heartbeat(numbered(number)), f"10.0.0.{number + 1}", 0.0)
+    table.remove(numbered(4))
+
+    assert table.at(Address("10.0.0.4", 8468)) == numbered(3)
+    assert table.at(Address("10.0.0.5", 8468)) is None
+    assert table.at(Address("10.0.0.4", 8469)) is None
+    assert (table.sharing("10.0.0.4"), table.sharing("10.0.0.5")) == (1, 0)
+
+
+def test_peers_are_what_a_plain_record_of_each_would_be() -> None:
+    """A thousand heartbeats, restarts, moves and removals of twelve peers, against one object per peer."""
+    rng = random.Random(24)
+    table, plain = PeerTable(), dict[bytes, Peer]()
+    for at in range(1000):
+        node_id, now = numbered(rng.randrange(12)), float(at)
+        if rng.random() < 0.1:
+            table.remove(node_id)
+            plain.pop(node_id, None)
+            continue
+        known = plain.get(node_id)
+        beat = heartbeat(
+            node_id,
+            incarnation=(known.incarnation if known else 1) + (rng.random() < 0.1),
+            step=(known.step if known else 0) + rng.randrange(2),
+            activity=rng.choice([1, 2, 3]),
+            eligible=rng.random() < 0.5,
+            samples=at,
+            step_seconds=rng.random(),
+        )
+        table.observe(beat, f"10.0.0.{rng.randrange(1, 4)}", now)
+        shown = table.get(node_id)
+        assert shown is not None
+        if known is None or beat.incarnation > known.incarnation or beat.step >= known.step:
+            assert (shown.step, shown.samples, shown.step_seconds) == (beat.step, at, beat.step_seconds)
+            assert (shown.activity, shown.eligible) == (beat.activity, beat.eligible)
+        assert shown.last_heard == now
+        assert shown.first_heard == (known.first_heard if known else now)
+        plain[node_id] = Peer(
+            *(getattr(shown, name) for name in ("contact", "incarnation", "boot_id", "activity", "step")),
+            *(getattr(shown, name) for name in ("step_seconds", "samples", "eligible")),
+            *(getattr(shown, name) for name in ("first_heard", "last_heard", "last_progress")),
+        )
+        for each in table:
+            record = plain[each.node_id]
+            assert (each.contact, each.step, each.last_progress) == (record.contact, record.step, record.last_progress)
+        assert set(table.ids()) == set(plain)

@@ -1,0 +1,255 @@
+"""The verified peers of one node: merges heartbeats into one row per peer.
+
+Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. A peer is a row, and each of
+its numbers is in a column (`array`): 130 bytes a peer, where an object with its numbers takes 700. A `Peer` is made
+when one is asked for, and reads its row. Of a peer that is removed it must not be read any more; `remove` returns a
+copy. Pure. `now` (monotonic seconds) is passed in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterator, KeysView
+from dataclasses import fields
+from typing import Any
+
+from overlay.addresses import Address, group_of
+from overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
+
+#: `Activity(n)` as a table, because every datagram needs it.
+_ACTIVITIES = tuple(Activity)
+#: Weights of a new round trip in the running mean and deviation (RFC 6298).
+MEAN_WEIGHT = 1 / 8
+DEVIATION_WEIGHT = 1 / 4
+#: Rows of removed peers that are not used again yet, so that a `Peer` still held for a moment shows no other peer.
+RESTING_ROWS = 64
+#: In the column of round trips: none measured.
+_NO_ROUND_TRIP = -1.0
+
+
+class PeerTable:
+    """The verified peers by id. The failure detector decides which are dead, the member list which are inserted."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, int] = {}
+        self._free: deque[int] = deque()
+        self._sharing: Counter[str] = Counter()
+        self.hosts: list[str] = []
+        self.ports = array("H")  # 0: a row without a peer
+        self.incarnations = array("Q")
+        self.boot_ids = array("Q")
+        self.steps = array("Q")
+        self.samples = array("Q")
+        self.step_seconds = array("d")
+        self.first_heard = array("d")
+        self.last_heard = array("d")
+        self.last_progress = array("d")
+        self.round_trips_s = array("d")
+        self.deviations_s = array("d")
+        self.activities = bytearray()
+        self.eligible = bytearray()
+        self.capacities = bytearray()
+        self.versions: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter([_Row(self, row, node_id) for node_id, row in self._rows.items()])
+
+    def __contains__(self, node_id: bytes) -> bool:
+        return node_id in self._rows
+
+    def get(self, node_id: bytes) -> Peer | None:
+        row = self._rows.get(node_id)
+        return None if row is None else _Row(self, row, node_id)
+
+    def ids(self) -> KeysView[bytes]:
+        """The ids of all known peers, as a live view."""
+        return self._rows.keys()
+
+    def at(self, address: Address) -> bytes | None:
+        """The id known at an address."""
+        row = -1
+        while True:
+            try:
+                row = self.ports.index(address.port, row + 1)
+            except ValueError:
+                return None
+            if self.hosts[row] == address.host:
+                return next(node_id for node_id, its_row in self._rows.items() if its_row == row)
+
+    def sharing(self, group: str) -> int:
+        """The number of peers in a group of addresses (`overlay.addresses.group_of`)."""
+        return self._sharing[group]
+
+    def _count(self, host: str, change: int) -> None:
+        group = group_of(host)
+        self._sharing[group] += change
+        if not self._sharing[group]:
+            del self._sharing[group]
+
+    def note_capacity(self, node_id: bytes, capacity: int) -> None:
+        """A known peer announced its capacity class. A restarted peer keeps its class until it announces another."""
+        row = self._rows.get(node_id)
+        if row is not None:
+            self.capacities[row] = capacity
+
+    def note_version(self, node_id: bytes, version: str) -> None:
+        """A known peer said which version it runs: any text."""
+        row = self._rows.get(node_id)
+        if row is not None and self.versions[row] != version:
+            self.versions[row] = shown_version(version)
+
+    def remove(self, node_id: bytes) -> Peer | None:
+        """Remove a peer and return a copy of what was known, if it was."""
+        row = self._rows.get(node_id)
+        if row is None:
+            return None
+        last = _copied(_Row(self, row, node_id))
+        del self._rows[node_id]
+        self._count(self.hosts[row], -1)
+        self.ports[row] = 0
+        self._free.append(row)
+        return last
+
+    def observe(
+        self,
+        heartbeat: Heartbeat,
+        source_host: str,
+        now: float,
+        rtt: float | None = None,
+        *,
+        address: Address | None = None,
+    ) -> PeerChange | None:
+        """Merge a heartbeat that came from its own node; returns what changed, if anything did.
+
+        `address` overrides the claimed one (`heartbeat.host` or `source_host`, with `heartbeat.port`). The member list
+        passes the known address until another one is verified.
+        """
+        host, port = address or (heartbeat.host or source_host, heartbeat.port)
+        row = self._rows.get(heartbeat.node_id)
+        if row is None:
+            row = self._insert(heartbeat, host, port, now)
+            if rtt is not None:
+                self._fold_round_trip(row, rtt)
+            return PeerChange(heartbeat.node_id, "up")
+        incarnation = self.incarnations[row]
+        if heartbeat.incarnation < incarnation:
+            return None
+        kind: ChangeKind | None = "restarted"
+        if heartbeat.incarnation == incarnation:
+            if heartbeat.boot_id != self.boot_ids[row]:
+                return PeerChange(heartbeat.node_id, "clone", f"incarnation {heartbeat.incarnation} was started twice")
+            kind = self._fold_same_start(row, heartbeat, now)
+        else:
+            self._fold_restart(row, heartbeat, now)
+        if rtt is not None:
+            self._fold_round_trip(row, rtt)
+        if port != self.ports[row] or host != self.hosts[row]:
+            self._count(self.hosts[row], -1)
+            self._count(host, 1)
+            self.hosts[row], self.ports[row] = host, port
+            kind = kind if kind == "restarted" else "moved"
+        return None if kind is None else PeerChange(heartbeat.node_id, kind)
+
+    def _insert(self, heartbeat: Heartbeat, host: str, port: int, now: float) -> int:
+        row = self._free.popleft() if len(self._free) > RESTING_ROWS else self._append_row()
+        self._rows[heartbeat.node_id] = row
+        self._count(host, 1)
+        self.hosts[row], self.ports[row] = host, port
+        self._fold_restart(row, heartbeat, now)
+        self.first_heard[row] = now
+        self.round_trips_s[row], self.deviations_s[row] = _NO_ROUND_TRIP, 0.0
+        self.capacities[row] = 0
+        return row
+
+    def _append_row(self) -> int:
+        for numbers in (self.ports, self.incarnations, self.boot_ids, self.steps, self.samples):
+            numbers.append(0)
+        for times in (self.step_seconds, self.first_heard, self.last_heard, self.last_progress):
+            times.append(0.0)
+        for times in (self.round_trips_s, self.deviations_s):
+            times.append(0.0)
+        for small in (self.activities, self.eligible, self.capacities):
+            small.append(0)
+        for texts in (self.hosts, self.versions):
+            texts.append("")
+        return len(self.ports) - 1
+
+    def _fold_restart(self, row: int, heartbeat: Heartbeat, now: float) -> None:
+        self.incarnations[row], self.boot_ids[row] = heartbeat.incarnation, heartbeat.boot_id
+        self.activities[row] = heartbeat.activity
+        self.steps[row], self.samples[row] = heartbeat.step, heartbeat.samples
+        self.step_seconds[row] = heartbeat.step_seconds
+        self.eligible[row] = heartbeat.eligible
+        self.versions[row] = ""  # a restart is how a node is upgraded
+        self.last_heard[row] = self.last_progress[row] = now
+
+    def _fold_same_start(self, row: int, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
+        self.last_heard[row] = now
+        step, activity = self.steps[row], self.activities[row]
+        if heartbeat.step < step or activity == Activity.LEAVING:
+            return None  # overtaken by a newer one; and only a new incarnation ends LEAVING
+        if heartbeat.step > step:
+            self.steps[row] = heartbeat.step
+            self.last_progress[row] = now
+        if heartbeat.activity != activity:
+            if heartbeat.activity in (Activity.READY, Activity.TRAINING):
+                self.last_progress[row] = now
+            self.activities[row] = heartbeat.activity
+        self.step_seconds[row], self.samples[row] = heartbeat.step_seconds, heartbeat.samples
+        if heartbeat.eligible != self.eligible[row]:
+            self.eligible[row] = heartbeat.eligible
+            return "eligible"
+        return None
+
+    def _fold_round_trip(self, row: int, rtt_s: float) -> None:
+        mean_s = self.round_trips_s[row]
+        if mean_s == _NO_ROUND_TRIP:
+            self.round_trips_s[row], self.deviations_s[row] = rtt_s, rtt_s / 2
+            return
+        error = rtt_s - mean_s
+        self.round_trips_s[row] = mean_s + MEAN_WEIGHT * error
+        self.deviations_s[row] += DEVIATION_WEIGHT * (abs(error) - self.deviations_s[row])
+
+
+class _Row(Peer):
+    """A peer as its row is now."""
+
+    __slots__ = ("node_id", "row", "table")
+
+    def __init__(self, table: PeerTable, row: int, node_id: bytes) -> None:
+        self.table = table
+        self.row = row
+        self.node_id = node_id  # type: ignore[misc]  # a property there
+
+    @property
+    def address(self) -> Address:
+        table, row = self.table, self.row
+        return Address(table.hosts[row], table.ports[row])
+
+    contact: Any = property(lambda peer: Contact(peer.node_id, peer.address))
+    activity: Any = property(lambda peer: _ACTIVITIES[peer.table.activities[peer.row]])
+    eligible: Any = property(lambda peer: bool(peer.table.eligible[peer.row]))
+    round_trip_s: Any = property(lambda peer: _measured(peer.table.round_trips_s[peer.row]))
+    round_trip_deviation_s: Any = property(lambda peer: peer.table.deviations_s[peer.row])
+    incarnation: Any = property(lambda peer: peer.table.incarnations[peer.row])
+    boot_id: Any = property(lambda peer: peer.table.boot_ids[peer.row])
+    step: Any = property(lambda peer: peer.table.steps[peer.row])
+    step_seconds: Any = property(lambda peer: peer.table.step_seconds[peer.row])
+    samples: Any = property(lambda peer: peer.table.samples[peer.row])
+    first_heard: Any = property(lambda peer: peer.table.first_heard[peer.row])
+    last_heard: Any = property(lambda peer: peer.table.last_heard[peer.row])
+    last_progress: Any = property(lambda peer: peer.table.last_progress[peer.row])
+    capacity: Any = property(lambda peer: peer.table.capacities[peer.row])
+    version: Any = property(lambda peer: peer.table.versions[peer.row])
+
+
+def _measured(round_trip_s: float) -> float | None:
+    return None if round_trip_s == _NO_ROUND_TRIP else round_trip_s
+
+
+def _copied(peer: Peer) -> Peer:
+    return Peer(**{field.name: getattr(peer, field.name) for field in fields(Peer)})
