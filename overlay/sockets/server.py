@@ -208,6 +208,7 @@ class _ServerConnection:
         #: Until when the next request must have come; None while one is served. One timer for all of them.
         self._close_at_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
         self.task = self._loop.create_task(self._run(), name="connection")
 
     def source(self) -> tuple[Address, bytes | str]:
@@ -241,12 +242,13 @@ class _ServerConnection:
     def _limit(self, seconds: float) -> None:
         """Close the connection unless the head of a request has come by then."""
         close_at_s = self._close_at_s = self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > close_at_s:
+        if self._timer is None or self._due_s > close_at_s:
             self._set_timer(close_at_s)
 
     def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due_s = at_s
         self._timer = self._loop.call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -32,6 +32,7 @@ class ShardTasks(ABC):
         self._is_halted = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
 
     @property
     def is_halted(self) -> bool:
@@ -51,9 +52,11 @@ class ShardTasks(ABC):
         if at_s == inf or self._is_halted:
             return
         if self._timer is not None:
-            if self._timer.when() <= at_s:
+            if self._due_s <= at_s:
                 return
             self._timer.cancel()
+        # Not `TimerHandle.when`: for a moment that has come uvloop gives a handle without it.
+        self._due_s = at_s
         self._timer = loop.call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:
