@@ -7,7 +7,8 @@ waits, reads no socket and starts no thread.
 One loop runs all hosts of a world. Code that runs in a context where `OWNER` is set belongs to that host, and so do the
 tasks and timers it makes. `stall` delays these alone, as a busy loop would.
 
-`_run_once` is replaced: where asyncio waits for the next timer, the clock jumps to it.
+`_run_once` is replaced: where asyncio waits for the next timer, the clock jumps to it. A history has millions of turns
+and handles, so both are made with as few calls as asyncio allows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import gc
 import heapq
 import selectors
 from collections.abc import Coroutine, Hashable
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -72,6 +73,46 @@ class _VirtualTask(asyncio.Task[Any]):
         return self.number
 
 
+class _Ready(asyncio.Handle):
+    """As asyncio's, without its question whether the loop is debugged."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """Likewise. The loop drops a cancelled one when its time comes."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Any, args: Any, loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop of the simulated tier. `run` once, then it is closed."""
 
@@ -82,12 +123,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._turns_at_jump = 0
         self._tasks_made = 0
         self._failures: list[dict[str, Any]] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Timer]] = []
         self._timers_made = 0
         self._stalls: dict[Hashable, float] = {}
         super().__init__(selectors.SelectSelector())
         self.set_exception_handler(VirtualLoop._record)
-        self.set_task_factory(VirtualLoop._make_task)
 
     def time(self) -> float:
         return self._now
@@ -123,60 +163,61 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not handle.cancelled() and not self._is_stalled(handle):
             handle._run()  # type: ignore[attr-defined]
 
+    def create_task(self, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        self._tasks_made += 1
+        return _VirtualTask(coro, self._tasks_made, loop=self, **kwargs)
+
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        """As asyncio's, without its checks: most of the handles of a history are made here."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Ready(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
-
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        """As asyncio's, with a heap of tuples: compared in C, and timers of one moment keep their order."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when := self._now + delay, callback, args, self, context)
         self._timers_made += 1
         heapq.heappush(self._timers, (when, self._timers_made, timer))
-        timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """With a heap of tuples: compared in C, and timers of one moment keep their order."""
+        timer = _Timer(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
 
     def _run_once(self) -> None:
-        """One turn: jump to the next timer if nothing is ready, then run what is."""
-        self._turns += 1
-        if self._turns % COLLECT_TURNS == 0:
-            gc.collect(1)
-        ready = self._ready  # type: ignore[attr-defined]
-        if not ready and not self._stopping:  # type: ignore[attr-defined]
-            self._jump()
-        elif self._turns - self._turns_at_jump > SPIN_TURNS:
-            raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
-        timers = self._timers
-        moment = self._now + RESOLUTION_S
-        while timers and timers[0][0] <= moment:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
-                ready.append(timer)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled or (self._stalls and self._is_stalled(handle)):
-                continue
-            try:
-                # What `Handle._run` does, without a call of it: there are some millions of them in a large history.
-                handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                message = f"Exception in callback {handle._callback!r}"
-                self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+        """Turns until the loop is stopped: jump to the next timer if nothing is ready, then run what is."""
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        while True:
+            self._turns += 1
+            if self._turns % COLLECT_TURNS == 0:
+                gc.collect(1)
+            if not ready and not self._stopping:
+                self._jump()
+            elif self._turns - self._turns_at_jump > SPIN_TURNS:
+                raise TimeLimit(f"{SPIN_TURNS} turns of the loop in no time at all; {self._pending()}")
+            moment = self._now + RESOLUTION_S
+            while timers and timers[0][0] <= moment:
+                ready.append(heapq.heappop(timers)[2])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled or (self._stalls and self._is_stalled(handle)):
+                    continue
+                try:
+                    # What `Handle._run` does, without a call of it.
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    message = f"Exception in callback {handle._callback!r}"
+                    self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+            if self._stopping:
+                return
 
     def _jump(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)[2]._scheduled = False  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing is ready and nothing is scheduled; {self._pending()}")
         self._now = max(self._now, timers[0][0])
@@ -192,11 +233,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _living(self) -> list[asyncio.Task[Any]]:
         return sorted(asyncio.all_tasks(self), key=hash)
-
-    @staticmethod
-    def _make_task(loop: Any, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
-        loop._tasks_made += 1
-        return _VirtualTask(coro, loop._tasks_made, loop=loop, **kwargs)
 
     @staticmethod
     def _record(loop: Any, context: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -41,6 +42,44 @@ def test_timeouts_are_virtual() -> None:
         return asyncio.get_running_loop().time() - began
 
     assert run(main()) == 7
+
+
+def test_callbacks_run_in_order_in_their_context_and_never_once_cancelled() -> None:
+    """Those of one moment run in the order in which they were made. What is cancelled does not run, also when it is
+    cancelled as the moment has come."""
+    colour: ContextVar[str] = ContextVar("colour", default="none")
+    seen: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        red = copy_context()
+        red.run(colour.set, "red")
+        colour.set("blue")
+        for number in range(5):
+            loop.call_later(1.0, seen.append, f"timer {number}")
+        loop.call_soon(lambda: seen.append(colour.get()))
+        loop.call_soon(lambda: seen.append(colour.get()), context=red)
+        loop.call_later(2.0, lambda: seen.append(colour.get()), context=red)
+        loop.call_later(2.0, lambda: seen.append(colour.get()))
+        loop.call_soon(seen.append, "cancelled").cancel()
+        loop.call_at(loop.time() + 1.5, seen.append, "cancelled").cancel()
+        loop.call_later(1.5, lambda: late.cancel())
+        late = loop.call_later(1.5, seen.append, "cancelled")
+        await asyncio.sleep(3.0)
+
+    run(main())
+    assert seen == ["blue", "red", *(f"timer {number}" for number in range(5)), "red", "blue"]
+
+
+def test_a_cancelled_timer_is_nothing_to_wait_for() -> None:
+    """A program that waits for it alone waits for ever."""
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1.0, print).cancel()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock):
+        run(main())
 
 
 def test_deadlock_names_the_tasks() -> None:
