@@ -164,7 +164,8 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--seed {arguments.seed}")
     if name == "process_faults" and arguments.busy:
         parts.append(f"--busy {arguments.busy}")
-    if name in ("fuzz", "process_faults", "soak", "overlay_churn", "overlay_liveness", "wan") and arguments.minutes:
+    timed = ("fuzz", "process_faults", "soak", "overlay_churn", "overlay_large", "overlay_liveness", "wan")
+    if name in timed and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")

@@ -64,7 +64,7 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
 
     before_bytes = resident_bytes(os.getpid())
     overlays = [make(number) for number in range(nodes)]
-    began_s = time.monotonic()
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
     await overlays[0].start()
     overlays[0].found(b"genesis of bench")
 
@@ -77,7 +77,8 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
     for overlay in first[1:]:
         await join(overlay, first[:1])
     await asyncio.gather(*(join(overlay, first) for overlay in overlays[BOOTSTRAPS:]))
-    joined_s = time.monotonic() - began_s
+    joined_s, joined_cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    proofs = sum(overlay._protocol.counters["proofs_made"] for overlay in overlays)
     await asyncio.sleep(settle_s)
     rng = random.Random(1)
     took_s: list[float] = []
@@ -97,11 +98,15 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
     await asyncio.gather(*(look_up() for _ in range(AT_ONCE)))
     looking_s = time.monotonic() - looking_s
     memory_bytes = resident_bytes(os.getpid()) - before_bytes
+    peers = [len(overlay.peers) for overlay in overlays]
     dead = sum(len(overlay._members.dead_contacts) for overlay in overlays)
     await asyncio.gather(*(overlay.stop() for overlay in overlays))
     ordered = sorted(took_s)
     return {
         "joined_s": joined_s,
+        "joined_cpu_s": joined_cpu_s,
+        "proofs_per_node": proofs / nodes,
+        "peers_per_node": statistics.median(peers),
         "memory_bytes_per_node": memory_bytes / nodes,
         "lookups": len(took_s),
         "lookups_per_s": len(took_s) / looking_s,
@@ -143,8 +148,21 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         "overlay_sockets",
         conditions,
         [
-            Series(f"{nodes} nodes on real sockets: start to all joined", "s", [one["joined_s"] for one in found]),
-            Series("memory of an overlay node", "KiB", [one["memory_bytes_per_node"] / 1024 for one in found]),
+            Series(
+                f"{nodes} nodes on real sockets: start to all joined", "s", [one["joined_s"] for one in found], "≤ 8"
+            ),
+            Series(
+                f"{nodes} nodes on real sockets: processor time until all have joined",
+                "s",
+                [one["joined_cpu_s"] for one in found],
+            ),
+            Series(
+                f"{nodes} nodes on real sockets: proofs that a node has made when all have joined",
+                "",
+                [one["proofs_per_node"] for one in found],
+            ),
+            Series("peers of an overlay node, median", "", [one["peers_per_node"] for one in found]),
+            Series("memory of an overlay node", "KiB", [one["memory_bytes_per_node"] / 1024 for one in found], "≤ 120"),
             Series("lookups, all nodes on one core", "1/s", [one["lookups_per_s"] for one in found]),
             Series("lookup, median", "ms", [1000 * one["p50_s"] for one in found]),
             Series("lookup, 99 %", "ms", [1000 * one["p99_s"] for one in found]),
