@@ -21,6 +21,7 @@ from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.owner.value_rounds import CHECK_S, LATER
 from training.exchange.owner.values import MAX_WAITING_UPDATES
+from training.exchange.staggered import STAGGER_S
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.value_messages import ShardUpdate
 from training.settings import ExchangeSettings
@@ -208,6 +209,31 @@ def test_others_run_while_many_updates_are_taken_and_applied() -> None:
         assert await turns_of(1024, in_one_round=False) - few >= 1024 * VALUES_PER_UPDATE // VALUES_PER_TURN
         # After the batch of each of the two shards, and when each is added.
         assert await turns_of(1024, in_one_round=True) - few == 2 + 2
+
+    run(scenario())
+
+
+def test_a_round_that_takes_long_has_another_beside_it_after_a_moment() -> None:
+    """Its backup is slow; the update of another shard of the same pair is answered meanwhile."""
+
+    async def scenario() -> None:
+        owner, loop = Owner(), asyncio.get_running_loop()
+        replicator = owner.deltas._replicator
+        replicate = replicator.replicate_and_add
+
+        async def slow(push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
+            if items[0].shard == 0:
+                await asyncio.sleep(5.0)
+            return await replicate(push, identity, items)
+
+        replicator.replicate_and_add = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        await asyncio.sleep(STAGGER_S / 4)
+        began_s = loop.time()
+        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(1, update(2))])
+        assert (result.status, owner.value(1)) == ("ok", 1)
+        assert loop.time() - began_s == pytest.approx(0.75 * STAGGER_S, abs=1e-6)
+        assert [result.reason for result in await first] == [LATER]
 
     run(scenario())
 
