@@ -19,3 +19,9 @@ def sources(*packages: str) -> list[str]:
 def syntax_tree(path: str) -> ast.Module:
     """The parsed module at a path below the root."""
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+@cache
+def syntax_nodes(path: str) -> tuple[ast.AST, ...]:
+    """All nodes of the parsed module, as `ast.walk` gives them: the tests look through them some dozen times."""
+    return tuple(ast.walk(syntax_tree(path)))

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import get_args
 
 from overlay.peers import ChangeKind
-from tests.harness.repository import ROOT, sources, syntax_tree
+from tests.harness.repository import ROOT, sources, syntax_nodes
 
 GLOSSARY = ROOT / "docs" / "events.md"
 #: Calls that log: methods of a log, and functions that are given the event as their first argument.
@@ -41,8 +41,7 @@ def called(call: ast.Call) -> tuple[str, bool]:
 def events_of(path: str) -> dict[str, set[str]]:
     """The events that a module logs, each with its levels; no level where the call does not show it."""
     found: dict[str, set[str]] = defaultdict(set)
-    tree = syntax_tree(path)
-    for node in ast.walk(tree):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.FunctionDef) and node.name == MAKERS.get(path):
             for yielded in ast.walk(node):
                 if isinstance(yielded, ast.Tuple) and yielded.elts:

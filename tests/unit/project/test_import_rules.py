@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_tree
+from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes, syntax_tree
 
 TRAINERS_SIDE = ("training/trainer/", "training/tasks/", "p2pnode/integrations/")
 
@@ -126,7 +126,7 @@ def pure_modules() -> list[str]:
 def imported_names(path: str) -> set[str]:
     """The top-level names of everything a module imports, also inside functions."""
     names = set()
-    for node in ast.walk(syntax_tree(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -139,7 +139,7 @@ def import_graph() -> dict[str, set[str]]:
     modules = {module_name(path): path for path in sources(*PACKAGES)}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():
-        for node in ast.walk(syntax_tree(path)):
+        for node in syntax_nodes(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -165,14 +165,13 @@ def in_cycles(graph: dict[str, set[str]]) -> set[str]:
 
 def calls(path: str) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of each call of something imported, whatever name it was imported under."""
-    tree = syntax_tree(path)
     meaning: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             meaning |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             meaning |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(tree):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Call):
             first, *rest = ast.unparse(node.func).split(".")
             if first in meaning:

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_tree
+from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes
 
 
 @cache
@@ -15,7 +15,7 @@ def defined() -> dict[str, list[str]]:
     """The modules that define each function or method, by its name."""
     found: dict[str, list[str]] = {}
     for path in sources(*PACKAGES):
-        for node in ast.walk(syntax_tree(path)):
+        for node in syntax_nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found.setdefault(node.name, []).append(path)
     return found
@@ -49,7 +49,7 @@ def test_no_other_module_compares_steps_with_a_staleness() -> None:
         path
         for path in sources(*PACKAGES)
         if not path.startswith("training/simulation/")
-        for node in ast.walk(syntax_tree(path))
+        for node in syntax_nodes(path)
         if compares_steps(node)
     }
 

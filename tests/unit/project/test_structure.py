@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_tree
+from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes
 
 MAX_LINES = 450
 #: Modules that may be longer, each with the reason.
@@ -16,7 +16,7 @@ MAX_PARAMETERS = 8
 def constructors(path: str) -> list[tuple[str, int]]:
     """The name of each class with its own `__init__`, and how many parameters that takes besides `self`."""
     found = []
-    for node in ast.walk(syntax_tree(path)):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.ClassDef):
             for member in node.body:
                 if isinstance(member, ast.FunctionDef) and member.name == "__init__":
@@ -50,7 +50,7 @@ def test_a_public_class_name_is_used_once() -> None:
     for path in sources(*PACKAGES):
         if path.startswith("p2pnode/integrations/"):
             continue
-        for node in ast.walk(syntax_tree(path)):
+        for node in syntax_nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].add(path)
 

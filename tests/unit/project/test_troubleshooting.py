@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from overlay.bootstrap import advice
 from p2pnode.commands.forget import WRITTEN
 from p2pnode.errors import LASTING, ExitCode
-from tests.harness.repository import ROOT, syntax_tree
+from tests.harness.repository import ROOT, syntax_nodes
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 #: Where findings are made, and the functions and arguments that make them; None: every function of the module.
@@ -49,7 +49,7 @@ def template(node: ast.expr, known: dict[str, ast.expr]) -> str:
 
 def findings(path: str, function: str | None) -> Iterator[str]:
     """What the findings of a module say."""
-    for node in ast.walk(syntax_tree(path)):
+    for node in syntax_nodes(path):
         if not isinstance(node, ast.FunctionDef) or function not in (None, node.name) or node.name in MAKERS:
             continue
         known = {
