@@ -29,6 +29,7 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
 from training.exchange.terms import TERM_LIMIT, ShardIndex, Term
 from training.layout import Layout
+from training.shard_count import Partition
 from training.shards.applied import Applied
 
 FOLDER = "checkpoints"
@@ -53,7 +54,8 @@ class _Set(msgspec.Struct, frozen=True, array_like=True):
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """`state.json`. `marks` holds (term number, term node as hex, version) per shard.
 
-    `trainer_state` names the file of the trainer's own state, below the state directory; empty: there is none.
+    `shard_parts`: how many shards there are for each one that the run began with. `trainer_state` names the file of the
+    trainer's own state, below the state directory; empty: there is none.
     """
 
     schema: int = 1
@@ -65,6 +67,12 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: int
     marks: list[tuple[int, str, int]]
     trainer_state: str = ""
+    shard_parts: int = 1
+
+    @property
+    def partition(self) -> Partition | None:
+        """How the vector was cut, or into one shard per value where it is shorter; None where nothing tells."""
+        return Partition(len(self.marks), self.shard_parts) if self.marks else None
 
     def terms(self) -> list[tuple[Term, int]]:
         """`marks` as terms and versions."""

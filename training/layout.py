@@ -46,22 +46,33 @@ class Layout(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def shard_bounds(total: int, shards: int) -> list[tuple[int, int]]:
+def shard_bounds(total: int, shards: int, parts: int = 1) -> list[tuple[int, int]]:
     """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder.
 
-    A vector shorter than the number of shards gets one slice per value. That of a run without a model is empty, and so
-    are all its slices: its shards hold named values. Raises `ValueError` for a negative total, and for no shards.
+    `parts`: the run began with fewer shards, and each has been divided into so many. The slices of those are divided,
+    so that no value is in a part of another shard than before. A vector shorter than the number of shards gets one
+    slice per value, and those are not divided. That of a run without a model is empty, and so are all its slices: its
+    shards hold named values. Raises `ValueError` for what `is_partition` is not true of, and for a negative total.
     """
-    if total < 0 or shards < 1:
-        raise ValueError(f"a vector of {total} values in {shards} shards")
+    if total < 0 or not is_partition(total, shards, parts):
+        raise ValueError(f"a vector of {total} values in {shards} shards, {parts} of each former one")
     if not total:
         return [(0, 0)] * shards
-    shards = min(shards, total)
+    shards = min(shards // parts, total)
     size, remainder = divmod(total, shards)
     bounds = []
     start = 0
     for index in range(shards):
         stop = start + size + (1 if index < remainder else 0)
-        bounds.append((start, stop))
+        length = stop - start
+        bounds += [(start + length * part // parts, start + length * (part + 1) // parts) for part in range(parts)]
         start = stop
     return bounds
+
+
+def is_partition(total: int, shards: int, parts: int) -> bool:
+    """Whether a vector of `total` values can have `shards` shards, `parts` of each one that the run began with, each
+    with a value at least. Shards of named values (`total` 0) cannot be divided: a key belongs to one by its hash."""
+    if not 1 <= parts <= shards or shards % parts:
+        return False
+    return parts == 1 or total // (shards // parts) >= parts

@@ -10,9 +10,9 @@ import hashlib
 
 import msgspec
 
-from training.layout import Layout, LayoutEntry
+from training.layout import Layout, LayoutEntry, shard_bounds
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shard_count import shard_count
+from training.shard_count import Partition, shard_count
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
@@ -38,8 +38,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier_family: str
     max_steps: int
     until: str
+    #: Into how many parts each shard was divided since the run began (`training.shard_count.Partition`).
+    shard_parts: int = 1
     #: A fingerprint of each tensor in `frozen_digest`, for the message; a node of an older version has none.
     frozen: dict[str, str] = {}
+
+    @property
+    def partition(self) -> Partition:
+        """How the vector is cut."""
+        return Partition(self.shards, self.shard_parts)
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """The slices of the shards."""
+        return shard_bounds(self.layout.total, self.shards, self.shard_parts)
 
 
 #: The `frozen_digest` of a model without such tensors.
@@ -65,9 +76,11 @@ def propose(
     training: TrainingSettings,
     barrier: BarrierSettings,
     exchange: ExchangeSettings,
+    partition: Partition | None = None,
 ) -> Manifest:
-    """The manifest that follows from this node's settings and model. `exchange.shards` is the number that was chosen
-    (`training.shard_count.choose`); 0 counts as the model's."""
+    """The manifest that follows from this node's settings and model. `partition` is what was chosen
+    (`training.shard_count.choose`); None: that of the settings, or of the model."""
+    partition = partition or Partition(exchange.shards or shard_count(hello.layout.total))
     return Manifest(
         protocol=PROTOCOL,
         run=run,
@@ -76,7 +89,8 @@ def propose(
         task_version=hello.task_version,
         layout=hello.layout,
         frozen_digest=hello.frozen_digest,
-        shards=exchange.shards or shard_count(hello.layout.total),
+        shards=partition.shards,
+        shard_parts=partition.parts,
         rule=Rule(exchange.outer_lr, exchange.outer_momentum, exchange.robust),
         weight=exchange.weight,
         replicas=exchange.replicas,
@@ -100,7 +114,7 @@ def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
         found.append(_layout_mismatch(mine.layout, theirs.layout))
     if (frozen := _frozen_mismatch(mine, theirs)) is not None:
         found.append(frozen)
-    names = ("shards", "rule", "weight", "replicas", "local_steps", "barrier_family")
+    names = ("shards", "shard_parts", "rule", "weight", "replicas", "local_steps", "barrier_family")
     found.extend(
         Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
         for name in (*names, "max_steps", "until")

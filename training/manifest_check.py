@@ -16,11 +16,16 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
 from training.errors import TrainingError
+from training.layout import is_partition
 from training.manifest import Manifest, Mismatch, compare, explain
 from training.shard_count import MAX_SHARDS
 from training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
+
+
+#: What a joiner takes over.
+SHARD_FIELDS = ("shards", "shard_parts")
 
 
 class ManifestRefused(TrainingError):
@@ -71,10 +76,12 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
     told = list(answer.mismatches)
     if adopts_shards:
-        if not 1 <= answer.shards <= MAX_SHARDS:
-            raise TransportError("foreign", peer.address, f"gave a manifest with {answer.shards} shards")
-        proposal = msgspec.structs.replace(proposal, shards=answer.shards)
-        told = [item for item in told if item.field != "shards"]
+        shards, parts = answer.partition
+        if shards > MAX_SHARDS or not is_partition(answer.layout.total, shards, parts):
+            shown = f"gave a manifest with {shards} shards, {parts} of each former one"
+            raise TransportError("foreign", peer.address, shown)
+        proposal = msgspec.structs.replace(proposal, shards=answer.shards, shard_parts=answer.shard_parts)
+        told = [item for item in told if item.field not in SHARD_FIELDS]
     if mismatches := compare(proposal, answer) or told:
         raise ManifestRefused(mismatches, peer.node_id.hex()[:8])
     return proposal

@@ -6,8 +6,8 @@ be larger than a frame: `SHARD_VALUES` are one frame of 1 MiB in bfloat16. And s
 than `SHARDS_PER_NODE` per node the busiest owner has far more than its share
 (`training.simulation.scale.busiest_share`). The number is a power of two: a model that grows a little keeps it.
 
-A run keeps its number: the founder chooses it, every other node takes it over, and a later start has it from its
-checkpoint. Pure.
+A run keeps its number: the founder chooses it, every other node takes it over, and a later start remembers it. When all
+nodes are off, the founder may divide the shards: it starts again with a multiple of their number. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from training.errors import TrainingError
+from training.layout import is_partition
 
 MIN_SHARDS, MAX_SHARDS = 64, 4096
 #: Values of a shard at most, until there are `MAX_SHARDS`: 2 MiB of float32, 1 MiB of bfloat16.
@@ -27,13 +28,26 @@ ChosenBy = Literal["setting", "model", "earlier", "swarm"]
 
 
 class ShardsFixed(TrainingError):
-    """`exchange.shards` names another number than the run has."""
+    """`exchange.shards` names a number that the run cannot have."""
+
+
+class Partition(NamedTuple):
+    """How a vector is cut: into so many shards, `parts` of each one that the run began with
+    (`training.layout.shard_bounds`)."""
+
+    shards: int
+    parts: int = 1
+
+    def divisor(self, into: Partition) -> int:
+        """Into how many parts each shard of this partition is divided in another; 0 if that is no division of it."""
+        factor, rest = divmod(into.shards, self.shards)
+        return factor if not rest and into.parts == self.parts * factor else 0
 
 
 class ShardChoice(NamedTuple):
-    """The number of shards of a run, and why there are so many."""
+    """The shards of a run, and why there are so many."""
 
-    shards: int
+    partition: Partition
     by: ChosenBy
 
 
@@ -47,16 +61,22 @@ def shard_count(values: int, nodes: int = 1) -> int:
     return min(1 << (wanted - 1).bit_length(), MAX_SHARDS)
 
 
-def choose(values: int, setting: int, stored: int, nodes: int = 1) -> ShardChoice:
-    """The number that a node proposes. `setting`: `exchange.shards`, 0 for none; `stored`: how many shards the node's
-    checkpoint of this run has, 0 if there is no checkpoint.
+def choose(values: int, setting: int, stored: Partition | None, nodes: int = 1) -> ShardChoice:
+    """What a node proposes. `setting`: `exchange.shards`, 0 for none; `stored`: the shards of the run when this node
+    was in it last, None if it was not.
 
-    Raises `ShardsFixed` if both are given and differ: what is stored is cut as it is.
+    A setting that is a multiple of the stored number divides the shards. Raises `ShardsFixed` for any other that
+    differs: what is stored can be divided, and put together by nobody.
     """
     count = setting or shard_count(values, nodes)
-    # A vector with fewer values than shards is cut into one shard per value (`training.layout.shard_bounds`).
-    if stored and stored != (min(count, values) if values else count):
-        if setting:
-            raise ShardsFixed(f"exchange.shards = {setting}, and the checkpoint of this run has {stored} shards")
+    if stored is None:
+        return ShardChoice(Partition(count), "setting" if setting else "model")
+    # A vector with fewer values than shards is cut into one shard per value.
+    if stored.shards in (count, min(count, values)):
+        return ShardChoice(Partition(count, stored.parts), "setting" if setting else "earlier")
+    if not setting:
         return ShardChoice(stored, "earlier")
-    return ShardChoice(count, "setting" if setting else "earlier" if stored else "model")
+    divided = Partition(setting, stored.parts * (setting // stored.shards))
+    if not stored.divisor(divided) or not is_partition(values, *divided):
+        raise ShardsFixed(f"exchange.shards = {setting}, and this run has {stored.shards} shards")
+    return ShardChoice(divided, "setting")

@@ -16,6 +16,7 @@ import msgspec
 from p2pnode.config.load import Loaded
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.errors import ExitCode, UserError
+from training.shard_count import Partition
 
 RECORD_FILE = "node.json"
 #: Far more than the record of a model with ten thousand tensors.
@@ -49,14 +50,22 @@ PATHS = frozenset({"swarm.key_file", "training.data_dir", "status.token_file"})
 
 class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`node.json`. `founder` None: not known, as in a directory of an earlier version. `model` is the digest of the
-    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64"."""
+    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64". `shards` 0: not known;
+    `shard_parts` of them are one that the run began with."""
 
     schema: int = 1
     run: str = ""
     founder: bool | None = None
     model: str = ""
     tensors: dict[str, str] = {}
+    shards: int = 0
+    shard_parts: int = 1
     settings: dict[str, Any] = {}
+
+    @property
+    def partition(self) -> Partition | None:
+        """The shards of the run when this node was in it last."""
+        return Partition(self.shards, self.shard_parts) if self.shards else None
 
 
 class Given(NamedTuple):

@@ -183,6 +183,7 @@ class CheckpointWriter:
             samples=progress.samples,
             optimizer_steps=progress.optimizer_steps,
             marks=[],
+            shard_parts=self._manifest.shard_parts,
         )
         reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
         return _Begun(folder, began_s, state, reading, saving, copied_s, {})
@@ -249,7 +250,9 @@ class CheckpointWriter:
             self._work.total += sum(state.size_bytes for _, _, state in held.values())
         for number, shards in enumerate(files):
             copies = [(shard, held[shard][1], await copied(held[shard][2], self._executor)) for shard in shards]
-            parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
+            parts = await self._executor.run(
+                state_files.encode, self._exchange.context.run_genesis, copies, clean=clean
+            )
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
             if self._work is not None:
                 self._work.done += sum(held[shard][2].size_bytes for shard in shards)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-import msgspec
-
 from overlay.overlay import NotThisSwarm, OnlyItself, Overlay
 from overlay.peers import Contact
 from overlay.transport import TransportError
@@ -20,14 +18,14 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import checkpoint, manifest_check, shard_count
+from training import checkpoint, manifest_check, shard_count, stored_shards
 from training.checkpoint import Checkpoint
 from training.exchange.exchange import Exchange
 from training.manifest import Manifest, propose
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
 from training.settings import BarrierSettings
-from training.shard_count import ChosenBy, ShardsFixed
+from training.shard_count import ChosenBy, Partition, ShardsFixed
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
@@ -50,8 +48,8 @@ WAITING_HINT = (
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
 )
 SHARDS_HINT = (
-    "leave exchange.shards out (0): the run's number is taken; another number needs another run (--run), or its own "
-    "state directory"
+    "leave exchange.shards out (0): the run's number is taken; to divide the shards of a run, stop all its nodes and "
+    "start its founder with a multiple of their number, 4,096 at most"
 )
 
 
@@ -199,6 +197,7 @@ class Startup:
             manifest.layout,
             founder=self.founder,
             given=self._environment.given,
+            partition=manifest.partition,
         )
 
     async def remember_swarm(self) -> None:
@@ -272,33 +271,26 @@ class Startup:
             return
         exchange.begin_at(self._checkpoint.state.step)
         disk, run = self._environment.disk, self._environment.executor.run
-        listed = await run(checkpoint.read_listed, disk, self._checkpoint, self._log)
-        exchange.offer_versions(self._checkpoint.state.terms(), listed)
+        found = await run(stored_shards.read, disk, self._checkpoint, manifest, self._log)
+        if found is None:
+            return
+        exchange.offer_versions(found.versions, found.listed)
         if self._config.exchange.enabled:
-            states = await run(
-                checkpoint.read_states,
-                self._environment.disk,
-                self._checkpoint,
-                exchange.store.bounds,
-                manifest.layout.parameter_total,
-                manifest.rule.outer_momentum,
-                self._log,
-            )
-            exchange.offer_states(states)
+            exchange.offer_states(found.states)
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
 
     def propose(self, hello: TrainerHello, barrier: BarrierSettings) -> Manifest:
-        """The manifest of this node's model and settings, with the shards of its checkpoint. Raises `UserError` if
-        `exchange.shards` names another number."""
+        """The manifest of this node's model and settings, with the shards that its run had, or more if
+        `exchange.shards` divides them. Raises `UserError` if it names another number."""
         config, total = self._config, hello.layout.total
-        stored = 0 if self._checkpoint is None else len(self._checkpoint.state.marks)
+        # That of the checkpoint may be older: the node was killed after a division, and before its next checkpoint.
+        in_checkpoint = None if self._checkpoint is None else self._checkpoint.state.partition
+        stored = self._directory.record.partition or in_checkpoint
         try:
             choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
         except ShardsFixed as error:
-            raise UserError(
-                f"{error}; a run keeps its shards", hint=SHARDS_HINT, exit_code=ExitCode.MISMATCH
-            ) from error
+            raise UserError(str(error), hint=SHARDS_HINT, exit_code=ExitCode.MISMATCH) from error
         assert self._overlay.genesis is not None
         self.shards_by = choice.by
         return propose(
@@ -307,7 +299,8 @@ class Startup:
             hello=hello,
             training=config.training,
             barrier=barrier,
-            exchange=msgspec.structs.replace(config.exchange, shards=choice.shards),
+            exchange=config.exchange,
+            partition=choice.partition,
         )
 
     async def agree(self, proposal: Manifest) -> Agreement:
@@ -359,18 +352,16 @@ class Startup:
                 if refusals:
                     self._log.warning("manifest_contradicted", reason=str(refusals[0]))
                 told.append(Agreement(manifest, peer.contact))
-                # Two peers, where there are as many, give a number of shards that is not this node's own.
-                if manifest.shards == proposal.shards or _votes(told, manifest.shards) > 1:
+                # Two peers, where there are as many, give shards that are not this node's own.
+                if manifest.partition == proposal.partition or _votes(told, manifest.partition) > 1:
                     return told[-1]
             if told:
                 return told[0]
             if refusals:
                 hint = "take over the swarm's settings and model, or join another run"
-                raise UserError(
-                    str(refusals[0]),
-                    hint=SHARDS_HINT if refusals[0].fields == ["shards"] else hint,
-                    exit_code=ExitCode.MISMATCH,
-                ) from refusals[0]
+                if {*refusals[0].fields} <= {*manifest_check.SHARD_FIELDS}:
+                    hint = SHARDS_HINT
+                raise UserError(str(refusals[0]), hint=hint, exit_code=ExitCode.MISMATCH) from refusals[0]
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
@@ -445,5 +436,5 @@ class Startup:
         return self._directory.incarnation
 
 
-def _votes(told: list[Agreement], shards: int) -> int:
-    return sum(one.manifest.shards == shards for one in told)
+def _votes(told: list[Agreement], partition: Partition) -> int:
+    return sum(one.manifest.partition == partition for one in told)

@@ -23,6 +23,7 @@ from p2pnode.config.directory_record import (
 )
 from p2pnode.errors import state_directory_unusable
 from training.layout import Layout
+from training.shard_count import Partition
 
 GENESIS_FILE = "genesis"
 
@@ -55,16 +56,26 @@ class StateDirectory:
             self.genesis = genesis
 
     async def remember(
-        self, run: str, genesis: bytes, layout: Layout | None, *, founder: bool, given: Mapping[str, Given]
+        self,
+        run: str,
+        genesis: bytes,
+        layout: Layout | None,
+        *,
+        founder: bool,
+        given: Mapping[str, Given],
+        partition: Partition | None = None,
     ) -> None:
         """The node is in its swarm: keep whose the directory is from now on, and the settings of this start. `layout`
-        None: the node has no model."""
+        None: the node has no model. `partition` None: what was there stays."""
         before = self.record
+        cut = partition or before.partition or Partition(0)
         record = DirectoryRecord(
             run=run,
             founder=founder or before.founder is True,
             model=before.model if layout is None else layout.digest(),
             tensors=before.tensors if layout is None else _tensors(layout),
+            shards=cut.shards,
+            shard_parts=cut.parts,
             settings=kept_settings(given, before.settings),
         )
         if record != before:

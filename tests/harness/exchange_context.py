@@ -169,6 +169,7 @@ def context_of(
             log=ListLog([], "", clock),
         ),
         genesis=GENESIS,
+        run_genesis=GENESIS,
         settings=settings or plain,
         synchronous=synchronous,
         stale_limit=None,

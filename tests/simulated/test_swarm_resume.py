@@ -18,6 +18,7 @@ from tests.harness.swarm import Swarm
 from tests.harness.virtual_loop import VirtualLoop
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 from training.exchange.exchange import Exchange
+from training.shard_count import Partition
 
 #: Few, because each costs every step a push and a pull, and each is saved and resumed by itself.
 SHARDS = 4
@@ -95,10 +96,7 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
         swarm.start_many(4, training__min_nodes=1)  # a paused node is not ready
         await settle(swarm)
         if method == "bsp":  # what was pushed before a barrier that no node has passed is pending until then
-            for host in swarm.running():
-                store = host.living.exchange.store
-                for owned in store.owned.values():
-                    owned.state.fold(max(before.values()), store.rule)
+            fold(swarm, max(before.values()))
 
         assert {host.name: host.living.progress.step for host in swarm.running()} == before
         np.testing.assert_array_equal(swarm.value(), whole(before))
@@ -119,6 +117,49 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
     swarm = simulate(scenario, seed=seed, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
     (resumed,) = swarm.of("swarm_resumed")
     assert (resumed.fields["clean"], resumed.fields["deltas_lost"]) == (True, 0)
+
+
+@pytest.mark.parametrize("method", ["pssp", "bsp"])
+def test_the_shards_of_a_run_can_be_divided_while_it_is_off(method: str) -> None:
+    """The founder starts again with three times the shards, the others with no number. The model is the sum of all
+    counted steps, each once, bit by bit, and so it is after more steps in the new shards, of all nodes. One more start
+    has the new shards without being told."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start_many(4)
+        await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="steps everywhere")
+        before = await switch_off(swarm)
+
+        swarm.start("n0", training__min_nodes=1, exchange__shards=3 * SHARDS)
+        for name in ("n1", "n2", "n3"):
+            swarm.start(name, bootstrap="n0", training__min_nodes=1, exchange__shards=0)
+        await settle(swarm)
+        assert [len(host.living.exchange.store) for host in swarm.running()] == [3 * SHARDS] * 4
+        fold(swarm, max(before.values()))
+        np.testing.assert_array_equal(swarm.value(), whole(before))
+
+        for host in swarm.running():
+            host.living.resume()
+        goal = max(before.values()) + 4
+        await swarm.until(lambda: min(steps(swarm)) >= goal, within_s=120, what="they go on")
+        after = await switch_off(swarm)
+        swarm.start_many(4, training__min_nodes=1, exchange__shards=0)
+        await settle(swarm)
+        assert {host.living.manifest.partition for host in swarm.running()} == {Partition(3 * SHARDS, 3)}
+        fold(swarm, max(after.values()))
+        np.testing.assert_array_equal(swarm.value(), whole(after))
+
+    swarm = simulate(scenario, seed=61, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
+    assert {(one.fields["stored"], one.fields["shards"]) for one in swarm.of("shards_divided")} == {(4, 12)}
+    assert [one.fields["deltas_lost"] for one in swarm.of("swarm_resumed")] == [0, 0]
+
+
+def fold(swarm: Swarm, step: int) -> None:
+    """Make visible what waits for a barrier that no node has passed, as under bsp."""
+    for host in swarm.running():
+        store = host.living.exchange.store
+        for owned in store.owned.values():
+            owned.state.fold(step, store.rule)
 
 
 @pytest.mark.parametrize("late_s", [0.0, 8.0])

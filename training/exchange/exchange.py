@@ -22,7 +22,7 @@ from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.client.values import SwarmValues
 from training.exchange.codec_choice import CodecChoice
-from training.exchange.context import ExchangeContext
+from training.exchange.context import ExchangeContext, exchange_genesis
 from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
@@ -57,7 +57,6 @@ from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
 from training.exchange.trust_file import TrustFile
-from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.applied import Applied
@@ -95,11 +94,12 @@ class Exchange:
         checkpoints: StoredCopies | None = None,
     ) -> None:
         layout = manifest.layout
-        bounds = shard_bounds(layout.total, manifest.shards)
+        bounds = manifest.bounds()
         repair_log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
         store = ShardStore(swarm.node_id, bounds, layout.parameter_total, manifest.rule, repair_log)
         run = RunState(incarnation)
-        genesis = bytes.fromhex(manifest.genesis)
+        run_genesis = bytes.fromhex(manifest.genesis)
+        genesis = exchange_genesis(run_genesis, manifest.shard_parts)
         trust, reliability = store.ownership.trust, Reliability()
         # Without a staleness no delta is too old.
         stale_limit = None if staleness is None else max(10, 4 * staleness)
@@ -107,6 +107,7 @@ class Exchange:
             swarm=swarm,
             environment=environment,
             genesis=genesis,
+            run_genesis=run_genesis,
             settings=settings,
             synchronous=manifest.barrier_family == "bsp",
             stale_limit=stale_limit,

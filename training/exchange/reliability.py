@@ -15,6 +15,8 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
   had claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
   once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
   time is over (`MemberTrust.suspend`).
+* *foreign*: its requests are of another swarm, or it missed a division of the shards
+  (`training.exchange.context.exchange_genesis`). It counts as gone in the same way.
 """
 
 from __future__ import annotations
@@ -100,6 +102,13 @@ class Reliability:
             return None
         record.misbehaved_s.clear()
         return self._leave_out(node, record, now_s, "misbehaved")
+
+    def foreign(self, node: bytes, now_s: float) -> float:
+        """It sent a request of another swarm, or of this one with other shards. Returns until when it is left out."""
+        record = self._record(node)
+        if record.left_out_until_s > now_s:
+            return record.left_out_until_s
+        return self._leave_out(node, record, now_s, "foreign")
 
     def returned(self, node: bytes, now_s: float) -> None:
         """It was started again, or is back."""

@@ -53,7 +53,12 @@ class ExchangeRpc:
     def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
         of another node."""
-        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust), waits=waits)
+        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust, self._leave_out), waits=waits)
+
+    def _leave_out(self, node: bytes) -> None:
+        """A node that takes part in another swarm, or missed a division of the shards, is asked nothing for a while:
+        its answers are refusals, and each would be followed by the next request."""
+        self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
@@ -188,8 +193,11 @@ class _Outgoing:
             self._rpc.failed(self._kind, self._to, error)
 
 
-def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: MemberTrust) -> Handler:
-    """A request handler that decodes its message and rejects those of another swarm, and of a member left out."""
+def checked(
+    kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: MemberTrust, on_foreign: Callable[[bytes], None]
+) -> Handler:
+    """A request handler that decodes its message and rejects those of another swarm, and of a member left out.
+    `on_foreign` gets the sender of one of another swarm."""
 
     async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
         if not trust.is_served(sender.node_id):
@@ -199,6 +207,7 @@ def checked(kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: Membe
         except msgspec.DecodeError as error:
             raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
         if message.genesis != genesis:  # type: ignore[attr-defined]
+            on_foreign(sender.node_id)
             raise RequestRejected("another swarm: the genesis differs")
         try:
             return await handle(sender, message, stream)

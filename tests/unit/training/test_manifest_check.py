@@ -149,7 +149,7 @@ def test_a_malformed_answer_is_a_failure_of_the_peer(head: bytes) -> None:
 def test_a_joiner_without_a_number_of_shards_has_that_of_the_swarm(answer: Callable[[bytes], bytes] | None) -> None:
     """Its proposal has the number that its model asks for; the manifest that both agree on has the swarm's. A peer that
     refuses in text only is asked for nothing more, whatever the joiner takes over."""
-    proposal = msgspec.structs.replace(SWARMS, shards=64)
+    proposal = msgspec.structs.replace(SWARMS, shards=64, shard_parts=8)
 
     if answer is None:
         agreed = asyncio.run(compare_with(swarm_with(), PEER, proposal, adopts_shards=True))
@@ -167,10 +167,21 @@ def test_a_given_number_of_shards_must_be_that_of_the_swarm() -> None:
     assert caught.value.fields == ["shards"]
 
 
+def test_a_node_of_the_last_version_is_told_that_shards_were_divided() -> None:
+    """It knows numbers only, and its own may be that of the swarm. The answer names the difference all the same."""
+    swarm, divided = OnePeer(), msgspec.structs.replace(SWARMS, shard_parts=2)
+    register(cast(Any, swarm), divided)
+    older = {name: value for name, value in msgspec.to_builtins(SWARMS).items() if name != "shard_parts"}
+
+    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(older), nothing()))
+    told = msgspec.msgpack.decode(response.head, type=ManifestAnswer).mismatches
+    assert [(item.field, item.mine, item.theirs) for item in told] == [("shard_parts", "1", "2")]
+
+
 def test_taking_over_the_shards_excuses_no_other_difference() -> None:
     """Neither one that this version finds, nor one that only a newer peer finds."""
     other = msgspec.structs.replace(OTHER, shards=64)
-    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "colour")]
+    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "shard_parts", "colour")]
 
     def answer(_payload: bytes) -> bytes:
         return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "mismatches": newer})
@@ -183,14 +194,16 @@ def test_taking_over_the_shards_excuses_no_other_difference() -> None:
     assert caught.value.fields == ["colour"]
 
 
-@pytest.mark.parametrize("shards", [-1, 0, 4097, 10**12])
-def test_no_node_takes_over_an_impossible_number_of_shards(shards: int) -> None:
-    """It is a failure of the peer, not of the swarm."""
-    impossible = msgspec.structs.replace(SWARMS, shards=shards)
+@pytest.mark.parametrize(
+    ("shards", "parts"), [(-1, 1), (0, 1), (4097, 1), (10**12, 1), (4, 0), (4, -1), (4, 3), (4, 8), (16, 4)]
+)
+def test_no_node_takes_over_an_impossible_number_of_shards(shards: int, parts: int) -> None:
+    """It is a failure of the peer, not of the swarm. The eight values of the model can have eight shards at most."""
+    impossible = msgspec.structs.replace(SWARMS, shards=shards, shard_parts=parts)
 
     swarm = swarm_with(lambda _payload: msgspec.msgpack.encode(impossible))
 
-    with pytest.raises(TransportError, match=f"{shards} shards") as caught:
+    with pytest.raises(TransportError, match=f"{shards} shards, {parts} of each") as caught:
         asyncio.run(compare_with(swarm, PEER, SWARMS, adopts_shards=True))
     assert caught.value.kind == "foreign"
 

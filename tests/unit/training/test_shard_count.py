@@ -15,6 +15,7 @@ from training.shard_count import (
     MIN_SHARDS,
     SHARD_VALUES,
     SHARDS_PER_NODE,
+    Partition,
     ShardChoice,
     ShardsFixed,
     choose,
@@ -67,31 +68,60 @@ def test_the_limits_are_those_of_other_modules() -> None:
     assert ExchangeSettings().shards == 0
 
 
+MILLION = 1_000_000
+
+
 @pytest.mark.parametrize(
     ("setting", "stored", "expected"),
     [
-        (0, 0, ShardChoice(256, "model")),
-        (8, 0, ShardChoice(8, "setting")),
-        (0, 256, ShardChoice(256, "earlier")),
-        (0, 64, ShardChoice(64, "earlier")),  # of an earlier version, whose default it was
-        (64, 64, ShardChoice(64, "setting")),
+        (0, None, ShardChoice(Partition(256), "model")),
+        (8, None, ShardChoice(Partition(8), "setting")),
+        (0, Partition(256), ShardChoice(Partition(256), "earlier")),
+        (0, Partition(64), ShardChoice(Partition(64), "earlier")),  # of an earlier version, whose default it was
+        (0, Partition(128, 2), ShardChoice(Partition(128, 2), "earlier")),
+        (64, Partition(64), ShardChoice(Partition(64), "setting")),
+        (128, Partition(128, 2), ShardChoice(Partition(128, 2), "setting")),
+        (192, Partition(64), ShardChoice(Partition(192, 3), "setting")),  # divided
+        (4096, Partition(128, 2), ShardChoice(Partition(4096, 64), "setting")),
     ],
 )
-def test_a_run_keeps_its_number(setting: int, stored: int, expected: ShardChoice) -> None:
-    """What is stored decides, then the setting, then the model."""
-    assert choose(124_000_000, setting, stored) == expected
+def test_a_run_keeps_its_shards_or_divides_them(setting: int, stored: Partition | None, expected: ShardChoice) -> None:
+    """What is stored decides, then the setting, then the model. A multiple of what is stored divides it."""
+    assert choose(124 * MILLION, setting, stored) == expected
 
 
-def test_another_number_than_the_stored_one_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("values", "setting", "stored"),
+    [
+        (124 * MILLION, 96, Partition(64)),
+        (124 * MILLION, 64, Partition(128)),
+        (124 * MILLION, 64, Partition(128, 2)),
+        (100, 128, Partition(64)),  # a slice of one value has no two parts
+        (0, 128, Partition(64)),  # named values
+    ],
+)
+def test_any_other_number_than_the_stored_one_is_refused(values: int, setting: int, stored: Partition) -> None:
     """The error names both."""
-    with pytest.raises(ShardsFixed, match=r"exchange\.shards = 128, .* has 64 shards"):
-        choose(124_000_000, 128, 64)
+    with pytest.raises(ShardsFixed, match=rf"exchange\.shards = {setting}, .* has {stored.shards} shards"):
+        choose(values, setting, stored)
 
 
 @pytest.mark.parametrize("setting", [0, 64, 128])
 @pytest.mark.parametrize("values", [3, 63])
 def test_a_vector_shorter_than_its_shards_keeps_their_number(values: int, setting: int) -> None:
-    """Its checkpoint has one shard per value, which is what the number gives: nothing differs."""
-    stored = len(shard_bounds(values, setting or MIN_SHARDS))
+    """Its checkpoint has one shard per value, which is what the number gives, and its record the number: nothing
+    differs."""
+    number = setting or MIN_SHARDS
 
-    assert choose(values, setting, stored).shards == (setting or MIN_SHARDS)
+    for stored in (len(shard_bounds(values, number)), number):
+        assert choose(values, setting, Partition(stored)).partition == Partition(number)
+
+
+@given(first=st.integers(1, 64), parts=st.integers(1, 8), factor=st.integers(1, 8), other=st.integers(1, 8))
+def test_a_division_says_into_how_many_parts(first: int, parts: int, factor: int, other: int) -> None:
+    """Only of shards that the run had: as many shards by another way are another partition."""
+    stored, into = Partition(first * parts, parts), Partition(first * parts * factor, parts * factor)
+
+    assert stored.divisor(into) == factor
+    assert stored.divisor(Partition(into.shards, other)) == (factor if other == into.parts else 0)
+    assert into.divisor(stored) == (1 if factor == 1 else 0)

@@ -33,7 +33,7 @@ class PushLog:
         if raw is None:
             return
         try:
-            self._record.load(raw, self._context.genesis)
+            self._record.load(raw, self._context.run_genesis)
         except BadRecord as error:
             self._log.warning("push_record_unreadable", reason=str(error))
 
@@ -59,7 +59,7 @@ class PushLog:
             self._changed.clear()
             began_s = self._clock.monotonic()
             try:
-                data = self._record.encode(self._context.genesis)
+                data = self._record.encode(self._context.run_genesis)
                 await executor.run(self._disk.write, RECORD_FILE, data, is_synced=False)
                 is_failing = False
             except OSError as error:

@@ -85,7 +85,7 @@ class LateCopies:
     async def keep_aside(self, shard: int, copy: SupersededCopy, missing: Applied) -> None:
         """Keep a copy that has deltas which its shard will not have."""
         file, disk = KEPT_FILE.format(shard=shard), self._context.environment.disk
-        parts = state_files.encode(self._context.genesis, [(shard, copy.term, copy.state)], clean=False)
+        parts = state_files.encode(self._context.run_genesis, [(shard, copy.term, copy.state)], clean=False)
         try:
             await self._context.environment.executor.run(disk.write, file, b"".join(parts))
         except OSError as error:

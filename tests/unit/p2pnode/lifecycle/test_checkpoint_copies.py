@@ -17,7 +17,9 @@ from training.checkpoint import CheckpointState
 from training.exchange.store import state_files
 from training.exchange.store.good_copies import StoredCopy
 from training.exchange.terms import Term
+from training.manifest import PROTOCOL, Manifest
 from training.shards.applied import Applied, DeltaId
+from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
 GENESIS = "ab" * 16
@@ -49,9 +51,26 @@ def write(
     return folder
 
 
-def newest_good(disk: MemoryDisk, shard: int = 1) -> StoredCopy | None:
-    rule = SimpleNamespace(outer_momentum=0.0)
-    manifest: Any = SimpleNamespace(genesis=GENESIS, layout=LAYOUT, shards=SHARDS, rule=rule)
+def newest_good(disk: MemoryDisk, shard: int = 1, *, parts: int = 1) -> StoredCopy | None:
+    """`parts`: of each shard that the checkpoints have."""
+    manifest = Manifest(
+        protocol=PROTOCOL,
+        run="r",
+        genesis=GENESIS,
+        task="stub",
+        task_version="1",
+        layout=LAYOUT,
+        frozen_digest="",
+        shards=SHARDS * parts,
+        shard_parts=parts,
+        rule=Rule(1.0, 0.0, ""),
+        weight="sum",
+        replicas=1,
+        local_steps=1,
+        barrier_family="relaxed",
+        max_steps=0,
+        until="",
+    )
     found = []
 
     async def scenario() -> None:
@@ -77,6 +96,42 @@ def test_the_newest_is_taken_and_its_state_before_its_vector() -> None:
     assert pulled is not None
     assert (pulled.folder, pulled.version, pulled.value.tolist()) == (folder, 5, [5.0] * WIDTH)
     assert (pulled.state, pulled.listed) == (None, None)
+
+
+def test_a_checkpoint_from_before_a_division_has_the_part() -> None:
+    """Of the state where there is one, otherwise of the vector, with term, version and deltas of the whole. One that
+    was cut otherwise is passed over."""
+    disk = MemoryDisk()
+    folder = write(disk, 5, shard_1=6.0, state_1=50.0)
+    write(disk, 7, marks=[(TERM.number, TERM.node.hex(), 7)] * 3)
+
+    owned, pulled = newest_good(disk, 3, parts=2), newest_good(disk, 4, parts=2)
+
+    assert owned is not None
+    assert owned.state is not None
+    assert (owned.folder, owned.term, owned.version, owned.value.tolist()) == (folder, TERM, 5, [50.0] * (WIDTH // 2))
+    assert pulled is not None
+    assert (pulled.folder, pulled.term, pulled.version, pulled.value.tolist()) == (
+        folder,
+        TERM,
+        5,
+        [5.0] * (WIDTH // 2),
+    )
+    (first, second) = (newest_good(disk, shard, parts=4) for shard in (4, 7))
+    assert first is not None
+    assert second is not None
+    assert first.value.tolist() == second.value.tolist() == [50.0]
+
+
+def test_the_listed_deltas_of_a_part_are_those_of_the_whole() -> None:
+    """They are in every part of it."""
+    disk = MemoryDisk()
+    write(disk, 4)
+    for shard in (2, 3):
+        found = newest_good(disk, shard, parts=2)
+        assert found is not None
+        assert found.listed is not None
+        assert found.listed.rows() == [(ME, 1, [(4, 4)])]
 
 
 def test_a_value_comes_with_the_deltas_that_it_has() -> None:

@@ -77,12 +77,12 @@ class World:
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
             lister=SimpleNamespace(deltas_of=self._deltas_of),
-            context=SimpleNamespace(genesis=GENESIS),
+            context=SimpleNamespace(run_genesis=GENESIS),
         )
         #: What the owners say of the vector, after so many seconds.
         self.listed: dict[int, Applied] = {}
         self.list_s = 0.0
-        manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE))
+        manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE), shard_parts=1)
         environment: Any = SimpleNamespace(
             clock=self.clock,
             disk=self.disk,

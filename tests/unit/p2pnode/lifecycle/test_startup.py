@@ -20,6 +20,7 @@ from tests.harness.stub_trainer import StubTrainer, initial_vector
 from tests.harness.swarm import Host, Swarm
 from tests.harness.virtual_loop import run
 from training import checkpoint, manifest_check
+from training.shard_count import Partition
 
 
 def simulate(
@@ -398,7 +399,7 @@ def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypa
 
 def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
     """Joiners that were given no number have the founder's and train with it; one that was given another is refused,
-    and told what to do. A founder that starts again has the number of its checkpoint, and refuses another."""
+    and told what to do. A founder that starts again has the number of before, and refuses one that is no multiple."""
 
     async def scenario(swarm: Swarm) -> None:
         first = swarm.start("n0", exchange__shards=12).living
@@ -418,12 +419,13 @@ def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
         assert "leave exchange.shards out" in refused.value.hint
 
         await end(swarm, "n0", "n1", "n2")
-        task = swarm.start("n0", exchange__shards=24).task
+        task = swarm.start("n0", exchange__shards=18).task
         assert task is not None
-        with pytest.raises(UserError, match=r"exchange\.shards = 24, .* has 12 shards") as refused:
+        with pytest.raises(UserError, match=r"exchange\.shards = 18, .* has 12 shards") as refused:
             await task
         assert (refused.value.exit_code, "leave exchange.shards out" in refused.value.hint) == (ExitCode.MISMATCH, True)
 
+        swarm.hosts["n0"].disk.remove(RECORD_FILE)  # as in a directory of an earlier version: the checkpoint tells
         again = swarm.start("n0", training__min_nodes=9).living
         await swarm.until(lambda: again.state == "waiting_for_nodes", within_s=60, what="it has opened its swarm")
         assert (len(again.exchange.store), again.shards_by) == (12, "earlier")
@@ -447,3 +449,23 @@ def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for() -> None:
         assert (len(founder.exchange.store), founder.shards_by) == (128, "model")
 
     simulate(scenario, training__min_nodes=20)
+
+
+def test_a_division_is_remembered_before_the_first_checkpoint_after_it() -> None:
+    """A founder that is killed as soon as it trains with more shards, and is not told their number again, has them:
+    what the others have on their disks by then may be cut so."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", exchange__shards=12)
+        await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="it trains")
+        await end(swarm, "n0")
+        divided = swarm.start("n0", exchange__shards=24, training__checkpoint_s=3600.0).living
+        await swarm.until(lambda: divided.state == "training", within_s=60, what="it trains again")
+        await swarm.kill("n0")
+
+        again = swarm.start("n0").living
+        await swarm.until(lambda: again.state == "training", within_s=60, what="it trains once more")
+        assert (again.manifest.partition, again.shards_by) == (Partition(24, 2), "earlier")
+        assert [one.fields["stored"] for one in swarm.of("shards_divided")] == [12, 12]
+
+    simulate(scenario, training__checkpoint_s=1.0)

@@ -13,6 +13,7 @@ from p2pnode.lifecycle.state_directory import GENESIS_FILE, StateDirectory
 from tests.harness.environment import MemoryDisk, make_environment
 from tests.harness.stub_trainer import plain_layout
 from tests.harness.virtual_loop import VirtualLoop
+from training.shard_count import Partition
 
 GENESIS = b"genesis of a run"
 
@@ -68,6 +69,16 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_user() -> None:
         opened(FullDisk())
 
     assert refused.value.exit_code == ExitCode.STATE_DIRECTORY
+
+
+def test_the_shards_of_the_run_are_kept() -> None:
+    """Those of the last swarm that had some; a start without a model leaves them."""
+    disk = MemoryDisk()
+    assert opened(disk).record.partition is None
+    play(opened(disk).remember("digits", GENESIS, plain_layout(100), founder=True, given={}, partition=Partition(8, 2)))
+    play(opened(disk).remember("digits", GENESIS, None, founder=True, given={}))
+
+    assert opened(disk).record.partition == Partition(8, 2)
 
 
 def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:

@@ -67,6 +67,16 @@ def test_a_node_that_nobody_answers_leaves_nobody_out() -> None:
     assert not found.is_silent(B, 1.0 + 10 * SILENT_S)
 
 
+def test_a_node_with_other_shards_is_left_out_longer_each_time_it_is_met() -> None:
+    """While it is left out more of its requests change nothing."""
+    found = Reliability()
+    until_s = found.foreign(B, 5.0)
+    assert (until_s, found.foreign(B, 6.0), found.take_news()) == (5.0 + FIRST_S, until_s, [(B, "foreign", FIRST_S)])
+    assert not found.is_candidate(B, until_s - 1.0)
+    assert found.is_candidate(B, until_s)
+    assert found.foreign(B, until_s) == until_s + 2 * FIRST_S
+
+
 @pytest.mark.parametrize(("every_s", "times"), [(SILENT_S, UNANSWERED - 1), (SILENT_S / 10, UNANSWERED)])
 def test_a_few_lost_answers_or_a_short_silence_are_none(every_s: float, times: int) -> None:
     """Both the number of requests and the time must be long enough."""

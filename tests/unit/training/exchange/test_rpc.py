@@ -17,8 +17,10 @@ from tests.harness.virtual_loop import run
 from training.encoding.frames import BadFrame
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.ownership_messages import TransferResult
+from training.exchange.reliability import FIRST_S
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.timeouts import REQUEST
+from training.exchange.trust import MemberTrust
 
 ME, PEER = contact("a"), contact("b")
 
@@ -49,6 +51,32 @@ def test_a_handler_rejects_what_it_cannot_serve(payload: bytes, reason: str) -> 
             await swarm.handlers["where_is"](PEER, payload, chunks([]))
 
     run(scenario())
+
+
+def test_a_node_of_another_swarm_is_left_out_for_a_while() -> None:
+    """It is asked nothing, and its requests are still answered: nobody else can have it left out. One whose messages
+    are malformed, or whose body is bad, stays."""
+
+    async def scenario() -> None:
+        swarm, trust = ScriptedSwarm(ME), MemberTrust()
+
+        async def handle(_sender: object, _message: LocateOwners, _stream: object) -> Response:
+            raise BadFrame("short")
+
+        rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), trust)  # type: ignore[arg-type]
+        rpc.register("where_is", LocateOwners, handle)
+        for payload in (b"\xc1", encode(LocateOwners(GENESIS, [0], [])), encode(LocateOwners(b"other" * 3, [], []))):
+            assert PEER.node_id in trust
+            with pytest.raises(RequestRejected):
+                await swarm.handlers["where_is"](PEER, payload, chunks([]))
+        assert PEER.node_id not in trust
+        assert trust.is_served(PEER.node_id)
+
+        await asyncio.sleep(FIRST_S)
+        assert trust.end_suspensions(VirtualClock().monotonic())
+        assert PEER.node_id in trust
+
+    run(scenario(), limit_s=2 * FIRST_S)
 
 
 def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
