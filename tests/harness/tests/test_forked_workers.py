@@ -130,7 +130,9 @@ def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
     assert "PASSED test_module.py::test_after" in output
     made = (tmp_path / "setups").read_text().split()
     assert len(made) == len(set(made)) <= 3
-    assert sorted(made) == sorted((tmp_path / "teardowns").read_text().split())
+    ended = (tmp_path / "teardowns").read_text().split()
+    assert len(set(made) - set(ended)) <= 1  # a worker that is killed ends nothing
+    assert len(ended) == len(set(ended))
 
 
 def test_a_fixture_of_a_module_lasts_from_one_unit_to_the_next(tmp_path: Path) -> None:
