@@ -40,7 +40,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks test-deploy test-browser test-rates screenshots mutations check format generated docs bench pins clean
+.PHONY: help venv demo test test-frameworks test-deploy test-browser test-rates test-large screenshots mutations check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -87,6 +87,10 @@ test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; AR
 # One after the other, on a machine that does nothing else: beside other tests a rate says nothing.
 test-rates: $(STAMP) ## Attack real daemons, and compare the steps of the others; ARGS go to pytest
 	@$(BIN)/python -m pytest -m rates $(ARGS)
+
+# Ten to twenty minutes for each thousand nodes: not for every change.
+test-large: $(STAMP) ## Simulate overlays of 500 and 1,000 nodes; ARGS go to pytest
+	@$(BIN)/python -m pytest -m large $(ARGS)
 
 # playwright drives the Chromium of the system: 50 MB, without a browser of its own.
 $(BROWSER): $(STAMP)

@@ -209,7 +209,8 @@ def test_a_chain_survives_the_hand_over_of_its_shard() -> None:
         for shard in range(SHARDS):
             assert chain_of(world, shard) == chains[shard]
             assert published_version(world, shard) > versions[shard]
-        assert check_followers(world) >= 10 * SHARDS - len(moved)
+        # The deltas of ten nodes, not of four, may come between two ticks.
+        assert check_followers(world, within=2 * NEAR) >= 10 * SHARDS - len(moved)
         assert totals(world)[2] == 0
 
     simulate(scenario, seed=7)

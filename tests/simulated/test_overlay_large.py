@@ -15,7 +15,6 @@ from tests.harness.overlay_swarm import OverlayWorld
 from tests.harness.quick_identity import quick_identities
 from tests.harness.virtual_loop import VirtualLoop
 
-pytestmark = pytest.mark.long
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:
@@ -37,6 +36,7 @@ def proofs_per_node(seed: int, nodes: int) -> float:
     return float(play(story()))
 
 
+@pytest.mark.long
 def test_three_times_the_nodes_that_join_do_not_make_three_times_the_proofs_each() -> None:
     """At `EAGER_VIEW` nodes about one for each other node, at three times as many far less. (It was: 84 of 64 nodes and
     201 of 192, 2.4 times as many.)"""
@@ -47,7 +47,8 @@ def test_three_times_the_nodes_that_join_do_not_make_three_times_the_proofs_each
     assert many < 0.7 * 3 * EAGER_VIEW
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.large
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("seed", "nodes"), [(61, 500), (62, 500), (63, 1000)])
 def test_a_large_swarm_joins_churns_and_is_halved_with_loss_and_stalls(seed: int, nodes: int) -> None:
     """2 % loss and stalls of 200 ms all the time: lookups right, nobody isolated, no running node declared dead, the
@@ -77,7 +78,8 @@ def test_a_large_swarm_joins_churns_and_is_halved_with_loss_and_stalls(seed: int
     assert story.stalls > nodes
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.large
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("seed", "nodes"), [(64, 500), (65, 500)])
 def test_the_estimate_of_a_large_swarm_follows_when_half_of_it_crashes(seed: int, nodes: int) -> None:
     """Two minutes later half the nodes' estimates are within 15 %, and none is of the old swarm."""
@@ -90,7 +92,8 @@ def test_the_estimate_of_a_large_swarm_follows_when_half_of_it_crashes(seed: int
     assert max(errors) < 0.5
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.large
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("seed", "nodes"), [(66, 500), (67, 1000)])
 def test_loss_and_stalls_kill_no_running_node_of_a_large_swarm(seed: int, nodes: int) -> None:
     """5 % loss and stalls for a minute, then one is killed: gone everywhere within the bound, all others alive."""
@@ -105,6 +108,7 @@ def test_loss_and_stalls_kill_no_running_node_of_a_large_swarm(seed: int, nodes:
     assert max(found.watched_s) <= overlay_liveness.PARTNER_BOUND_S
 
 
+@pytest.mark.long
 def test_everybody_is_known_after_a_while_where_a_few_hundred_are_few() -> None:
     """Nodes met in lookups stay known: of 100 nodes each knows nearly all within two minutes, and then needs no lookup
     to find the candidates of a shard."""
