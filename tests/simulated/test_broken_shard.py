@@ -109,7 +109,7 @@ def play(
 def _check(swarm: Swarm, refused: int = 0) -> None:
     """What the values lack is what was reported as lost, and at most what was refused."""
     trained = np.array([len(swarm.hosts[f"n{place}"].trainer.trained) for place in range(NODES)])
-    missing = trained[None, :] - counted(swarm)
+    missing = trained[None, :] - counted(swarm, SHARDS)
     repairs = swarm.of("shard_repaired")
     lost = sum(record.fields["lost"] for record in repairs)
     counters = [host.living.exchange.counters for host in swarm.running()]
