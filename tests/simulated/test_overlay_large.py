@@ -16,7 +16,6 @@ from tests.harness.quick_identity import quick_identities
 from tests.harness.virtual_loop import VirtualLoop
 
 
-
 def play(story: Coroutine[Any, Any, Any]) -> Any:
     with quick_identities():
         return VirtualLoop().run(story)

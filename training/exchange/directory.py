@@ -163,14 +163,15 @@ class OwnerDirectory:
         return fit if any(contact.node_id != self._swarm.node_id for contact in fit) else trusted
 
     async def learn_all(self, source: Contact) -> None:
-        """Ask one node for every owner it knows. Raises `TransportError`. Two others are asked too, where some are
-        known: the lowest terms are taken first, so that one member's terms which no history explains are refused."""
+        """Ask one node for every owner it knows. Two others are asked too, where some are known: the lowest terms are
+        taken first, so that one member's terms which no history explains are refused. Raises `TransportError` if none
+        of them answers."""
         others = [one for one in self._others() if one.node_id != source.node_id][: CANDIDATES_ASKED - 1]
         asked = [asyncio.ensure_future(self._all_owners(contact)) for contact in (source, *others)]
-        first, *rest = await asyncio.gather(*asked, return_exceptions=True)
-        if isinstance(first, BaseException):
-            raise first
-        answers = [first, *(one for one in rest if not isinstance(one, BaseException))]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        answers = [one for one in found if not isinstance(one, BaseException)]
+        if not answers and isinstance(found[0], BaseException):
+            raise found[0]
         for answer in sorted(answers, key=lambda infos: max((info.term for info in infos), default=ZERO_TERM)):
             self._store.note_owners(answer)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
@@ -174,19 +176,23 @@ def test_a_node_that_starts_believes_no_terms_that_a_second_member_contradicts()
     run(scenario())
 
 
-def test_a_second_member_that_does_not_answer_keeps_no_node_from_starting() -> None:
-    """The first one counts."""
+@pytest.mark.parametrize("silent_one", [B, C])
+def test_a_member_that_does_not_answer_keeps_no_node_from_starting(silent_one: Contact) -> None:
+    """The other one counts; without any answer the start fails."""
 
     async def scenario() -> None:
         store = store_of("a")
         directory, swarm, _ = directory_of(store)
         known = LocateOwnersAnswer([OwnerInfo.of(0, term(3, "b"), B)])
-        silent = TransportError("timeout", C.address, "was silent")
-        swarm.answers["where_is"] = lambda to, _: known if to == B else silent
+        silent = TransportError("timeout", silent_one.address, "was silent")
+        swarm.answers["where_is"] = lambda to, _: silent if to == silent_one else known
         await directory.learn_all(B)
         assert set(store.ownership.known_owners) == {0}
-        assert not await directory.compare(C)
-        assert await directory.compare(B)
+        assert not await directory.compare(silent_one)
+        assert await directory.compare(B if silent_one == C else C)
+        swarm.answers["where_is"] = lambda to, _: silent
+        with pytest.raises(TransportError, match="silent"):
+            await directory.learn_all(B)
 
     run(scenario())
 
