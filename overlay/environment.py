@@ -92,6 +92,9 @@ class Executor(Protocol):
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
+    def pause(self) -> None:
+        """Called by such a function between its parts: the loop may have the core."""
+
 
 class Log(Protocol):
     """Structured events: a constant name and fields. An event is logged when something changes, not while it lasts."""

@@ -143,6 +143,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+#: Long enough to give up the core; the kernel adds 0.05 ms.
+PAUSE_S = 0.00005
+
+
 class ThreadExecutor:
     """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk while others compute.
 
@@ -161,6 +165,11 @@ class ThreadExecutor:
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def pause(self) -> None:
+        """Sleep for a moment. A loop that has had more than its share of the core gets it now; otherwise it would wait
+        for the end of the work, or for the kernel's next tick, up to 10 ms later."""
+        time.sleep(PAUSE_S)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

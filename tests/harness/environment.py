@@ -140,6 +140,9 @@ class InlineExecutor:
         await asyncio.sleep(0)
         return result
 
+    def pause(self) -> None:
+        """There is no loop beside it."""
+
 
 class NoLog:
     """A log that keeps nothing."""

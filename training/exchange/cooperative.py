@@ -63,6 +63,22 @@ class LoopYielder:
 
 
 @dataclass(slots=True)
+class ThreadPauses:
+    """Counts the values that a function has worked on in a thread of `executor`, and pauses after every
+    `VALUES_PER_TURN`, so that the event loop need not wait for its end where the two share a core."""
+
+    executor: Executor
+    done: int = 0
+
+    def after(self, values: int) -> None:
+        """So many values have just been worked on."""
+        self.done += values
+        if self.done >= VALUES_PER_TURN:
+            self.done = 0
+            self.executor.pause()
+
+
+@dataclass(slots=True)
 class LoopTurns:
     """Shares the turns of the event loop among the passes of all tasks: one pass a turn, or several short ones.
 

@@ -24,7 +24,7 @@ from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.client.push_log import PushLog
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN, off_loop
+from training.exchange.cooperative import VALUES_PER_TURN, ThreadPauses, off_loop
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
@@ -208,7 +208,7 @@ class PushClient:
     def _encode(
         self, delta: Vector, shards: list[int], returned: dict[int, Vector], *, borrows: bool
     ) -> list[Outgoing]:
-        codec = self._context.codec.codec
+        codec, pauses = self._context.codec.codec, ThreadPauses(self._executor)
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]
@@ -218,6 +218,7 @@ class PushClient:
             is_borrowed = codec == "float32" and borrows and shard not in returned
             if codec != "float32":
                 encoded = self._feedback.encode(shard, values, codec, is_last=self._is_last)
+                pauses.after(stop - start)
             else:
                 encoded = codecs.as_bytes(values if is_borrowed else values.copy())
             outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))

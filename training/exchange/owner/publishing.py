@@ -26,6 +26,7 @@ from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from training.encoding.pull_codecs import WHOLE, change_codec
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import ThreadPauses
 from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned
@@ -130,7 +131,8 @@ class Publisher:
             due = [one for shard, position in asked if (one := self._due(shard, position, now, step_s)) is not None]
             if not due:
                 return
-            made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values)
+            pauses = ThreadPauses(self._executor)
+            made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values, pauses)
             for one, published in zip(due, made, strict=True):
                 # What was told to a new owner meanwhile is the version before.
                 if self._store.owned.get(one.shard) is one.owned and not one.owned.is_held:
@@ -265,5 +267,10 @@ def _continued(work: list[tuple[int, Vector, tuple[Change, ...], Published]]) ->
     return {shard: published for shard, published in found if published is not None}
 
 
-def _make(due: list[_Due], codec: CodecName, sparse_values: int) -> list[Published]:
-    return [one.made(one.owned.state.value, codec, sparse_values) for one in due]
+def _make(due: list[_Due], codec: CodecName, sparse_values: int, pauses: ThreadPauses) -> list[Published]:
+    made = []
+    for one in due:
+        value = one.owned.state.value
+        made.append(one.made(value, codec, sparse_values))
+        pauses.after(value.size)
+    return made

@@ -8,11 +8,22 @@ import pytest
 
 from tests.harness.environment import InlineExecutor
 from tests.harness.loop_turns import counted_turns
-from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, LoopTurns, LoopYielder, off_loop
+from training.exchange.cooperative import (
+    VALUES_PER_PASS,
+    VALUES_PER_TURN,
+    LoopTurns,
+    LoopYielder,
+    ThreadPauses,
+    off_loop,
+)
 
 
 class CountingExecutor(InlineExecutor):
     calls = 0
+    paused = 0
+
+    def pause(self) -> None:
+        self.paused += 1
 
     async def run(self, function, /, *args, **kwargs):  # type: ignore[no-untyped-def]
         self.calls += 1
@@ -137,3 +148,14 @@ def test_a_pass_over_many_values_runs_in_a_thread_and_another_in_its_turn() -> N
         return calls
 
     assert asyncio.run(scenario()) == [0, 1]
+
+
+def test_long_work_in_a_thread_pauses_after_so_many_values() -> None:
+    """Small pieces are counted together; a piece below the limit does not pause."""
+    executor = CountingExecutor()
+    pauses, seen = ThreadPauses(executor), []
+    for _ in range(4):
+        pauses.after(VALUES_PER_TURN // 2)
+        seen.append(executor.paused)
+
+    assert seen == [0, 1, 1, 2]

@@ -140,6 +140,28 @@ def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None
     assert _runs(BOUNDS[:3]) == [range(2), range(2, 3)]
 
 
+def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may share its core."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 2)
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(4):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm = ScriptedSwarm(ME, [OTHER])
+        swarm.answers["push"] = lambda _to, payload: PushAnswer(
+            [PushResult(shard, "ok") for shard in decode(payload, Push).shards]
+        )
+        context = context_of(swarm, store, settings=ExchangeSettings(codec="bfloat16"))
+        pauses: list[None] = []
+        monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
+        assert len(pauses) == 4
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8"])
 def test_a_delta_that_was_never_sent_travels_with_the_next_one(codec: str) -> None:
     """The first is sent and unanswered, the second waits: the third brings the second along, with its own weight."""

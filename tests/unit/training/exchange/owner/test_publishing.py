@@ -70,6 +70,20 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
     run(scenario())
 
 
+def test_the_thread_that_makes_changes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may share its core."""
+    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 4)
+
+    async def scenario() -> None:
+        publisher, store, context = publisher_of()
+        pauses: list[None] = []
+        monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
+        await publisher.publish(ASKER, [(shard, NO_POSITION) for shard in store.owned])
+        assert len(pauses) == len(store.owned) > 0
+
+    run(scenario())
+
+
 def test_ticks_are_as_far_apart_as_the_followers_can_bear() -> None:
     """A median step for a change of a byte per value; half of it for a follower that has the present version."""
     assert BYTES_PER_STEP < 8 / 4
