@@ -17,6 +17,7 @@ import pytest
 from tests.harness.repository import ROOT
 from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
 from training.layout import Layout
+from training.supervisor import process
 from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link import shared_memory
 from training.trainer_link.handshake import BufferHandshake
@@ -361,12 +362,38 @@ def test_a_start_can_be_cancelled(world: World) -> None:
     async def scenario(world: World) -> None:
         trainer = world.trainer("Plain")
         starting = asyncio.create_task(trainer.start())
-        await until(lambda: (world.state_dir / "trainer" / "link").exists())
+        async with asyncio.timeout(10.0):
+            # A start on a fork is over within milliseconds: look at every turn of the loop.
+            while not (world.state_dir / "trainer" / "link").exists():
+                await asyncio.sleep(0)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert trainer.state == "stopped"
         assert not (world.state_dir / "trainer").exists()
+
+    world.run(scenario)
+
+
+def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else knows of it, so it would run for ever."""
+    started: list[int] = []
+
+    async def never(pid: int, _nice: int) -> None:
+        started.append(pid)
+        await asyncio.Event().wait()
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(process, "make_nicer", never)
+        starting = asyncio.create_task(world.trainer("Plain").start())
+        await until(lambda: bool(started))
+        assert is_running(started[0])
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not is_running(started[0])
 
     world.run(scenario)
 

@@ -171,9 +171,16 @@ class TrainerProcess:
             raise
         finally:
             os.close(writing)
-        await make_nicer(process.pid, nice)
-        loop = asyncio.get_running_loop()
-        transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
+        try:
+            await make_nicer(process.pid, nice)
+            loop = asyncio.get_running_loop()
+            transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
+        except BaseException:
+            # Cancelled, or out of descriptors: nobody else knows of this process.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.wait())
+            raise
         return cls(process, output, transport, log, mark)
 
     async def _wait(self) -> int:
