@@ -364,7 +364,7 @@ def test_a_start_can_be_cancelled(world: World) -> None:
         starting = asyncio.create_task(trainer.start())
         async with asyncio.timeout(10.0):
             # A start on a fork is over within milliseconds: look at every turn of the loop.
-            while not (world.state_dir / "trainer" / "link").exists():
+            while not (world.state_dir / "trainer" / "link").exists():  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):

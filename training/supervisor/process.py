@@ -174,7 +174,9 @@ class TrainerProcess:
         try:
             await make_nicer(process.pid, nice)
             loop = asyncio.get_running_loop()
-            transport, output = await loop.connect_read_pipe(lambda: _Output(log), os.fdopen(reading, "rb", buffering=0))
+            transport, output = await loop.connect_read_pipe(
+                lambda: _Output(log), os.fdopen(reading, "rb", buffering=0)
+            )
         except BaseException:
             # Cancelled, or out of descriptors: nobody else knows of this process.
             with contextlib.suppress(ProcessLookupError, PermissionError):
