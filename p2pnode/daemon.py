@@ -49,6 +49,7 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
 from p2pnode.malloc import trim_heap, tune_malloc
+from p2pnode.own_memory import own_memory
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
@@ -180,6 +181,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         make_trainer=make_trainer,
         state_path=folder,
         available_memory=available_memory_bytes,
+        own_memory=own_memory,
         gateway=_gateway(config, entropy),
         lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
         given=start.given,

@@ -89,6 +89,8 @@ class Node:
         self.manifest: Manifest | None = None
         #: What the trainer will take besides its model, as it has estimated.
         self.trainer_bytes: int | None = None
+        #: Memory of this process before the model, as far as it is known.
+        self.process_bytes = 0
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
         self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
@@ -350,6 +352,8 @@ class Node:
         config, environment = self.config, self.environment
         self.manifest = self._startup.propose(hello, config.barrier)
         self.trainer_bytes = hello.host_bytes
+        own = environment.own_memory()
+        self.process_bytes = 0 if own is None else own.private_bytes - own.free_heap_bytes
         manifest, source = await self._startup.agree(self.manifest)
         self.manifest = manifest
         check_memory(

@@ -19,6 +19,7 @@ from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_status
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.lost_peers import LostPeers
+from p2pnode.status.memory import memory_status
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.ongoing import ongoing
 from p2pnode.status.peers import peer_list
@@ -33,7 +34,6 @@ from p2pnode.status.schema import (
     Finding,
     FinishingStatus,
     LineStatus,
-    MemoryStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
@@ -172,7 +172,7 @@ class StatusReport:
             ),
             result=self._result(),
             exchange=self._exchange(),
-            memory=self._memory(),
+            memory=memory_status(node),
             overlay=report.flat(),
             loop=self._loop_delay.report(),
             health=self._health(),
@@ -326,15 +326,6 @@ class StatusReport:
             sha256=result.sha256 or None,
             load=result.how_to_load,
             may_differ=result.why_differs or None,
-        )
-
-    def _memory(self) -> MemoryStatus:
-        budget = self._node.budget()
-        return MemoryStatus(
-            budget_bytes=None if budget is None else budget.total,
-            parts={} if budget is None else budget.parts(),
-            available_bytes=self._node.environment.available_memory(),
-            trainer_bytes=self._node.trainer_bytes,
         )
 
     def _summary(self) -> str:

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from p2pnode.lifecycle.state import State
 from p2pnode.status.device_schema import CoordinationStatus, Count, DeviceStatus, Seconds
 from p2pnode.status.events import Event
+from p2pnode.status.memory_schema import MemoryStatus
 
 SchemaNumber = Literal[1]
 NodeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
@@ -265,16 +266,6 @@ class LineStatus(Struct, frozen=True, kw_only=True):
     codec_reason: str
     needed_bytes_per_step: Count | None
     carried_bytes_per_step: Count | None
-
-
-class MemoryStatus(Struct, frozen=True, kw_only=True):
-    """The daemon's memory by parts, and what this process may still take. The trainer's own is in `trainer_bytes` only:
-    gradients, optimiser, and the optimiser's copy for a checkpoint, as estimated at its start."""
-
-    budget_bytes: Count | None
-    parts: dict[str, Count]
-    available_bytes: Count | None
-    trainer_bytes: Count | None = None
 
 
 class LoopStatus(Struct, frozen=True, kw_only=True):

@@ -23,6 +23,11 @@ class ErrorFeedback:
         #: Shards whose residual may differ from zero.
         self.residual_shards: set[int] = set()
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the residual."""
+        return 0 if self._residual is None else self._residual.nbytes
+
     def residual(self, shard: int) -> Vector:
         """The residual of a shard, as a writable view."""
         if self._residual is None:

@@ -71,6 +71,16 @@ class PushClient:
         """How long the oldest of those steps has waited; 0 without any."""
         return self._outbox.oldest_s
 
+    @property
+    def outbox_bytes(self) -> int:
+        """Memory of the encoded deltas that no owner has acknowledged."""
+        return self._outbox.size_bytes
+
+    @property
+    def residual_bytes(self) -> int:
+        """Memory of what lossy codecs left out."""
+        return self._feedback.size_bytes
+
     async def push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:

@@ -256,7 +256,7 @@ def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
         waiting: dict[int, Any] = host.living.exchange.push_client._outbox._deliveries
         now = swarm.clock.monotonic()
         for age_s, findings in ((0.9, 0), (LONG_WAIT_S - 0.5, 0), (LONG_WAIT_S + 2.0, 1)):
-            waiting[5] = SimpleNamespace(since=now - age_s)
+            waiting[5] = SimpleNamespace(since=now - age_s, unacknowledged={})
             assert len(found(swarm, host, "wait for their owners")) == findings
         assert found(swarm, host, "wait for") == ["deltas of 1 steps wait for their owners, one for 12 s"]
         waiting.clear()

@@ -1,0 +1,56 @@
+"""Measures the memory of this process: what the kernel counts as its own, and what of that the allocator has free."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class OwnMemory(NamedTuple):
+    """`private_bytes`: resident memory that is neither a file's nor shared. `free_heap_bytes`: of it, at most, what the
+    allocator keeps for the next allocations."""
+
+    private_bytes: int
+    free_heap_bytes: int
+
+
+def own_memory() -> OwnMemory | None:
+    """The memory of this process now; None where the system does not tell. Takes some 0.1 ms. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("RssAnon:"):
+                return OwnMemory(1024 * int(line.split()[1]), _free_heap_bytes())
+    return None
+
+
+class _HeapFigures(ctypes.Structure):
+    """glibc's `struct mallinfo2` (malloc.h, since glibc 2.33): `fordblks` are the free bytes of the heap."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+@cache
+def _mallinfo2() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):  # another C library, or an older one
+        return None
+    function.restype = _HeapFigures
+    return function
+
+
+def _free_heap_bytes() -> int:
+    function = _mallinfo2()
+    return 0 if function is None else int(function().fordblks)
