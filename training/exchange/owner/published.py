@@ -5,6 +5,7 @@ all who pull, and adds to p what they will decode: `q = Q(x − p)`, `p ← p + 
 and comes with the next tick: error feedback without a residual of its own (Seide et al. 2014; at a server: Tang et al.
 2019, DoubleSqueeze). A puller that has p of version u gets the changes after u, or p as a whole where that is less. The
 operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest proves it.
+Changes that everybody has who follows are dropped.
 
 A chain begins with p = x rounded to bfloat16: those who enter at its beginning, at the start of a swarm and after a
 take-over all at once, are sent two bytes per value, and what was rounded off comes with the first change. A follower
@@ -73,6 +74,11 @@ class Published:
         if not 0 <= missing <= len(self.changes):
             return None
         return self.changes[len(self.changes) - missing :]
+
+    def without_changes_to(self, version: int) -> Published:
+        """The same without the changes that lead to a version and earlier ones; the last one stays."""
+        kept = min(max(1, self.version - version), len(self.changes))
+        return self if kept == len(self.changes) else replace(self, changes=self.changes[len(self.changes) - kept :])
 
     @property
     def change_bytes(self) -> int:

@@ -37,8 +37,11 @@ from training.exchange.terms import MAX_BELIEVED, Term
 BYTES_PER_STEP = 0.6
 #: A chain that nobody has asked for during so many median steps, and at least so long, is dropped.
 UNUSED_STEPS, UNUSED_S = 20.0, 120.0
-#: Followers of a shard whose position is remembered for a hand-over.
+#: Followers of a shard whose position is remembered.
 MAX_FOLLOWERS = 64
+#: An owner keeps the changes of a chain for followers that it does not know yet during so many median steps, and at
+#: least so long: by then each has asked for the shard.
+UNKNOWN_STEPS, UNKNOWN_S = 8.0, 10.0
 
 
 @dataclass(slots=True)
@@ -49,16 +52,30 @@ class _Chain:
     published: Published
     ticked_at: float
     asked_at: float
-    #: The published version that a follower had, at least, when it asked last.
-    followers: dict[bytes, int] = field(default_factory=dict)
+    #: Since when this owner publishes it.
+    since_s: float
+    #: The published version that a follower had, at least, when it asked last, and when that was.
+    followers: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    #: Some are not among `followers`: there are too many.
+    has_more: bool = False
 
-    def note(self, follower: bytes, position: Position) -> None:
+    def note(self, follower: bytes, position: Position, now: float) -> None:
         """It named this position; without one in this chain it is being sent the whole."""
         is_here = position.chain == self.published.chain
         self.followers.pop(follower, None)
-        self.followers[follower] = position.published if is_here else self.published.version
+        self.followers[follower] = position.published if is_here else self.published.version, now
         if len(self.followers) > MAX_FOLLOWERS:
             del self.followers[next(iter(self.followers))]
+            self.has_more = True
+
+    def drop_changes(self, now: float, step_s: float) -> None:
+        """Drop the changes that all have who follow."""
+        if self.has_more or now - self.since_s < max(UNKNOWN_S, UNKNOWN_STEPS * step_s):
+            return
+        unused_s = max(UNUSED_S, UNUSED_STEPS * step_s)
+        held = [version for version, asked_at in self.followers.values() if now - asked_at <= unused_s]
+        if held:
+            self.published = self.published.without_changes_to(min(held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +135,12 @@ class Publisher:
         """A node asks for shards, and has these positions: begin the chains that are missing, and make the ticks
         due."""
         await self._advance(asked)
+        now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
         for shard, position in asked:
             if self.published(shard) is not None:
-                self._chains[shard].note(follower, position)
+                chain = self._chains[shard]
+                chain.note(follower, position, now)
+                chain.drop_changes(now, step_s)
 
     async def _advance(self, asked: Iterable[tuple[int, Position]]) -> None:
         codec = self._choose()
@@ -140,8 +160,10 @@ class Publisher:
 
     def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
         chain = self._chains.get(shard)
-        followers = chain.followers if chain is not None and chain.owned is owned else {}
-        self._chains[shard] = _Chain(owned, published, now, now, followers)
+        if chain is not None and chain.owned is owned:
+            chain.published, chain.ticked_at, chain.asked_at = published, now, now
+        else:
+            self._chains[shard] = _Chain(owned, published, now, now, now)
 
     def _due(self, shard: int, position: Position, now: float, step_s: float) -> _Due | None:
         owned = self._store.owned.get(shard)
@@ -191,7 +213,7 @@ class Publisher:
                 continue
             # The last change in any case: other followers have not asked for it yet.
             last = max(0, published.version - 1)
-            last_seen = self._chains[shard].followers.get(new_owner, last)
+            last_seen, _ = self._chains[shard].followers.get(new_owner, (last, 0.0))
             changes = published.since(min(last_seen, last)) or published.since(last) or ()
             sent += [(shard, published, change) for change in changes]
             term, version = published.source

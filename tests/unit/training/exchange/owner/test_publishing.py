@@ -16,7 +16,14 @@ from tests.harness.virtual_loop import run
 from training.encoding.codecs import CodecName
 from training.encoding.frames import FrameReader
 from training.exchange.owner.published import Change, Published
-from training.exchange.owner.publishing import BYTES_PER_STEP, UNUSED_S, Publisher
+from training.exchange.owner.publishing import (
+    BYTES_PER_STEP,
+    MAX_FOLLOWERS,
+    UNKNOWN_STEPS,
+    UNUSED_S,
+    UNUSED_STEPS,
+    Publisher,
+)
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
@@ -223,6 +230,52 @@ def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -
         await asyncio.sleep(0.3 * max(UNUSED_S, 20 * STEP_S))
         publisher.drop_unused()
         assert publisher.size_bytes == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    [("both follow", 2), ("too many to know", 2), ("not known for long", 6), ("one is gone", 1)],
+)
+def test_changes_that_all_followers_have_are_dropped(case: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After six ticks of which one of two followers has all and the other lacks the last two, those two are kept, also
+    when so many others follow that the owner forgets who lacks them. All are kept while others may follow that it does
+    not know yet, and the last alone once the other does not ask any more.
+    """
+    # Of four values a change is as large as the whole.
+    monkeypatch.setattr("training.exchange.owner.published._limited", lambda changes, _: changes)
+    other = b"y" * 20
+
+    async def scenario() -> None:
+        publisher, store, _ = publisher_of()
+        for follower in (ASKER, other):
+            await publisher.publish(follower, [(0, NO_POSITION)])
+        if case != "not known for long":
+            await asyncio.sleep(UNKNOWN_STEPS * STEP_S)
+        chain = publisher._chains[0]
+        for tick in range(1, 7):
+            store.add(0, delta(tick))
+            if case == "not known for long":
+                chain.ticked_at -= PATIENCE_S
+            else:
+                await asyncio.sleep(PATIENCE_S)
+            await publisher.publish(ASKER, [(0, position(publisher))])
+            if tick == 4:
+                await publisher.publish(other, [(0, position(publisher))])
+        if case == "one is gone":
+            await asyncio.sleep(max(UNUSED_S, UNUSED_STEPS * STEP_S))
+        if case == "too many to know":
+            for number in range(MAX_FOLLOWERS):
+                await publisher.publish(bytes([number]) * 20, [(0, position(publisher))])
+        await publisher.publish(ASKER, [(0, position(publisher))])
+
+        published = publisher.published(0)
+        assert published is not None
+        assert published.version == 6
+        assert [change.version for change in published.changes] == list(range(7 - kept, 7))
+        assert published.since(6 - kept) == published.changes
+        assert published.since(5 - kept) is None
 
     run(scenario())
 
