@@ -429,7 +429,7 @@ def test_the_estimate_follows_a_large_swarm() -> None:
         assert 90 < mean < 110
         # All nodes share one set of ids, and so its deviation (3 % for 100 ids): the misses come together.
         assert held >= 70
-        assert all(80 < node.workers() < 125 for node in nodes[:5])
+        assert sum(80 < node.workers() < 125 for node in nodes) >= 95
         drawn = {peer.node_id for node in nodes[:10] for _ in range(20) for peer in node.sample(10)}
         assert len(drawn) > 90
         nodes[0].all_members()
