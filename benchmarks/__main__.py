@@ -4,9 +4,10 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` as well and up to 20 GB of
-memory, and `characters`, `async_rule` and `accuracy`, which needs the MNIST files, half an hour each; `partition`,
-`slow_joiner` and `wan` need network namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a
-half. A missed aim is said and shown in the table; it is no failure of the command.
+memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `async_rule` and `accuracy`, which needs the
+MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and `wan`
+takes half an hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no failure of
+the command.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ BY_NAME = (
     "characters",
     "memory",
     "large",
+    "lifecycle",
     "word_count",
     "parameter_server",
     "records",
@@ -87,14 +89,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         action="append",
         default=[],
-        help="exchange, peers, memory, large, wan, accuracy: in millions; async_rule: 0.1 for a small model",
+        help="exchange, peers, memory, large, lifecycle, wan, accuracy: in millions; async_rule: 0.1 for a small model",
     )
     line.add_argument(
         "--ways",
         action="append",
         default=[],
         help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: sparse; '
-        "devices: daemons, elastic, path; "
+        'devices: daemons, elastic, path; lifecycle: settings, such as codec = "sparse", delta_on_disk = true; '
         'async_rule: such as "pssp 1/0 carry=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")

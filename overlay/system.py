@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -112,6 +114,12 @@ class FolderDisk:
     def create(self, name: str) -> FolderFile:
         return FolderFile(self.folder / name)
 
+    def mapped(self, size_bytes: int) -> memoryview:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=self.folder, prefix="mapped-", buffering=0) as file:
+            claim(file.fileno(), size_bytes)
+            return memoryview(mmap.mmap(file.fileno(), size_bytes))
+
     def size(self, name: str) -> int | None:
         try:
             return (self.folder / name).stat().st_size
@@ -133,6 +141,15 @@ class FolderDisk:
     def names(self, folder: str = "") -> list[str]:
         root = self.folder / folder
         return sorted(str(path.relative_to(self.folder)) for path in root.rglob("*") if path.is_file())
+
+
+def claim(descriptor: int, size_bytes: int) -> None:
+    """Give a file this size, and allocate all of it where the system can: what is mapped from it then never lacks room,
+    which would end the process. Raises `OSError`."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.ftruncate(descriptor, size_bytes)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -75,6 +75,7 @@ class Budget(msgspec.Struct, frozen=True):
 def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
+    What `exchange.on_disk` puts into files is not counted: the kernel takes its memory back when it is needed.
     A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one node, or with
     `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as many as the
     model asks for.
@@ -98,15 +99,16 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
+    on_disk = settings.on_disk
     return Budget(
         replica=vector_bytes,
         delta=vector_bytes,
-        residual=0 if alone or settings.codec == "float32" else vector_bytes,
-        owned=share_bytes,
-        backed=0 if alone else share_bytes * settings.replicas,
+        residual=0 if alone or settings.codec == "float32" or "residual" in on_disk else vector_bytes,
+        owned=0 if "shards" in on_disk else share_bytes,
+        backed=0 if alone or "shards" in on_disk else share_bytes * settings.replicas,
         # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
         outbox=0 if alone else encoded_bytes,
-        repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
+        repair_log=0 if alone or "log" in on_disk else min(settings.log_bytes, logged_bytes),
         windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),

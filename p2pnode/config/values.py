@@ -101,6 +101,8 @@ def allowed(annotation: Any) -> str:
             return "a number" + _range(kind)
         case inspect.BoolType():
             return "true or false"
+        case inspect.ListType(item_type=inspect.LiteralType(values=items)):
+            return "a list of " + ", ".join(map(str, items))
         case inspect.ListType() as kind:
             return "a list of texts" + (f" (at most {kind.max_length})" if kind.max_length else "")
         case inspect.DictType():

@@ -1,4 +1,4 @@
-"""Compares the memory that a node will need with what is free, before any of it is allocated. Pure.
+"""Compares the memory that a node will need with what is free, before any of it is allocated, and claims its files.
 
 Counted is what comes after the trainer has built its model: shards, buffers, outbox, repair log and checkpoint of this
 daemon, gradients and optimiser of its trainer, and the same for each other node on this machine that has not begun.
@@ -6,9 +6,13 @@ daemon, gradients and optimiser of its trainer, and the same for each other node
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from overlay.environment import Log
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from training.budget import budget
+from training.exchange.disk_parts import keep_on_disk
+from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings
 
 
@@ -38,7 +42,8 @@ def check_memory(
             f"this node will take {_mb(needed)} more memory ({_mb(needed - trainer_bytes)} for the exchange, "
             f"{_mb(trainer_bytes)} for gradients and optimiser){others}; {_mb(available)} are free",
             hint="give the machine or its container more, or start fewer nodes on it; replicas = 0, "
-            "outer_momentum = 0, a smaller log_bytes and checkpoint_s = 0 need less of it",
+            "outer_momentum = 0, a smaller log_bytes and checkpoint_s = 0 need less of it, and exchange.on_disk puts "
+            "parts of it into files",
             exit_code=ExitCode.TRAINER,
         )
     # Of all numbers of nodes, one or two need most per node.
@@ -50,6 +55,14 @@ def check_memory(
             alone_bytes=most,
             hint="enough among as many nodes as there are; not for this node alone or with one other",
         )
+
+
+async def claim_disk(exchange: Exchange, folder: Path) -> None:
+    """Claim the files of `exchange.on_disk` in the state directory. Raises `UserError` where they do not fit."""
+    try:
+        await keep_on_disk(exchange)
+    except OSError as error:
+        raise state_directory_unusable(folder, error) from error
 
 
 def _mb(size_bytes: int) -> str:

@@ -24,7 +24,7 @@ from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.engine_run import EngineRun
 from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.lifecycle.memory_check import check_memory
+from p2pnode.lifecycle.memory_check import check_memory, claim_disk
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
@@ -376,6 +376,7 @@ class Node:
             environment=environment,
             checkpoints=CheckpointCopies(environment, manifest),
         )
+        await claim_disk(exchange, config.state_folder)
         await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
         self.loop = loop = StepLoop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.memory_schema import MemoryStatus
-from training.exchange.held_memory import held_memory
+from training.exchange.held_memory import disk_bytes, held_memory
 
 
 def memory_status(node: Node) -> MemoryStatus:
@@ -25,6 +25,7 @@ def memory_status(node: Node) -> MemoryStatus:
         available_bytes=node.environment.available_memory(),
         trainer_bytes=node.trainer_bytes,
         held=held,
+        on_disk={} if node.exchange is None else disk_bytes(node.exchange),
         held_bytes_per_parameter=per_parameter,
         private_bytes=None if own is None else own.private_bytes,
     )

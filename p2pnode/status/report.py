@@ -45,6 +45,7 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
+from training.exchange.held_memory import state_bytes
 from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
 
@@ -291,7 +292,7 @@ class StatusReport:
             clipped=counters.clipped,
             outstanding_steps=exchange.push_client.outstanding_steps,
             lost=counters.lost,
-            state_bytes=store.size_bytes,
+            state_bytes=state_bytes(store),
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
             repaired=counters.repaired,

@@ -28,6 +28,7 @@ from overlay.sockets.concurrency import HandlerLimiter
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.stub_trainer import plain_layout
+from training.exchange.disk_parts import keep_on_disk
 from training.exchange.exchange import Exchange
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
@@ -362,6 +363,7 @@ class World:
                 log=ListLog(self.records, name, self.clock),
             ),
         )
+        await keep_on_disk(exchange)
         member.overlay, member.exchange = overlay, exchange
         await exchange.start()
         for other in others:

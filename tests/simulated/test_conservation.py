@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import Any
 
+import msgspec
 import pytest
 
+from tests.harness import conservation
 from tests.harness.conservation import Tally, play
 from tests.harness.long_run import more
 from training.exchange.cooperative import LoopTurns, LoopYielder
+from training.exchange.held_memory import disk_bytes
+from training.settings import ExchangeSettings
 from training.shards.robust import Robust
 
 #: Two dozen histories take half a minute on a machine of their own.
@@ -82,6 +87,36 @@ def test_a_backup_adds_what_its_owner_has_clipped() -> None:
     tallies = [played(seed, 8, "clip") for seed in range(1000, 1004)]
 
     assert sum(tally.clipped for tally in tallies) >= 200
+
+
+def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With residual, log and shards in files the same holds after any faults: shards are taken over, splits repaired
+    from the log, and no state or payload is written over while somebody has it. Some of each are in the files."""
+    parts: dict[str, int] = {}
+    settings, done = conservation._settings, conservation.History._done
+
+    def on_disk(*args: Any, **kwargs: Any) -> ExchangeSettings:
+        return msgspec.structs.replace(settings(*args, **kwargs), on_disk=["residual", "log", "shards"])
+
+    def counted(history: conservation.History) -> Tally:
+        for member in history.world.running():
+            assert member.exchange is not None
+            for part, size in disk_bytes(member.exchange).items():
+                parts[part] = parts.get(part, 0) + size
+            for owned in member.exchange.store.owned.values():
+                assert member.exchange.store.space is not None
+                assert member.exchange.store.space.has(owned.state.value)
+        return done(history)
+
+    monkeypatch.setattr(conservation, "_settings", on_disk)
+    monkeypatch.setattr(conservation.History, "_done", counted)
+    tallies = [play(seed, 8) for seed in range(1000, 1005)]
+
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * len(tallies)
+    assert sum(tally.taken_over for tally in tallies) >= 5
+    assert sum(tally.repaired for tally in tallies) >= 5
+    assert all(size > 0 for size in parts.values())
+    assert sorted(parts) == ["log_bytes", "residual_bytes", "shards_bytes"]
 
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

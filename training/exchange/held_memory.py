@@ -10,10 +10,11 @@ import msgspec
 
 from training.exchange.exchange import Exchange
 from training.exchange.store.shard_store import ShardStore
+from training.shards.state import ShardState
 
 
 class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes by part.
+    """Bytes by part, without those in files (`disk_bytes`).
 
     `replica` is shared with the trainer. `backed` has what this node holds as backup or learner, `copies` the states
     from disk and those that lost to a higher term. `outbox`: the encoded deltas of this node that no owner has
@@ -41,29 +42,56 @@ def held_memory(exchange: Exchange) -> HeldMemory:
     store = exchange.store
     return HeldMemory(
         replica=exchange.context.replica.vector.nbytes,
-        owned=sum(owned.state.size_bytes for owned in store.owned.values()),
+        owned=sum(_in_memory(store, owned.state) for owned in store.owned.values()),
         backed=_backed_bytes(store),
-        copies=_copies_bytes(store),
+        copies=sum(_in_memory(store, state) for state in _copies(store)),
         residual=exchange.push_client.residual_bytes,
         outbox=exchange.push_client.outbox_bytes,
-        repair_log=store.log.size_bytes,
+        repair_log=store.log.memory_bytes,
         published=exchange.publisher.size_bytes,
         encoded=exchange.reads.encoded_bytes,
     )
 
 
+def disk_bytes(exchange: Exchange) -> dict[str, int]:
+    """Bytes in use of the files of `exchange.on_disk`, by part."""
+    on_disk, store = exchange.context.settings.on_disk, exchange.store
+    found = {
+        "residual": exchange.context.replica.vector.nbytes,
+        "log": 0 if store.log.file is None else store.log.file.used_bytes,
+        "shards": 0 if store.space is None else store.space.used_bytes,
+    }
+    return {f"{part}_bytes": size for part, size in found.items() if part in on_disk}
+
+
+def state_bytes(store: ShardStore) -> int:
+    """All states of a node, wherever they are kept."""
+    held = [owned.state for owned in store.owned.values()]
+    held += [backed.state for backed in store.backed.values() if backed.state is not None]
+    return sum(state.size_bytes for state in (*held, *_copies(store)))
+
+
+def _in_memory(store: ShardStore, state: ShardState) -> int:
+    """Memory of a state, without what is in a file."""
+    if store.space is None:
+        return state.size_bytes
+    arrays = (array for array in (state.value, state.momentum) if array is not None)
+    return state.size_bytes - sum(array.nbytes for array in arrays if store.space.has(array))
+
+
 def _backed_bytes(store: ShardStore) -> int:
     size = 0
     for backed in store.backed.values():
-        size += 0 if backed.state is None else backed.state.size_bytes
+        size += 0 if backed.state is None else _in_memory(store, backed.state)
         size += 0 if backed.base is None else backed.base[1].nbytes
         size += backed.buffered_bytes
     return size
 
 
-def _copies_bytes(store: ShardStore) -> int:
-    """A state from disk that this node goes on from is one with that of its shard, and counted there."""
+def _copies(store: ShardStore) -> list[ShardState]:
+    """States from disk, and superseded ones. One that this node goes on from is that of its shard, and not among
+    them."""
     in_use = {id(owned.state.value) for owned in store.owned.values()}
     in_use |= {id(backed.state.value) for backed in store.backed.values() if backed.state is not None}
     copies = [stored.state for stored in store.stored.values()] + [copy.state for copy in store.superseded.values()]
-    return sum(state.size_bytes for state in copies if id(state.value) not in in_use)
+    return [state for state in copies if id(state.value) not in in_use]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlay.system import claim
 from training.trainer_link.interface import TrainerFailed, Vector
 
 _FLOAT32_BYTES = 4
@@ -33,11 +34,12 @@ class TrainerMemory(NamedTuple):
 class SharedVectors:
     """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors for the trainer.
 
-    Allocating takes seconds for gigabytes: construct it outside the event loop. Raises `TrainerFailed`.
+    With a `delta_folder` the delta is in a file there, without a name. Allocating takes seconds for gigabytes:
+    construct it outside the event loop. Raises `TrainerFailed`.
     """
 
-    def __init__(self, total: int) -> None:
-        descriptors = _files(("vector", "delta"), total)
+    def __init__(self, total: int, delta_folder: Path | None = None) -> None:
+        descriptors = _files(("vector", "delta"), total, delta_folder)
         self.descriptors: tuple[int, ...] = tuple(descriptors)
         self.vector = _map(descriptors[0], total)
         self.delta = _map(descriptors[1], total)
@@ -47,11 +49,11 @@ class SharedVectors:
 
 class HostVectors:
     """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and the values of so many
-    `leaders`: of the node's, and of the swarm's. Raises `TrainerFailed`."""
+    `leaders`: of the node's, and of the swarm's; `delta_folder` as in `SharedVectors`. Raises `TrainerFailed`."""
 
-    def __init__(self, total: int, trainers: int, *, leaders: int) -> None:
+    def __init__(self, total: int, trainers: int, *, leaders: int, delta_folder: Path | None = None) -> None:
         names = ["vector", *("leader", "swarm-leader")[:leaders], *["delta"] * trainers]
-        descriptors = _files(names, total)
+        descriptors = _files(names, total, delta_folder)
         shared = 1 + leaders
         vector, *self.leaders = [_map(descriptor, total) for descriptor in descriptors[:shared]]
         self.trainers = [
@@ -70,18 +72,23 @@ def map_vectors(descriptors: tuple[int, ...], total: int) -> tuple[Vector, ...]:
         _close(descriptors)
 
 
-def _files(names: Sequence[str], total: int) -> list[int]:
-    size_bytes, count = total * _FLOAT32_BYTES, len(names)
+def _files(names: Sequence[str], total: int, delta_folder: Path | None) -> list[int]:
+    in_memory = [name for name in names if name != "delta" or delta_folder is None]
+    size_bytes, count = total * _FLOAT32_BYTES, len(in_memory)
     available_bytes = available_memory_bytes()
     if available_bytes is not None and count * size_bytes > available_bytes:
         raise _too_little(count, size_bytes, f"{_megabytes(available_bytes)} are free")
     descriptors: list[int] = []
+    folder: Path | None = None
     try:
         for name in names:
-            descriptors.append(_anonymous_file(name))
-            _claim(descriptors[-1], size_bytes)
+            folder = delta_folder if name == "delta" else None
+            descriptors.append(_anonymous_file(name) if folder is None else _unnamed_file(folder))
+            claim(descriptors[-1], size_bytes)
     except OSError as error:
         _close(tuple(descriptors))
+        if folder is not None:
+            raise _too_little_disk(folder, size_bytes, error.strerror or str(error)) from error
         raise _too_little(count, size_bytes, f"allocating it failed: {error.strerror}") from error
     return descriptors
 
@@ -124,11 +131,9 @@ def _anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-def _claim(descriptor: int, size_bytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    else:
-        os.ftruncate(descriptor, size_bytes)
+def _unnamed_file(folder: Path) -> int:
+    with tempfile.TemporaryFile(dir=folder, prefix="delta-") as file:
+        return os.dup(file.fileno())
 
 
 def _map(descriptor: int, total: int) -> Vector:
@@ -144,6 +149,14 @@ def _too_little(count: int, size_bytes: int, what: str) -> TrainerFailed:
     return TrainerFailed(
         f"sharing the model with the trainer takes {count} × {_megabytes(size_bytes)} of memory, and {what}",
         "give the machine or its container more memory, or train a smaller model",
+        fatal=True,
+    )
+
+
+def _too_little_disk(folder: Path, size_bytes: int, what: str) -> TrainerFailed:
+    return TrainerFailed(
+        f"training.delta_on_disk takes {_megabytes(size_bytes)} in {folder}, and allocating it failed: {what}",
+        "free some space, or name another directory with --state-dir",
         fatal=True,
     )
 

@@ -90,6 +90,12 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
         ({"replicas": 0}, "backed", 0),
         ({"outer_momentum": 0.0}, "owned", 10_000_000),
         ({"codec": "float32"}, "residual", 0),
+        ({"on_disk": ["residual"]}, "residual", 0),
+        ({"on_disk": ["residual"]}, "owned", 20_000_000),
+        ({"on_disk": ["log"]}, "repair_log", 0),
+        ({"on_disk": ["shards"]}, "owned", 0),
+        ({"on_disk": ["shards"]}, "backed", 0),
+        ({"on_disk": ["shards"]}, "residual", 100_000_000),
         ({}, "outbox", 50_000_000),  # one delta in bfloat16
         ({"codec": "float32"}, "outbox", 100_000_000),
         ({"log_seconds": 1.0}, "repair_log", 100_000_000),  # a step a second, logged at owner and backup

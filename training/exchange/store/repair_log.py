@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from training.encoding.codecs import CodecName
+from training.exchange.store.mapped_slots import PayloadFile
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState
@@ -105,12 +106,23 @@ class RepairLog:
         self.limit_bytes = limit_bytes
         self.seconds = seconds
         self.size_bytes = 0
+        #: Where payloads are kept; None: in memory.
+        self.file: PayloadFile | None = None
         self._shards: dict[int, dict[DeltaId, LogEntry]] = {}
         self._order: deque[tuple[int, DeltaId]] = deque()
         self._now_s = 0.0
         self._workers = 1.0
         #: When the youngest entry that the limit in bytes removed was added; None if there was none.
         self._crowded_out_s: float | None = None
+
+    def keep_in(self, file: PayloadFile) -> None:
+        """Copy the payloads that are logged from now on into a file."""
+        self.file = file
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the payloads. Those that a file had no room for are few, and not counted."""
+        return self.size_bytes if self.file is None else 0
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._shards.values())
@@ -147,6 +159,8 @@ class RepairLog:
         entries = self._shards.setdefault(shard, {})
         if identity in entries:
             return
+        if self.file is not None:
+            payload = self.file.kept(payload)
         entries[identity] = LogEntry(identity, weight, payload, codec, momentum, workers or self._workers, self._now_s)
         self._order.append((shard, identity))
         self.size_bytes += len(payload)

@@ -23,6 +23,7 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding.codecs import Vector
 from training.exchange.messages import ForwardStatus, Window
+from training.exchange.store.mapped_slots import ArraySpace
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
@@ -56,6 +57,8 @@ class ShardStore:
         self.backed: dict[int, Backed] = {}
         self.ownership = Ownership(len(bounds))
         self.log = log if log is not None else RepairLog(0, 0.0)
+        #: Where states are kept that are owned or backed up, if not in memory.
+        self.space: ArraySpace | None = None
         #: Copies that lost to a higher term, until its owner has all of their deltas.
         self.superseded: dict[int, SupersededCopy] = {}
         #: The states that this node had on disk when it started, until the owners of those shards are known.
@@ -170,10 +173,15 @@ class ShardStore:
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
         state.recent.clear()
+        self._place(state)
         owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup, first_term=term)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
+
+    def _place(self, state: ShardState) -> None:
+        if self.space is not None:
+            state.keep_at(self.space.moved)
 
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
@@ -280,6 +288,7 @@ class ShardStore:
             self.add(shard, item, state)
         if not self._close_all(state, backed.closed_windows):
             return False
+        self._place(state)
         backed.state, backed.promised, backed.base = state, promised, None
         return True
 
@@ -325,11 +334,9 @@ class ShardStore:
         sender: bytes,
         closed_windows: Sequence[Window] = (),
     ) -> tuple[ForwardStatus, Term]:
-        """Add a delta of the owner, and close the windows that it has closed.
-
-        Returns `ok`, or `fenced` with the higher term. Returns `unknown` if it does not back up the shard, if its
-        buffers are full, or if it lacks a delta of a window. The owner then continues without it until a new catch-up.
-        """
+        """Add a delta of the owner, and close the windows that it has closed. `fenced` comes with the higher term.
+        `unknown`: it does not back up the shard, its buffers are full, or it lacks a delta of a window; the owner then
+        continues without it until a new catch-up."""
         fence = self.ownership.fence(shard)
         backed = self.backed.get(shard)
         if term < fence:
@@ -441,9 +448,3 @@ class ShardStore:
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
         return None if superseded is None or not superseded.is_usable else (superseded.term, superseded.state)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of all states of this node."""
-        superseded = [copy.state for copy in self.superseded.values()]
-        return sum(state.size_bytes for state in (*self._states(), *superseded))
