@@ -18,8 +18,9 @@ from overlay.line_rate import MeasuredLine
 
 Buffer = bytes | bytearray | memoryview
 
-#: Longest head of a request or an answer, in bytes; a longer one is refused before it is read.
-MAX_HEAD_BYTES = 16 * 1024 * 1024
+#: Longest head of a request or an answer, in bytes; a longer one is refused before it is read. States of 65,536 rows
+#: of identities, the most that are sent together, have 2.4 MB.
+MAX_HEAD_BYTES = 8 * 1024 * 1024
 #: Longest datagram that is sent or accepted, in bytes: with IPv6 and UDP headers it fits one Ethernet frame.
 MAX_DATAGRAM_BYTES = 1400
 #: A handler whose peer for this long neither sends one of the awaited bytes nor acknowledges one of the response gets a

@@ -100,7 +100,7 @@ class DuplicateData:
         try:
             async with self._swarm.request(peer, "first_delta", message, timeout_s=TIMEOUT_S) as answer:
                 theirs = msgspec.msgpack.decode(answer.head, type=FirstDeltaAnswer).digest
-        except (TransportError, msgspec.DecodeError) as error:
+        except (TransportError, ValueError, RecursionError) as error:
             self._log.debug("first_delta_not_compared", peer=short(peer.node_id), reason=str(error))
             return
         if theirs is not None:
@@ -109,7 +109,7 @@ class DuplicateData:
     async def _on_message(self, sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
             message = msgspec.msgpack.decode(payload, type=FirstDelta)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed FirstDelta: {error}") from error
         if message.genesis != self._genesis:
             raise RequestRejected("another swarm: the genesis differs")

@@ -65,7 +65,7 @@ class GoalAnnouncement:
     async def _on_message(self, sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
             message = msgspec.msgpack.decode(payload, type=GoalReached)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed GoalReached: {error}") from error
         if message.genesis != self._genesis or not self._until or message.until != self._until:
             raise RequestRejected("another swarm, or another training.until")

@@ -51,7 +51,7 @@ def register(swarm: Swarm, manifest: Manifest) -> None:
     async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
         try:
             proposal = msgspec.msgpack.decode(payload, type=Manifest)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed manifest: {error}") from error
         mismatches = tuple(compare(proposal, manifest))
         answer = ManifestAnswer(**msgspec.structs.asdict(manifest), mismatches=mismatches) if mismatches else manifest
@@ -72,7 +72,7 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
             peer, "manifest", msgspec.msgpack.encode(proposal), timeout_s=QUESTION_TIMEOUT_S
         ) as response:
             answer = msgspec.msgpack.decode(response.head, type=ManifestAnswer)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
     told = list(answer.mismatches)
     if adopts_shards:

@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from overlay.environment import Environment
@@ -185,7 +184,7 @@ class Coordination:
         try:
             async with self._swarm.request(server, LEASE, encode(message), timeout_s=LEASE_TIMEOUT_S) as response:
                 return decode(response.head, StepsLeased)
-        except (TransportError, msgspec.DecodeError):
+        except (TransportError, ValueError, RecursionError):
             self._avoided[server.node_id] = self._clock.monotonic() + AVOID_S
             return None
 
@@ -235,7 +234,7 @@ class Coordination:
     def _checked(self, payload: bytes, kind: type[Asked]) -> Asked:
         try:
             message = decode(payload, kind)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
         if message.genesis != self._genesis:
             raise RequestRejected("another swarm: the genesis differs")
@@ -262,7 +261,7 @@ class Coordination:
             return
         try:
             values = await self._fetch_from(contact, own.size)
-        except (TransportError, BadFrame, msgspec.DecodeError) as error:
+        except (TransportError, BadFrame, ValueError, RecursionError) as error:
             self._log.debug("leader_not_fetched", node=short(leader), reason=str(error))
             return
         if values is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import unpack_contact
@@ -98,7 +96,7 @@ class MasterClient:
             try:
                 async with self._swarm.request(contact, DISPATCH, encode(request), timeout_s=ANSWER_S) as response:
                     answer = decode_answer(response.head)
-            except (TransportError, msgspec.DecodeError) as error:
+            except (TransportError, ValueError, RecursionError) as error:
                 # A node that is the master again sends its record again.
                 self._directory.forget(record)
                 return TryAgain(f"the master {short(contact.node_id)} did not answer: {error}")

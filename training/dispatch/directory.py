@@ -12,8 +12,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
-
 from overlay.environment import Environment
 from overlay.kademlia.messages import pack_contact, unpack_contact
 from overlay.peers import Contact
@@ -118,13 +116,13 @@ class MasterDirectory:
         try:
             async with self._swarm.request(contact, MASTER, encode(message), timeout_s=ASK_S) as response:
                 return decode_who(response.head)
-        except (TransportError, msgspec.DecodeError):
+        except (TransportError, ValueError, RecursionError):
             return None
 
     async def _on_request(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
         try:
             record = decode_who(payload).record
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed WhoServes: {error}") from error
         if record is not None:
             if record.contact[: len(sender.node_id)] != sender.node_id:

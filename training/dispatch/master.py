@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
-
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import unpack_contact
@@ -266,7 +264,7 @@ class MasterService:
     async def _on_request(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
         try:
             request = decode_request(payload)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed request to the master: {error}") from error
         return Response(encode(await self.answer(sender.node_id, request)))
 

@@ -17,6 +17,8 @@ from training.encoding.codecs import Encoded, Vector
 VALUES_PER_EXCEPTION = 1024
 #: Exceptions of a small array.
 MIN_EXCEPTIONS = 4
+#: Exceptions of any array: they travel in a message, which is to be decoded in little time.
+MAX_EXCEPTIONS = 1 << 17
 #: Bytes per value.
 LOW_BYTES = 2
 
@@ -30,7 +32,7 @@ class LowBits(NamedTuple):
 
 def max_exceptions(values: int) -> int:
     """The most exceptions of an array."""
-    return MIN_EXCEPTIONS + values // VALUES_PER_EXCEPTION
+    return min(MIN_EXCEPTIONS + values // VALUES_PER_EXCEPTION, MAX_EXCEPTIONS)
 
 
 def encode(value: Vector, base: Vector) -> LowBits | None:

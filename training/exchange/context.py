@@ -60,11 +60,15 @@ class ExchangeContext:
     #: How high the terms are that other members know.
     reports: TermReports = field(default_factory=TermReports)
     counters: Counters = field(default_factory=Counters)
-    turns: LoopTurns = field(default_factory=LoopTurns)
     #: This node's own deltas on their way.
     kept: KeptDeltas = field(default_factory=KeptDeltas)
     #: Which they were, for the time after a restart.
     record: PushRecord = field(default_factory=PushRecord)
+
+    @property
+    def turns(self) -> LoopTurns:
+        """The turns of the loop, which all passes over values and messages share."""
+        return self.rpc.turns
 
     def lied(self, node: bytes, reason: str) -> None:
         """A member has sent what no honest one sends; a repeated liar is left out (`training.exchange.trust`)."""

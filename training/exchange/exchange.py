@@ -123,7 +123,7 @@ class Exchange:
                 reliability=reliability,
                 stale_limit=stale_limit,
             ),
-            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability, len(store)),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
             checkpoints=checkpoints,

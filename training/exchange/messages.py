@@ -252,7 +252,10 @@ S = TypeVar("S")
 
 def decode(payload: bytes, kind: type[S]) -> S:
     """Decode and check a message. Raises `msgspec.DecodeError`, of which `ValidationError` is a subclass."""
-    return msgspec.msgpack.decode(payload, type=kind)
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:  # such lists in lists are behind the last element
+        raise msgspec.DecodeError(f"{error}") from error
 
 
 #: The bytes of a message. No function around it: each request and answer would call it.

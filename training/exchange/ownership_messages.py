@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from training.encoding import low_bits
 from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards, Windows
 from training.exchange.terms import (
     MAX_SHARDS,
@@ -25,7 +26,7 @@ from training.exchange.terms import (
     TermNumber,
     Weight,
 )
-from training.shards.applied import Applied
+from training.shards.applied import Applied, rows_like
 from training.shards.forgotten import Forgotten
 from training.shards.robust import MAX_NORMS
 
@@ -42,7 +43,7 @@ Buffers = Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
 MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
-MAX_EXCEPTIONS = 1 << 20
+MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
 
@@ -120,6 +121,21 @@ class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
+
+
+class StateOutline(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of a `StateHead`: what follows is not looked at."""
+
+    shard: ShardIndex
+    term_number: TermNumber
+    term_node: TermNode
+
+
+class StateOutlines(msgspec.Struct, frozen=True, array_like=True):
+    """Of which states a `StateTransfer` is, without what takes long to decode."""
+
+    genesis: Genesis
+    states: Annotated[list[StateOutline], Meta(max_length=MAX_SHARDS)]
 
 
 class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -355,9 +371,9 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row_count(self) -> int:
-        """Rows of identities."""
+        """Rows of identities, as `Applied.row_count` has them."""
         floors = 0 if self.forgotten is None else len(self.forgotten.floors)
-        return len(self.known) + len(self.written_off) + floors
+        return rows_like(ranges for rows in (self.known, self.written_off) for _, _, ranges in rows) + floors
 
     def known_deltas(self) -> Applied:
         """The deltas of the state."""

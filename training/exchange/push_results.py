@@ -44,5 +44,5 @@ async def read_results(body: AsyncIterator[Buffer]) -> AsyncIterator[list[PushRe
         await reader.fill(memoryview(data))
         try:
             yield _DECODER.decode(data)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFrame(f"a malformed piece in the answer to a push: {error}") from error

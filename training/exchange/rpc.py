@@ -14,6 +14,8 @@ from overlay.environment import Clock
 from overlay.peers import Contact
 from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame
+from training.exchange.cooperative import LoopTurns
+from training.exchange.large_messages import LARGE_MESSAGE_BYTES, LargeMessages, Unexpected, UnwantedMessage
 from training.exchange.messages import decode, encode
 from training.exchange.reliability import Reliability
 from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
@@ -39,8 +41,13 @@ class ExchangeRpc:
         clock: Clock,
         trust: MemberTrust | None = None,
         reliability: Reliability | None = None,
+        shards: int = 0,
     ) -> None:
-        """`trust`: requests of members that are left out are refused. `reliability` hears who answers."""
+        """`trust`: requests of members that are left out are refused. `reliability` hears who answers. `shards` of the
+        layout: they explain some bytes of each message."""
+        #: For every pass over many values on the loop of this node, and over the bytes of large messages.
+        self.turns = LoopTurns()
+        self._large = LargeMessages(self.turns, clock, shards)
         self._reliability = Reliability() if reliability is None else reliability
         self._trust = MemberTrust() if trust is None else trust
         self._swarm = swarm
@@ -50,10 +57,43 @@ class ExchangeRpc:
         #: The requests in flight of each node.
         self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
-    def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
+    def register(
+        self,
+        name: str,
+        kind: type[A],
+        handle: TypedHandler[A],
+        *,
+        waits: bool = False,
+        unexpected: Unexpected | None = None,
+    ) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
-        of another node."""
-        self._swarm.register(name, checked(kind, self._genesis, handle, self._trust, self._leave_out), waits=waits)
+        of another node. `unexpected` says why a large message of a sender is not to be decoded; empty: it is."""
+        self._swarm.register(name, self._checked(kind, handle, unexpected), waits=waits)
+
+    def _checked(self, kind: type[A], handle: TypedHandler[A], unexpected: Unexpected | None) -> Handler:
+        """A request handler that decodes its message and rejects those of another swarm, and of a member left out."""
+
+        async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+            if not self._trust.is_served(sender.node_id):
+                raise RequestRejected("this node leaves you out: what you sent was repeatedly not true")
+            try:
+                if len(payload) > LARGE_MESSAGE_BYTES:
+                    message = await self._large.request(sender.node_id, payload, kind, unexpected)
+                else:
+                    message = decode(payload, kind)
+            except msgspec.DecodeError as error:
+                raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
+            except UnwantedMessage as error:
+                raise RequestRejected(str(error)) from error
+            if message.genesis != self._genesis:  # type: ignore[attr-defined]
+                self._leave_out(sender.node_id)
+                raise RequestRejected("another swarm: the genesis differs")
+            try:
+                return await handle(sender, message, stream)
+            except BadFrame as error:
+                raise RequestRejected(f"bad body: {error}") from error
+
+        return handler
 
     def _leave_out(self, node: bytes) -> None:
         """A node that takes part in another swarm, or missed a division of the shards, is asked nothing for a while:
@@ -74,7 +114,7 @@ class ExchangeRpc:
             limit_s = timeout_s
         sent = self._swarm.request(to, name, encode(message), body, timeout_s=limit_s)
         async with _Outgoing(self, "question", to, sent) as answer:
-            return self.decoded(to, answer.head, kind)
+            return await self.decoded(to, answer.head, kind)
 
     def request(
         self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
@@ -126,12 +166,20 @@ class ExchangeRpc:
             return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
         return seconds
 
-    def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
-        """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""
+    async def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
+        """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed, or takes more
+        processor time than its sender has."""
         try:
+            if len(head) > LARGE_MESSAGE_BYTES:
+                return await self._large.answer(source.node_id, head, kind)
             return decode(head, kind)
         except msgspec.DecodeError as error:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
+        except UnwantedMessage as error:
+            until_s = self._reliability.misbehaved(source.node_id, self._clock.monotonic())
+            if until_s is not None:
+                self._trust.suspend(source.node_id, until_s)
+            raise TransportError("foreign", source.address, f"gave too large an answer: {error}") from error
 
 
 class _Outgoing:
@@ -191,27 +239,3 @@ class _Outgoing:
             raise TransportError("reset", self._to.address, "was found dead while it was asked") from error
         if isinstance(error, TransportError):
             self._rpc.failed(self._kind, self._to, error)
-
-
-def checked(
-    kind: type[A], genesis: bytes, handle: TypedHandler[A], trust: MemberTrust, on_foreign: Callable[[bytes], None]
-) -> Handler:
-    """A request handler that decodes its message and rejects those of another swarm, and of a member left out.
-    `on_foreign` gets the sender of one of another swarm."""
-
-    async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-        if not trust.is_served(sender.node_id):
-            raise RequestRejected("this node leaves you out: what you sent was repeatedly not true")
-        try:
-            message = decode(payload, kind)
-        except msgspec.DecodeError as error:
-            raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
-        if message.genesis != genesis:  # type: ignore[attr-defined]
-            on_foreign(sender.node_id)
-            raise RequestRejected("another swarm: the genesis differs")
-        try:
-            return await handle(sender, message, stream)
-        except BadFrame as error:
-            raise RequestRejected(f"bad body: {error}") from error
-
-    return handler

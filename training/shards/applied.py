@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from training.shards.forgotten import Forgotten
+
+#: A row of so many ranges takes about 60 bytes in a message; of one, 35.
+RANGES_PER_ROW = 4
 
 
 class DeltaId(NamedTuple):
@@ -159,8 +162,9 @@ class Applied:
 
     @property
     def row_count(self) -> int:
-        """How many rows describe the set: of what is listed, and of what is forgotten."""
-        return len(self._ranges) + len(self.forgotten.floors)
+        """How many rows describe the set, of what is listed and of what is forgotten: a measure of the size of a
+        message. One of many ranges counts as several."""
+        return rows_like(self._ranges.values()) + len(self.forgotten.floors)
 
     def count(self) -> int:
         """The number of identities, forgotten ones included."""
@@ -215,14 +219,19 @@ class Applied:
     ) -> Applied:
         """The set of rows, which need not be in order: they may come from another node, or from a disk."""
         found = cls(forgotten=forgotten)
+        others: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
         for node, incarnation, ranges in rows:
             if (node, incarnation) not in found._ranges and _is_in_order(ranges):  # nearly always
                 found._ranges[node, incarnation] = list(ranges)
-                continue
-            whole = [(low, high) for low, high in ranges if low <= high]
-            if whole:
-                found.merge(cls({(node, incarnation): whole}))
+            elif whole := [(low, high) for low, high in ranges if low <= high]:
+                others.setdefault((node, incarnation), []).extend(whole)
+        found.merge(cls(others))  # once: each merge of a key sorts all its ranges
         return found
+
+
+def rows_like(rows: Iterable[list[tuple[int, int]]]) -> int:
+    """How many rows of at most `RANGES_PER_ROW` ranges take as much in a message as these."""
+    return sum([1 + len(ranges) // RANGES_PER_ROW for ranges in rows])
 
 
 def _length(ranges: list[tuple[int, int]]) -> int:

@@ -12,13 +12,14 @@ from functools import partial
 import msgspec
 
 from overlay.transport import TransportError
-from tests.harness.attacks import SHARDS, Attack, Attacker, contact_of
+from tests.harness.attacks import Attack, Attacker, contact_of
 from training.exchange import messages, ownership_messages
 from training.exchange.messages import encode
 from training.exchange.terms import Term
 
-#: Rows of identities, with one span of steps each; a node id has 20 bytes.
-STATE_ROWS, SEEK_ROWS = 64_000, 30_000
+#: Rows of identities, with one span of steps each; a node id has 20 bytes. As many as fit a head.
+STATE_ROWS, SEEK_ROWS = 61_000, 30_000
+STATES = 2
 
 
 def _rows(a: Attacker, count: int) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
@@ -26,12 +27,12 @@ def _rows(a: Attacker, count: int) -> list[tuple[bytes, int, list[tuple[int, int
 
 
 def _state(a: Attacker) -> msgspec.Struct:
-    """Heads of states: 14 MB."""
+    """Heads of states, nearly as large as a head may be."""
     term = Term(1 << 33, a.me.node_id)
     pending = [(a.chance.randbytes(20), 1, step, 1.0, False) for step in range(STATE_ROWS)]
     heads = [
         ownership_messages.StateHead(shard, *term, 5, 0.0, 0, 0, False, _rows(a, STATE_ROWS), pending)
-        for shard in range(SHARDS)
+        for shard in range(STATES)
     ]
     return ownership_messages.StateTransfer(a.genesis, heads)
 
@@ -64,7 +65,7 @@ async def _send(a: Attacker, name: str, make: Callable[[Attacker], msgspec.Struc
 
 
 HEAD_ATTACKS: dict[str, Attack] = {
-    "sends heads of states of 14 MB, two at a time": partial(_send, name="state", make=_state, at_once=2),
+    "sends heads of states of 8 MB, two at a time": partial(_send, name="state", make=_state, at_once=2),
     "sends questions about deltas of 1 MB, twenty at a time": partial(_send, name="seek", make=_seek, at_once=20),
     "sends small requests, a hundred at a time": partial(_send, name="where_is", make=_small, at_once=100),
 }

@@ -387,6 +387,35 @@ def test_a_peer_has_a_limited_number_of_running_requests(monkeypatch: pytest.Mon
     play(story())
 
 
+def test_large_heads_of_one_peer_that_are_open_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded they take many times the memory, as long as their handlers wait for a body. A small request is served
+    meanwhile, and so is a large one of another peer; when one has ended there is room again."""
+    monkeypatch.setattr(requests, "MAX_OPEN_LARGE_BYTES", 250_000)
+
+    async def story() -> None:
+        may_end = asyncio.Event()
+
+        async def handler(*_: object) -> Response:
+            await may_end.wait()
+            return Response(b"")
+
+        made, local, _ = service()
+        made.register("slow", handler)
+        large = b"x" * 100_000
+        open_here = [asyncio.create_task(made.serve(request(local, name="slow", payload=large))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRejected, match="still open here"):
+            await made.serve(request(local, payload=large))
+        await made.serve(request(local))
+        await made.serve(request(local, payload=large, source=Address("10.0.0.3", 50_000)))
+        may_end.set()
+        await asyncio.gather(*open_here)
+        await made.serve(request(local, payload=large))
+        assert not made._open_large
+
+    play(story())
+
+
 def test_large_heads_have_a_quota_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in them takes this node's processor: beyond the bytes of a peer they are refused after a delay, its small
     requests and those of others are served, and so is a large one when the peer has rested."""

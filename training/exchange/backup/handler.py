@@ -17,11 +17,19 @@ from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Window, encode
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Window, decode, encode
 from training.exchange.owner.delta_item import read_item
 from training.exchange.owner.final_values import value_digest
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import CompareCopies, HandOver, Learn, Release, StateTransfer, TransferResult
+from training.exchange.ownership_messages import (
+    CompareCopies,
+    HandOver,
+    Learn,
+    Release,
+    StateOutlines,
+    StateTransfer,
+    TransferResult,
+)
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
@@ -57,7 +65,7 @@ class BackupHandler:
         """Register the request handlers."""
         self._rpc.register("forward", Forward, self._on_forward)
         self._rpc.register("learn", Learn, self._on_learn)
-        self._rpc.register("state", StateTransfer, self._on_state)
+        self._rpc.register("state", StateTransfer, self._on_state, unexpected=self._unexpected)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
         self._rpc.register("compare", CompareCopies, self._on_compare)
@@ -161,6 +169,13 @@ class BackupHandler:
                 self._store.note_base(shard, chain, replica.slice_of(shard))
                 await turn.after(self._store.size(shard))
         return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [], joins=True)))
+
+    def _unexpected(self, sender: bytes, payload: bytes) -> str:
+        """Why large states are not decoded. Raises `msgspec.DecodeError`."""
+        for state in decode(payload, StateOutlines).states:
+            if not self._store.is_learning(state.shard, sender):
+                return f"this node waits for no state of shard {state.shard} from you"
+        return ""
 
     async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)

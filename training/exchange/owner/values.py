@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-import msgspec
-
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
@@ -77,7 +75,7 @@ class ValueHandler:
         self._counters.bytes_received += len(raw)
         try:
             updates = decode_updates(raw)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFrame(f"malformed updates: {error}") from error
         return Response(encode(UpdateValuesAnswer(await self.accept(sender.node_id, updates))))
 

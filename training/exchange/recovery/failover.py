@@ -344,7 +344,7 @@ class Failover:
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch(self._context.genesis, [shard])
         async with self._rpc.request("fetch", holder, message) as answer:
-            heads = self._rpc.decoded(holder, answer.head, StateTransfer).states
+            heads = (await self._rpc.decoded(holder, answer.head, StateTransfer)).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
             if not self._store.ownership.is_plausible(heads[0].term):

@@ -135,7 +135,7 @@ class Learners:
         heads = [head for head, _ in snapshots]
         message = StateTransfer(self._context.genesis, heads)
         async with self._rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
-            taken = self._rpc.decoded(to, answer.head, TransferResult).taken
+            taken = (await self._rpc.decoded(to, answer.head, TransferResult)).taken
         released: dict[Contact, list[OwnerInfo]] = {}
         for head in heads:
             if head.shard in taken:

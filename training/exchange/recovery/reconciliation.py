@@ -268,7 +268,7 @@ class SplitReconciler:
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
             try:
                 async with self._rpc.request("seek", contact, message) as answer:
-                    found = self._rpc.decoded(contact, answer.head, FoundDeltas).deltas
+                    found = (await self._rpc.decoded(contact, answer.head, FoundDeltas)).deltas
                     reader = FrameReader(answer.body)
                     for one in found:
                         item = await read_item(reader, shard, self._store.size(shard))
@@ -283,16 +283,14 @@ class SplitReconciler:
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):
             return Response(encode(FoundDeltas([])))
-        work = VALUES_PER_ROW * len(message.identities)
-        searched = await off_loop(self._context.environment.executor, work, Applied.of_rows, message.identities)
-        most = MAX_BATCHES
-        if self._store.size(message.shard):
-            most = max(1, MAX_BATCH_BYTES // (4 * self._store.size(message.shard)))
-        entries = [entry for entry in self._store.log.entries(message.shard) if entry.identity in searched]
+        executor, size = self._context.environment.executor, self._store.size(message.shard)
+        work, log = VALUES_PER_ROW * len(message.identities), self._store.log
+        entries = await off_loop(executor, work, log.those_of, log.entries(message.shard), message.identities)
+        most = max(1, MAX_BATCH_BYTES // (4 * size)) if size else MAX_BATCHES
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
-        described = [_as_message(shard, entry) for shard, entry in batch]
-        return Response(encode(FoundDeltas(described)), list_if_small(self._frames(batch), size))
+        described = FoundDeltas([_as_message(*one) for one in batch])
+        return Response(encode(described), list_if_small(self._frames(batch), size))
 
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
@@ -335,7 +333,7 @@ class SplitReconciler:
         self._counters.bytes_sent += size
         body = list_if_small(self._frames(batch), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
-            for place in self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused:
+            for place in (await self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)).refused:
                 if place < len(batch):
                     shard, entry = batch[place]
                     self._store.log.forget(shard, entry.identity)

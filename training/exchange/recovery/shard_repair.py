@@ -198,7 +198,7 @@ class ShardRepair:
 
     async def _fetch(self, shard: int, holder: Contact) -> ShardState | None:
         async with self._rpc.request("fetch", holder, Fetch(self._context.genesis, [shard])) as answer:
-            heads = self._rpc.decoded(holder, answer.head, StateTransfer).states
+            heads = (await self._rpc.decoded(holder, answer.head, StateTransfer)).states
             if len(heads) != 1 or heads[0].shard != shard:
                 return None
             most, reader = self._view.plausible_steps(), FrameReader(answer.body)

@@ -185,6 +185,13 @@ class RepairLog:
         """The entries of a shard, oldest first."""
         return list(self._shards.get(shard, {}).values())
 
+    @staticmethod
+    def those_of(entries: list[LogEntry], rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> list[LogEntry]:
+        """The entries whose identities are in these rows, which are another node's: those of others are passed over."""
+        starts = dict.fromkeys(entry.identity[:2] for entry in entries)
+        wanted = Applied.of_rows([row for row in rows if row[:2] in starts])
+        return [entry for entry in entries if entry.identity in wanted]
+
     @property
     def reach_s(self) -> float:
         """A split that began this long ago is repaired completely: `seconds`, or less if the limit removed entries."""

@@ -7,7 +7,17 @@ import pytest
 
 from tests.harness.exchange_context import GENESIS
 from tests.harness.stores import IDS, contact, term
-from training.exchange.messages import MAX_WINDOWS, Forwarded, PullResult, Push, PushResult, decode, encode
+from training.exchange.messages import (
+    MAX_WINDOWS,
+    Forwarded,
+    LocateOwnersAnswer,
+    PullResult,
+    Push,
+    PushAnswer,
+    PushResult,
+    decode,
+    encode,
+)
 from training.exchange.terms import MAX_SHARDS, OwnerInfo
 
 PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])
@@ -27,6 +37,26 @@ def test_a_value_out_of_range_is_refused(changes: dict[str, object]) -> None:
     """Lengths, signs and the number of shards are checked before a handler runs."""
     with pytest.raises(msgspec.ValidationError):
         decode(encode(msgspec.structs.replace(PUSH, **changes)), Push)
+
+
+@pytest.mark.parametrize("kind", [LocateOwnersAnswer, PushAnswer])
+def test_text_and_lists_that_msgspec_cannot_read_are_malformed(kind: type[msgspec.Struct]) -> None:
+    """It raises other errors for text that is no UTF-8, and for lists in lists behind the last element that is known:
+    they would end the task that reads an answer."""
+    shown = PushAnswer([PushResult(0, "refused", reason="xy")]) if kind is PushAnswer else LocateOwnersAnswer([info()])
+    payload = encode(shown)
+    assert decode(payload, kind) == shown
+    with pytest.raises(msgspec.DecodeError):
+        decode(payload.replace(b"xy", b"\xff\xff").replace(b"10.0", b"\xff\xff\xff\xff"), kind)
+    deep = (
+        bytes([payload[0] + 3]) + payload[1:] + (b"\xc2" * 1 if kind is PushAnswer else b"") + b"\x91" * 5_000 + b"\1"
+    )
+    with pytest.raises(msgspec.DecodeError):
+        decode(deep, kind)
+
+
+def info() -> OwnerInfo:
+    return OwnerInfo.of(0, term(1, "b"), contact("b"))
 
 
 def test_the_windows_of_a_forward_are_bounded() -> None:

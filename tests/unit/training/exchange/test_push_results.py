@@ -37,6 +37,7 @@ def test_results_arrive_in_pieces() -> None:
         (b"\0\0", "ended inside"),
         ((MAX_PIECE_BYTES + 1).to_bytes(4, "big"), "a piece of"),
         (b"\0\0\0\1\xc1", "malformed piece"),
+        (b"\0\0\0\x0a\x91\x94\0\xa2ok\0\xa2\xff\xff", "malformed piece"),
     ],
 )
 def test_a_malformed_stream_is_refused(data: bytes, reason: str) -> None:

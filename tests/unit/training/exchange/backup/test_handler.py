@@ -18,7 +18,8 @@ from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.outbox import Outgoing
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded
+from training.exchange.large_messages import LARGE_MESSAGE_BYTES
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, encode
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.reliability import MISBEHAVIOURS
@@ -139,6 +140,34 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         entry = Forwarded(0, *promised, 0)
         await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
         assert store.backed[0].is_active
+
+    run(scenario())
+
+
+def test_a_large_state_that_nobody_waits_for_is_not_decoded() -> None:
+    """Before `Learn`, from another owner, or a second time: its rows cost this node no processor time. The owner that
+    this node learns from is heard."""
+
+    async def scenario() -> None:
+        owner, store = owner_of("a"), store_of("b")
+        swarm, context = handler_of(store)
+        context.run.step = 100
+        promised, state = owner.promise(0), owner.owned[0].state
+        rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(3_000)]
+        head = msgspec.structs.replace(describe(0, promised, state), applied=rows)
+        body = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
+        message = StateTransfer(GENESIS, [head])
+        assert len(encode(message)) > LARGE_MESSAGE_BYTES
+
+        async def is_refused(sender: Contact) -> None:
+            with pytest.raises(RequestRejected, match="waits for no state of shard 0 from you"):
+                await swarm.deliver("state", sender, message, TransferResult, body)
+
+        await is_refused(OWNER)
+        await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [promised.number]), TransferResult)
+        await is_refused(contact("c"))
+        assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
+        await is_refused(OWNER)
 
     run(scenario())
 

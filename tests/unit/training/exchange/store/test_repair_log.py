@@ -92,3 +92,16 @@ def test_a_comparison_separates_logged_deltas_from_lost_ones() -> None:
 
     assert [entry.identity.step for entry in found.wanted] == [4, 5]
     assert found.lost == [(IDS["x"], 1, 1, 1)]
+
+
+def test_the_entries_that_another_node_lists_are_found() -> None:
+    """By rows of any order, also two of one start; those of other nodes and starts are passed over."""
+    store = logged("a")
+    for step in (1, 2, 3, 7):
+        store.add(0, delta(step))
+    entries = store.log.entries(0)
+    node, start = entries[0].identity[:2]
+
+    rows = [(IDS["c"], 1, [(1, 9)]), (node, start, [(7, 7)]), (node, start + 1, [(3, 3)]), (node, start, [(0, 2)])]
+    assert [entry.identity.step for entry in store.log.those_of(entries, rows)] == [1, 2, 7]
+    assert store.log.those_of(entries, rows[::2]) == []
