@@ -273,7 +273,10 @@ def _wait(nodes: Sequence[_Node], interrupts: _Interrupts, *, is_alone: bool = F
     """
     passed_on = 0
     looked_at = time.monotonic()
+    failed: set[int] = set()
     while any(node.runs for node in nodes):
+        # At once: the others may wait for it as long as they are let.
+        _tell_failed(nodes, failed)
         if interrupts.count > passed_on:
             passed_on = interrupts.count
             for node in nodes:
@@ -283,11 +286,20 @@ def _wait(nodes: Sequence[_Node], interrupts: _Interrupts, *, is_alone: bool = F
             looked_at = time.monotonic()
             _end_left_out(nodes)
         time.sleep(POLL_INTERVAL_S)
-    codes = [node.exit_code for node in nodes]
-    for node, code in zip(nodes, codes, strict=True):
-        if code:
-            sys.stderr.write(f"[{node.number}] ended with exit code {code}\n")
-    return next((code for code in codes if code), ExitCode.OK)
+    _tell_failed(nodes, failed)
+    return next((code for node in nodes if (code := node.exit_code)), ExitCode.OK)
+
+
+def _tell_failed(nodes: Sequence[_Node], told: set[int]) -> None:
+    """Print the exit codes other than 0 of the nodes that have ended and are not among `told`, which gets them."""
+    for node in nodes:
+        if node.number in told or node.runs:
+            continue
+        if code := node.exit_code:
+            told.add(node.number)
+            left = sum(other.runs for other in nodes)
+            go_on = f"; {left} of {len(nodes)} nodes go on" if left else ""
+            sys.stderr.write(f"[{node.number}] ended with exit code {code}{go_on}\n")
 
 
 def _end_left_out(nodes: Sequence[_Node]) -> None:

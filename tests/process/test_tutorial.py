@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.free_port import free_port
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FIRST, _, OWN_MODEL = PAGE.partition("## 7.")
@@ -29,12 +29,6 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 START_S = 240.0
 #: The address of A in the page.
 ADDRESS = "192.0.2.10:8468"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Machine:

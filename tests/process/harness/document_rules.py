@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from tests.harness import documents
 from tests.harness.documents import Shown
-from tests.process.harness.documented import Home, free_port, programs, until
+from tests.process.harness.documented import Home, programs, until
+from tests.process.harness.free_port import free_port
 from tests.process.harness.snippet_scripts import script_of
 
 #: What the documents use for the founder and for a node's API.

@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import UserError
 from tests.harness.repository import ROOT
 from tests.process.harness.forked_python import with_daemon, with_torch
+from tests.process.harness.free_port import free_port
 
 #: Longest wait for one command, on a loaded machine.
 PATIENCE_S = 120.0
@@ -36,12 +36,6 @@ case " $* " in
 esac
 exec {python} -m tests.process.harness.forked_command {daemon} -m tests.process.harness.forked_python {torch} "$@"
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -69,7 +63,8 @@ class Home:
     def __init__(self, folder: Path, programs: Path) -> None:
         folder.mkdir()
         (folder / "examples").symlink_to(ROOT / "examples")
-        self.folder, self.port = folder, free_port()
+        # A command with `--local 4` takes three more ports.
+        self.folder, self.port = folder, free_port(4)
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("P2PNODE_", "DISPLAY", "XDG"))
         }

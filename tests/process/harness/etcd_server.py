@@ -8,23 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
+from tests.process.harness.free_port import free_port
+
 
 def etcd_binary() -> str | None:
     """Where etcd is, or None."""
     return os.environ.get("P2PNODE_ETCD") or shutil.which("etcd")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EtcdServer:

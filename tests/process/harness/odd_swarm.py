@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.daemons import Daemon, Daemons, acknowledged_steps, status, wait_until
+from tests.process.harness.free_port import free_port
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 MEAN_S = 0.25
@@ -89,13 +89,6 @@ class OddSwarm:
 
     def end(self, *nodes: Daemon) -> None:
         self._daemons.end(*nodes)
-
-
-def free_port() -> int:
-    """A port at which nothing listens now: a node that starts again is to be found where it was."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as stream:
-        stream.bind(("127.0.0.1", 0))
-        return int(stream.getsockname()[1])
 
 
 @contextmanager

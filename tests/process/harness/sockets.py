@@ -229,17 +229,6 @@ async def other_server(talk: Talk) -> AsyncIterator[Address]:
             await done.wait()
 
 
-def free_port() -> int:
-    """A port that is free for TCP and UDP."""
-    while True:
-        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-            stream.bind((LOCAL, 0))
-            port = int(stream.getsockname()[1])
-            with contextlib.suppress(OSError):
-                datagrams.bind((LOCAL, port))
-                return port
-
-
 def has_ipv6() -> bool:
     try:
         with socket.socket(socket.AF_INET6) as probe:

@@ -14,6 +14,7 @@ from overlay.addresses import Address
 from overlay.transport import (
     TransportError,
 )
+from tests.process.harness.free_port import free_port
 from tests.process.harness.sockets import (
     LOCAL,
     MB,
@@ -23,7 +24,6 @@ from tests.process.harness.sockets import (
     Talk,
     ask,
     failure,
-    free_port,
     other_server,
     paced,
     pattern,

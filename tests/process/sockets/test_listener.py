@@ -9,7 +9,8 @@ import pytest
 from overlay.transport import (
     PortInUse,
 )
-from tests.process.harness.sockets import LOCAL, Node, Run, free_port, run
+from tests.process.harness.free_port import free_port
+from tests.process.harness.sockets import LOCAL, Node, Run, run
 
 __all__ = ["run"]
 

@@ -180,6 +180,26 @@ def test_output_gets_the_number_of_its_node_and_later_ones_know_the_first(
     assert b"[3] ended with exit code 2\n" in printed.err
 
 
+def test_a_node_that_fails_is_told_of_while_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Nobody has to end the others to see why they wait: the line comes at once, and says how many go on."""
+    lasts = "signal.signal(15, lambda *_: sys.exit(0)); time.sleep(60)"
+    scripted(monkeypatch, UP + f"\nif number == '2': sys.exit(3)\n{lasts}")
+    printed: list[str] = []
+
+    def write(text: str) -> int:
+        printed.append(text)
+        if "exit code" in text:
+            os.kill(os.getpid(), signal.SIGTERM)  # only then are the others ended
+        return len(text)
+
+    monkeypatch.setattr(local_run.sys.stderr, "write", write)
+
+    assert run_local(start(tmp_path, nodes=3)) == 3
+    assert printed == ["[2] ended with exit code 3; 2 of 3 nodes go on\n"]
+
+
 def test_interrupts_reach_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C asks all to leave; the command ends when they have, with their exit code 0."""
     scripted(monkeypatch, UP + "\nsignal.signal(15, lambda *_: sys.exit(0))\ntime.sleep(60)")
