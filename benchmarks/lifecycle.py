@@ -173,10 +173,13 @@ def _life(
         raise NotMeasured(f"exit code {codes[0]}; the last lines:\n{nodes[0].last_lines()}\n{nodes[1].last_lines()}")
     end_s, began_s = time.monotonic() - began_s, time.monotonic()
     nodes = [group.start_again(node) for node in nodes]
+    for node in nodes:
+        _until(node, lambda _: True, "there")
+    watch.pids = [node.pid for node in nodes]
     for node, step in zip(nodes, steps, strict=True):
         _until(node, lambda found, step=step: found["step"] > step, f"further than step {step}")
     resume_s = time.monotonic() - began_s
-    resumed = [memory_of(node.pid).get(OWN, 0) for node in nodes]
+    resumed = [watch.most.get((node.pid, OWN), 0) for node in nodes]
     own = [watch.most.get((pid, OWN), 0) for pid in pids]
     parts = max((one["memory"] for one in found), key=lambda memory: memory["private_bytes"] or 0)
     whole = [sum(row.get(f"{phase}_seconds", 0.0) for phase in ("train", "push", "wait", "pull")) for row in rows]
@@ -202,7 +205,7 @@ def _life(
                 "median_step_s": round(statistics.median(whole), 2),
             },
         ),
-        Series(f"the same after the resume, {label}", "bytes", [size / parameters for size in resumed]),
+        Series(f"the same while they resume, {label}", "bytes", [size / parameters for size in resumed]),
         Series(f"least memory free on the machine, {label}", "MB", [watch.least_free_bytes / 1e6]),
     ]
 

@@ -72,17 +72,19 @@ class Budget(msgspec.Struct, frozen=True):
         return {f"{name}_bytes": getattr(self, name) for name in self.__struct_fields__}
 
 
-def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
+def budget(
+    values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True, delta_on_disk: bool = False
+) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    What `exchange.on_disk` puts into files is not counted: the kernel takes its memory back when it is needed.
-    A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one node, or with
-    `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as many as the
-    model asks for.
+    What `exchange.on_disk` and `training.delta_on_disk` put into files is not counted: the kernel takes its memory back
+    when it is needed. A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one
+    node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as
+    many as the model asks for.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
-        return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
+        return Budget(vector_bytes, 0 if delta_on_disk else vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
     # auto uses any but float32; values are pulled as changes unless it is bfloat16.
@@ -102,7 +104,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     on_disk = settings.on_disk
     return Budget(
         replica=vector_bytes,
-        delta=vector_bytes,
+        delta=0 if delta_on_disk else vector_bytes,
         residual=0 if alone or settings.codec == "float32" or "residual" in on_disk else vector_bytes,
         owned=0 if "shards" in on_disk else share_bytes,
         backed=0 if alone or "shards" in on_disk else share_bytes * settings.replicas,

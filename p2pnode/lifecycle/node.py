@@ -160,8 +160,9 @@ class Node:
         if self.manifest is None:
             return None
         values, nodes = self.manifest.layout.total, self.overlay.population().estimate
-        settings, has_checkpoints = self._settings_of(self.manifest), self.config.training.checkpoint_s > 0.0
-        return budget(values, settings, nodes, checkpoints=has_checkpoints)
+        settings, training = self._settings_of(self.manifest), self.config.training
+        has_checkpoints = training.checkpoint_s > 0.0
+        return budget(values, settings, nodes, checkpoints=has_checkpoints, delta_on_disk=training.delta_on_disk)
 
     def _settings_of(self, manifest: Manifest) -> ExchangeSettings:
         """The settings of the exchange, with the number of shards that the run has."""

@@ -14,9 +14,9 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
 
     `held` is what is there now, part by part. `replica_bytes` and `delta_bytes` are shared with the trainer;
     `process_bytes` is what the daemon had before the model, and `free_heap_bytes` what its allocator keeps for the next
-    buffers. `held_bytes_per_parameter` has the same over the number of values. `on_disk`: what is in the
-    files of `exchange.on_disk`. `private_bytes`: the resident memory of this process that is neither shared nor a
-    file's, as the kernel counts it; null where it does not tell.
+    buffers. `held_bytes_per_parameter` has the same over the number of values. `on_disk`: what is in the files of
+    `exchange.on_disk` and `training.delta_on_disk`. `private_bytes`: the resident memory of this process that is
+    neither shared nor a file's, as the kernel counts it; null where it does not tell.
     """
 
     budget_bytes: Count | None

@@ -149,6 +149,15 @@ def test_the_budget_of_no_number_of_shards_is_that_of_the_models(values: int) ->
     assert found.checkpoint == 4 * values // shards + FILE_BYTES
 
 
+def test_a_delta_on_disk_is_no_memory() -> None:
+    """Nor is it shared; with and without an exchange."""
+    alone = msgspec.structs.replace(DEFAULT, enabled=False)
+    for settings in (DEFAULT, alone):
+        in_memory, on_disk = budget(VALUES, settings, 2), budget(VALUES, settings, 2, delta_on_disk=True)
+        assert (in_memory.delta, on_disk.delta) == (100_000_000, 0)
+        assert in_memory.shared - on_disk.shared == in_memory.total - on_disk.total == 100_000_000
+
+
 def test_without_checkpoints_there_is_no_copy_for_them() -> None:
     """Nor without an exchange, where a checkpoint still copies the vector."""
     assert budget(VALUES, DEFAULT, 4, checkpoints=False).checkpoint == 0
