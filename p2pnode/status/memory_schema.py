@@ -17,6 +17,7 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     buffers. `held_bytes_per_parameter` has the same over the number of values. `on_disk`: what is in the files of
     `exchange.on_disk` and `training.delta_on_disk`. `private_bytes`: the resident memory of this process that is
     neither shared nor a file's, as the kernel counts it; null where it does not tell.
+    All are at most a second old.
     """
 
     budget_bytes: Count | None

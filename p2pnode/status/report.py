@@ -7,6 +7,7 @@ user should do. The types of the answers are in `p2pnode.status.schema`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
@@ -24,6 +25,7 @@ from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.ongoing import ongoing
 from p2pnode.status.peers import peer_list
 from p2pnode.status.prometheus import Family
+from p2pnode.status.recent import Recent
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
@@ -45,6 +47,7 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
+from training.exchange.exchange import Exchange
 from training.exchange.held_memory import state_bytes
 from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
@@ -71,6 +74,11 @@ class StatusReport:
         self._started = node.environment.clock.monotonic()
         self._lost = LostPeers(node.environment.clock.monotonic)
         node.overlay.on_change(self._lost.note)
+        # A walk through all shards and the allocator, which makes the loop wait for a thread that gives memory back.
+        self._memory = Recent(
+            lambda: memory_status(node), node.environment.clock.monotonic, lambda: node.exchange is not None
+        )
+        self._sizes = Recent(lambda: _sizes(node.exchange), node.environment.clock.monotonic, lambda: node.exchange)
 
     @property
     def events(self) -> EventRing:
@@ -173,7 +181,7 @@ class StatusReport:
             ),
             result=self._result(),
             exchange=self._exchange(),
-            memory=memory_status(node),
+            memory=self._memory.get(),
             overlay=report.flat(),
             loop=self._loop_delay.report(),
             health=self._health(),
@@ -270,7 +278,7 @@ class StatusReport:
         exchange = self._node.exchange
         if exchange is None:
             return ExchangeStatus(arithmetic=kernels.name())
-        counters, store = exchange.counters, exchange.store
+        counters, store, sizes = exchange.counters, exchange.store, self._sizes.get()
         return ExchangeStatus(
             arithmetic=kernels.name(),
             enabled=self._node.config.exchange.enabled,
@@ -292,11 +300,11 @@ class StatusReport:
             clipped=counters.clipped,
             outstanding_steps=exchange.push_client.outstanding_steps,
             lost=counters.lost,
-            state_bytes=state_bytes(store),
+            state_bytes=sizes.states,
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
             repaired=counters.repaired,
-            published_bytes=exchange.publisher.size_bytes,
+            published_bytes=sizes.published,
             shards_followed=counters.followed,
             chains_entered=counters.chains_entered,
             chain_mismatches=counters.chain_mismatches,
@@ -372,3 +380,16 @@ class StatusReport:
         if status.tasks is None:
             return "no data set is registered yet"
         return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
+
+
+class _Sizes(NamedTuple):
+    """Memory of the exchange, in bytes."""
+
+    states: int
+    published: int
+
+
+def _sizes(exchange: Exchange | None) -> _Sizes:
+    if exchange is None:
+        return _Sizes(0, 0)
+    return _Sizes(state_bytes(exchange.store), exchange.publisher.size_bytes)
