@@ -14,8 +14,6 @@ slower is known after five rounds, a faster one at once. Pure.
 
 from __future__ import annotations
 
-from collections import deque
-
 from overlay.capacity import CapacityClass
 
 #: Time between two readings of the counters of the open connections.
@@ -39,7 +37,7 @@ class LineRate:
     largest."""
 
     def __init__(self, min_windows: int = MIN_WINDOWS, quantile: float | None = None) -> None:
-        self._ended: deque[float] = deque(maxlen=ROUNDS)
+        self._ended: list[float] = []
         self._min_windows = min_windows
         self._quantile = quantile
         self._busy_s = self._idle_s = 0.0
@@ -79,7 +77,7 @@ class LineRate:
         """A round of too few windows continues after the pause."""
         if len(self._rates) < self._min_windows:
             return False
-        self._ended.append(self._of_round())
+        self._ended = [*self._ended[-(ROUNDS - 1) :], self._of_round()]
         self._busy_s, self._rates = 0.0, []
         return True
 

@@ -6,7 +6,6 @@ The one owner of this state. Services read it when they need it; those that must
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -46,7 +45,6 @@ class LocalNode:
         self.heartbeat = Heartbeat(node_id, incarnation, boot_id, address.port)
         self.genesis: bytes | None = None
         self.tag: bytes | None = None
-        self.entered = asyncio.Event()
         self.reached = False
         self._willing = True
         self._callbacks: list[Callable[[LocalChange], None]] = []
@@ -88,7 +86,6 @@ class LocalNode:
         self.genesis = genesis
         self.tag = swarm_tag(self.run, genesis)
         self._notify("swarm")
-        self.entered.set()
 
     def announce(
         self,

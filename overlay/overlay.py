@@ -124,12 +124,13 @@ class Overlay:
         self._prober.start()
         self._run("sampling", self._sampler.keep_sampling)
         self._run("refresh", self._crawler.keep_table_fresh)
-        self._run("crawl", self._crawler.keep_crawling)
+        self._crawler.on_first_call(lambda: self._run("crawl", self._crawler.keep_crawling))
         self._run("reachability", self._reachability.run)
         if self._port_mapper is not None:
             self._run("mapping", self._port_mapper.run)
         await self._lan.start()
-        self._run("announce", self._lan.announce_when_joined)
+        if self._lan.is_there:
+            self._run("announce", self._lan.announce_when_joined)
         self._run("remember", self._joining.keep_storing)
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.heal_partitions)
@@ -179,6 +180,8 @@ class Overlay:
         await self._transport.close()
 
     def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._stopped:
+            return
         running = supervised(name, service, self._on_fault)
         self._tasks.append(asyncio.create_task(running, name=f"overlay {name}"))
 

@@ -9,7 +9,7 @@ copy. Pure. `now` (monotonic seconds) is passed in.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, KeysView
 from dataclasses import fields
 from typing import Any
@@ -33,7 +33,7 @@ class PeerTable:
 
     def __init__(self) -> None:
         self._rows: dict[bytes, int] = {}
-        self._free: deque[int] = deque()
+        self._free: list[int] = []  # the one that rests longest first
         self._sharing: Counter[str] = Counter()
         self.hosts: list[str] = []
         self.ports = array("H")  # 0: a row without a peer
@@ -71,6 +71,8 @@ class PeerTable:
 
     def at(self, address: Address) -> bytes | None:
         """The id known at an address."""
+        if group_of(address.host) not in self._sharing:
+            return None  # no peer is at this host, as for nearly every new one: all may listen on the same port
         row = -1
         while True:
             try:
@@ -155,7 +157,7 @@ class PeerTable:
         return None if kind is None else PeerChange(heartbeat.node_id, kind)
 
     def _insert(self, heartbeat: Heartbeat, host: str, port: int, now: float) -> int:
-        row = self._free.popleft() if len(self._free) > RESTING_ROWS else self._append_row()
+        row = self._free.pop(0) if len(self._free) > RESTING_ROWS else self._append_row()
         self._rows[heartbeat.node_id] = row
         self._count(host, 1)
         self.hosts[row], self.ports[row] = host, port
@@ -229,6 +231,10 @@ class _Row(Peer):
     def address(self) -> Address:
         table, row = self.table, self.row
         return Address(table.hosts[row], table.ports[row])
+
+    def is_at(self, address: Address) -> bool:
+        table, row = self.table, self.row
+        return bool(table.ports[row] == address.port and table.hosts[row] == address.host)
 
     contact: Any = property(lambda peer: Contact(peer.node_id, peer.address))
     activity: Any = property(lambda peer: _ACTIVITIES[peer.table.activities[peer.row]])

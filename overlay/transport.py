@@ -219,9 +219,10 @@ class Transport(Protocol):
         ...
 
     def request(
-        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
+        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float, keep: bool = True
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """Send a request and read its answer inside the `async with`. `timeout_s` bounds *silence*: connecting, and
+        """Send a request and read its answer inside the `async with`. `keep`: whether the stream is kept for another
+        request to this node, which is likely soon. `timeout_s` bounds *silence*: connecting, and
         every time in which no byte arrives and the peer's kernel acknowledges none. Raises `TransportError`. Leaving
         the block early closes the stream."""
         ...

@@ -183,7 +183,8 @@ async def say_hello(
     nonce = context.entropy.token(NONCE_BYTES)
     head = _ENCODER.encode(HelloRequest(PROTOCOL_VERSION, context.run, context.identity.node_id, nonce))
     try:
-        async with transport.request(address, HELLO, head, timeout_s=timeout_s) as answer:
+        # A thousand nodes may join through one: it does not keep a stream to each of them.
+        async with transport.request(address, HELLO, head, timeout_s=timeout_s, keep=False) as answer:
             received, proven = answer.head, answer.node_id
     except TransportError as error:
         raise HelloRejected(error.detail, final=error.kind == "foreign") from error

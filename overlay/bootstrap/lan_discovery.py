@@ -11,7 +11,8 @@ import asyncio
 from overlay.bootstrap.joining import Joining
 from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, Lan, LocalNetwork
 from overlay.environment import Log
-from overlay.local_node import LocalNode
+from overlay.local_node import LocalChange, LocalNode
+from overlay.wake_up import WakeUp
 
 
 class LanDiscovery:
@@ -23,6 +24,17 @@ class LanDiscovery:
         self._network = network
         self._joining = joining
         self._log = log
+        self._entered = WakeUp()
+        local.on_change(self._on_change)
+
+    def _on_change(self, change: LocalChange) -> None:
+        if change == "swarm":
+            self._entered.set()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this node announces itself."""
+        return self._lan is not None
 
     async def start(self) -> None:
         """Announce this node. A network without multicast is logged and otherwise ignored."""
@@ -38,7 +50,7 @@ class LanDiscovery:
     async def announce_when_joined(self) -> None:
         """Wait until this node has joined a swarm, then announce that."""
         if self._lan is not None:
-            await self._local.entered.wait()
+            await self._entered.wait()
             await self._lan.announce(self._network.announce(joined=True))
 
     async def stop(self) -> None:

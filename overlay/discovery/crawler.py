@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 from overlay.discovery.candidates import Candidates
 from overlay.discovery.lookup_service import LookupService
@@ -18,6 +19,7 @@ from overlay.ids import ID_BITS, distance, random_id_with_prefix
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 from overlay.peers import Peer, PeerChange
+from overlay.wake_up import WakeUp
 
 #: Seconds between refreshes of the table, and the delay of the refresh after a dead peer returned.
 REFRESH_INTERVAL_S = 60.0
@@ -48,10 +50,15 @@ class Crawler:
         self._candidates = candidates
         self._clock = environment.clock
         self._rng = environment.entropy.random
-        self._refresh_now = asyncio.Event()
-        self._crawl_wanted = asyncio.Event()
+        self._refresh_now = WakeUp()
+        self._crawl_wanted = WakeUp()
+        self._begin: Callable[[], None] | None = None
         self._crawl_until = 0.0
         membership.on_change(self._on_change)
+
+    def on_first_call(self, begin: Callable[[], None]) -> None:
+        """Call `begin` when all members are asked for first: it runs `keep_crawling`, which most nodes never need."""
+        self._begin = begin
 
     def _on_change(self, change: PeerChange) -> None:
         if change.kind == "returned":
@@ -64,6 +71,9 @@ class Crawler:
         if not self._members.all_known():
             if now > self._crawl_until:
                 self._crawl_wanted.set()
+                if self._begin is not None:
+                    begin, self._begin = self._begin, None
+                    begin()
             self._crawl_until = now + 2 * CRAWL_INTERVAL_S
         return [peer for peer in self._members.peers if peer.counts_for_barrier(now, since)]
 

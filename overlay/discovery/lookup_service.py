@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections import deque
+import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from overlay.environment import Clock
+from overlay.ids import ID_BYTES
 from overlay.kademlia.address_limit import AddressLimit
 from overlay.kademlia.lookup import Lookup
 from overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
@@ -25,6 +26,9 @@ DEADLINE_S = 5.0
 
 #: Number of recent lookups that the medians cover.
 RECENT = 32
+
+#: A recent lookup in 32 bytes; as objects it takes two hundred.
+_FINISHED = struct.Struct(f"<{ID_BYTES}sHHd")
 
 _NO_NODES = Nodes(b"", b"")
 
@@ -50,7 +54,7 @@ class LookupService:
         clock: Clock,
     ) -> None:
         self.ids_per_address = settings.swarm.ids_per_address  # at most this many in one lookup; 0: any number
-        self.recent: deque[Finished] = deque(maxlen=RECENT)
+        self._recent = bytearray()
         self._local = local
         self._protocol = protocol
         self._membership = membership
@@ -82,17 +86,23 @@ class LookupService:
         self._protocol.counters["contacts_refused_crowded"] += quota.refused
         self._protocol.counters["lookup_rounds"] += lookup.rounds
         self._protocol.counters["lookup_ms"] += round(1000 * seconds)
-        self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))
+        self._recent += _FINISHED.pack(target, lookup.rounds, lookup.queries, seconds)
+        del self._recent[: -RECENT * _FINISHED.size]
         return lookup.result()
+
+    @property
+    def recent(self) -> list[Finished]:
+        """The last `RECENT` lookups, the newest last."""
+        return [Finished(*entry) for entry in _FINISHED.iter_unpack(self._recent)]
 
     def medians(self) -> LookupReport | None:
         """Median cost of the recent lookups; None before the first."""
-        if not self.recent:
+        if not (recent := self.recent):
             return None
         return LookupReport(
-            ms=1000 * statistics.median(finished.seconds for finished in self.recent),
-            rounds=statistics.median(finished.rounds for finished in self.recent),
-            queries=statistics.median(finished.queries for finished in self.recent),
+            ms=1000 * statistics.median(finished.seconds for finished in recent),
+            rounds=statistics.median(finished.rounds for finished in recent),
+            queries=statistics.median(finished.queries for finished in recent),
         )
 
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
@@ -160,21 +170,40 @@ class _LookupRun:
             self._done.set_result(None)
 
     def _ask(self, contact: Contact) -> None:
-        def on_result(result: Result | None) -> None:
-            if self._ended:
-                return
-            if isinstance(result, Nodes):
-                contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
-                if malformed:
-                    self._protocol.counters["malformed_contacts"] += malformed
-                self._lookup.on_response(contact.node_id, self._usable(self._lookup.unknown(contacts)))
-            else:
-                self._lookup.on_failure(contact.node_id)
+        query = _Query(self, contact.node_id)
+        self._protocol.call(contact, self._body, query.on_result, on_slow=query.on_slow)
+
+    def on_result(self, node_id: bytes, result: Result | None) -> None:
+        """The node answered, or the waits are over."""
+        if self._ended:
+            return
+        if isinstance(result, Nodes):
+            contacts, malformed = unpack_nodes(result, self._protocol.own_id, ipv6=self._ipv6)
+            if malformed:
+                self._protocol.counters["malformed_contacts"] += malformed
+            self._lookup.on_response(node_id, self._usable(self._lookup.unknown(contacts)))
+        else:
+            self._lookup.on_failure(node_id)
+        self._pump()
+
+    def on_slow(self, node_id: bytes) -> None:
+        """The retry goes out."""
+        if not self._ended:
+            self._lookup.on_slow(node_id)
             self._pump()
 
-        def on_slow() -> None:
-            if not self._ended:
-                self._lookup.on_slow(contact.node_id)
-                self._pump()
 
-        self._protocol.call(contact, self._body, on_result, on_slow=on_slow)
+class _Query:
+    """One node that is asked. Not closures: hundreds of these wait while many nodes join."""
+
+    __slots__ = ("_node_id", "_run")
+
+    def __init__(self, run: _LookupRun, node_id: bytes) -> None:
+        self._run = run
+        self._node_id = node_id
+
+    def on_result(self, result: Result | None) -> None:
+        self._run.on_result(self._node_id, result)
+
+    def on_slow(self) -> None:
+        self._run.on_slow(self._node_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.population import Estimator, Population, counted
@@ -70,7 +69,7 @@ class PeerSampler:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
-        self._costs: deque[tuple[float, int]] = deque()  # (time, peers added to the pool) of each sampling lookup
+        self._costs: list[tuple[float, int]] = []  # (time, peers added to the pool) of each sampling lookup
         self._drawn = 0
         self._started = environment.clock.monotonic()
         self.estimator = Estimator(k)
@@ -172,10 +171,10 @@ class PeerSampler:
 
     def _expire_costs(self, now: float) -> None:
         while self._costs and now - self._costs[0][0] > COST_WINDOW_S:
-            self._costs.popleft()
+            del self._costs[0]
 
     def _known_ids(self) -> list[bytes]:
-        return [peer.contact.node_id for peer in self._members.peers]
+        return list(self._members.peers.ids())
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -215,10 +214,11 @@ class PeerSampler:
 
         Nodes that join a small swarm at the same time find only half of each other; this way they find the rest.
         """
-        contacts = [peer.contact for peer in self._members.peers]
-        if not contacts:
+        node_ids = list(self._members.peers.ids())
+        asked = self._members.peer(self._rng.choice(node_ids)) if node_ids else None
+        if asked is None:
             return True
-        known = await self._lookups.ask(self._rng.choice(contacts), target)
+        known = await self._lookups.ask(asked.contact, target)
         if most is None and len(known) > self._k:
             return True  # the swarm is larger, and this node has only begun to find its neighbours by a lookup
         unknown = [contact for contact in known if contact.node_id not in self._members.peers]

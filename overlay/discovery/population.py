@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,11 +61,12 @@ class Estimator:
             raise ValueError(f"k = {k}: the estimator needs at least 3 nodes per lookup")
         self.k = k
         self.window_s = window_s
-        self._observations: deque[_Observation] = deque(maxlen=WINDOW_LOOKUPS)
+        self._observations: list[_Observation] = []
 
     def observe(self, distances: Sequence[float], now: float) -> None:
         """One completed lookup of a uniformly random target. Fewer than `k` distances mean that these are all."""
         self._observations.append(_Observation(now, array("d", sorted(distances)[: self.k])))
+        del self._observations[:-WINDOW_LOOKUPS]
         self._drop_contradicted()
 
     def estimate(self, now: float) -> Population | None:
@@ -86,7 +86,7 @@ class Estimator:
 
     def _age(self, now: float) -> None:
         while self._observations and now - self._observations[0].at > self.window_s:
-            self._observations.popleft()
+            del self._observations[0]
 
     def _drop_contradicted(self) -> None:
         """Drop the lookups from before a change of the swarm.
@@ -103,8 +103,7 @@ class Estimator:
             old = sum(observation.distances[-1] for observation in full[recent:]) / older
             deviation = math.sqrt((1 / recent + 1 / older) / self.k)
             if abs(math.log(new / old)) > CONTRADICTION * deviation:
-                while len(self._observations) > recent:
-                    self._observations.popleft()
+                del self._observations[:-recent]
                 return
 
     def _since_last_short(self) -> list[_Observation]:

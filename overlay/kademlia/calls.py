@@ -4,6 +4,9 @@ Each try has a message id of its own, so an answer always shows the round trip o
 A timer that fires late shows that this node's loop was busy. The answer may still be in the socket's buffer, so the
 wait is extended once. A call that was given up is kept for a while. Its late answer shows that the waits are shorter
 than the round trip; answers in time alone would never lengthen them.
+
+One timer serves all calls. Nearly all are answered before they are due; a timer of its own would cost each of them more
+than its datagram.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from overlay.environment import Clock, Entropy
 from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
@@ -24,6 +29,9 @@ MAX_OUTSTANDING = 8192
 #: Tries of calls given up whose answer may still come.
 MAX_LATE_CALLS = 256
 
+#: Calls that are due so soon are given up with those that are due: a loop may round its timers to this.
+TIMER_S = 0.001
+
 OnResult = Callable[[Result | None], None]
 
 
@@ -35,16 +43,31 @@ class PendingCall:
     body: Call
     on_result: OnResult
     on_slow: Callable[[], None] | None
-    #: When each try went out, by its message id.
-    sent: dict[bytes, float]
     second_s: float
     counts_as_failure: bool
     require_proof: bool
     #: Whether the wait for it measures the round trip: not where the callee asks others before it answers.
     timed: bool
+    #: The message id of each try, and when it went out; the retry's are empty before.
+    message_id: bytes = b""
+    sent_s: float = 0.0
+    retry_id: bytes = b""
+    retried_s: float = 0.0
     due: float = 0.0
     excused: bool = False
-    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_retried(self) -> bool:
+        return bool(self.retry_id)
+
+    def tries(self) -> list[tuple[bytes, float]]:
+        """Message id and time of each try."""
+        first = [(self.message_id, self.sent_s)] if self.message_id else []
+        return [*first, (self.retry_id, self.retried_s)] if self.retry_id else first
+
+    def sent_at(self, message_id: bytes) -> float:
+        """When the try with this message id went out."""
+        return self.retried_s if message_id == self.retry_id else self.sent_s
 
 
 class CallTable:
@@ -68,6 +91,12 @@ class CallTable:
         self._outstanding: dict[bytes, PendingCall] = {}
         self._late: dict[bytes, tuple[PendingCall, float]] = {}
         self._proving: dict[Contact, None] = {}
+        #: When each try is due, the order of the tries, and the message id. Those that were answered stay until then.
+        self._due: list[tuple[float, int, bytes]] = []
+        self._tries = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._context: Context | None = None
 
     def __len__(self) -> int:
         """Tries that wait for an answer."""
@@ -89,7 +118,10 @@ class CallTable:
     def start(self, pending: PendingCall, wait_s: float, now: float) -> None:
         """Send one try and wait for its answer."""
         message_id = self._entropy.token(MESSAGE_ID_BYTES)
-        pending.sent[message_id] = now
+        if pending.message_id:
+            pending.retry_id, pending.retried_s = message_id, now
+        else:
+            pending.message_id, pending.sent_s = message_id, now
         self._outstanding[message_id] = pending
         if pending.require_proof:
             self._proving[pending.contact] = None
@@ -101,11 +133,11 @@ class CallTable:
 
     def settle(self, pending: PendingCall) -> None:
         """It is answered or given up: all its tries leave the table."""
-        for message_id in pending.sent:
-            self._outstanding.pop(message_id, None)
-        self._proving.pop(pending.contact, None)
-        if pending.timer is not None:
-            pending.timer.cancel()
+        self._outstanding.pop(pending.message_id, None)
+        if pending.retry_id:
+            self._outstanding.pop(pending.retry_id, None)
+        if self._proving:
+            self._proving.pop(pending.contact, None)
 
     def take_late(self, message_id: bytes) -> tuple[PendingCall | None, float]:
         """The call given up that this answer belongs to, and when that try was sent."""
@@ -117,14 +149,42 @@ class CallTable:
         self._outstanding.clear()
         self._proving.clear()
         self._late.clear()
-        for pending in waiting.values():
-            if pending.timer is not None:
-                pending.timer.cancel()
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         return list(waiting.values())
 
     def _wait(self, message_id: bytes, pending: PendingCall, wait_s: float, now: float) -> None:
-        pending.due = now + wait_s
-        pending.timer = asyncio.get_running_loop().call_later(wait_s, self._timeout, message_id)
+        due = pending.due = now + wait_s
+        self._tries += 1
+        heappush(self._due, (due, self._tries, message_id))
+        if self._is_later(due):
+            self._set_timer(due, wait_s)
+
+    def _is_later(self, due: float) -> bool:
+        """Whether the timer would come too late for this."""
+        return self._timer is None or due < self._timer_due
+
+    def _set_timer(self, due: float, wait_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._context is None:
+            self._context = copy_context()  # not that of whoever happens to call first next time
+        self._timer_due = due
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(wait_s, self._on_timer, context=self._context)
+
+    def _on_timer(self) -> None:
+        """Time out what is due, and come back for the next that still waits."""
+        self._timer = None
+        waiting, latest = self._due, self._clock.monotonic() + TIMER_S
+        try:
+            while waiting and (waiting[0][0] <= latest or waiting[0][2] not in self._outstanding):
+                self._timeout(heappop(waiting)[2])
+        finally:
+            if waiting and self._is_later(waiting[0][0]):
+                self._set_timer(waiting[0][0], max(0.0, waiting[0][0] - self._clock.monotonic()))
 
     def _timeout(self, message_id: bytes) -> None:
         pending = self._outstanding.get(message_id)
@@ -142,7 +202,7 @@ class CallTable:
             return
         self.settle(pending)
         if pending.timed:
-            self._late.update((each, (pending, sent)) for each, sent in pending.sent.items())
+            self._late.update((each, (pending, sent_s)) for each, sent_s in pending.tries())
         while len(self._late) > MAX_LATE_CALLS:
             del self._late[next(iter(self._late))]
         self._counters["timeouts"] += 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from enum import IntEnum
+from operator import attrgetter
 
 from overlay.peers import Contact
 
@@ -27,6 +28,22 @@ class _State(IntEnum):
     FAILED = 4
 
 
+class _Candidate:
+    """A contact that a lookup has seen. One object of 64 bytes: dozens of them are alive in each of many lookups."""
+
+    __slots__ = ("contact", "gap", "round", "state")
+
+    def __init__(self, contact: Contact, gap: int, round_number: int) -> None:
+        self.contact = contact
+        self.gap = gap
+        #: In which round it is asked.
+        self.round = round_number
+        self.state = _State.NEW
+
+
+_by_gap = attrgetter("gap")
+
+
 class Lookup:
     """One lookup. The own node counts as one that has answered."""
 
@@ -38,34 +55,31 @@ class Lookup:
         #: The longest chain of answers that led to a node that was asked.
         self.rounds = 0
         self._confirming = False
-        self._rounds: dict[bytes, int] = {}
         self._own_id = own.node_id
         self._number = int.from_bytes(target, "big")
-        self._contacts: dict[bytes, Contact] = {}
-        self._states: dict[bytes, _State] = {}
-        self._ranked: list[tuple[int, bytes]] = []  # all but the failed, closest first
+        self._seen: dict[bytes, _Candidate] = {}
+        self._ranked: list[_Candidate] = []  # all but the failed, closest first
         self._active = 0
         self._add(own)
-        self._states[own.node_id] = _State.ANSWERED
+        self._seen[own.node_id].state = _State.ANSWERED
         self.offer(seeds)
 
     def offer(self, contacts: Iterable[Contact], round_number: int = 1) -> None:
         """Add candidates, except known and failed ones. `round_number`: the round in which they are asked."""
         for contact in contacts:
-            if contact.node_id not in self._states:
+            if contact.node_id not in self._seen:
                 self._add(contact, round_number)
 
     def unknown(self, contacts: Iterable[Contact]) -> list[Contact]:
         """The contacts that `offer` would add: most of what an answer names is known already."""
-        states = self._states
-        return [contact for contact in contacts if contact.node_id not in states]
+        seen = self._seen
+        return [contact for contact in contacts if contact.node_id not in seen]
 
     def _add(self, contact: Contact, round_number: int = 0) -> None:
         node_id = contact.node_id
-        self._rounds[node_id] = round_number
-        self._contacts[node_id] = contact
-        self._states[node_id] = _State.NEW
-        insort(self._ranked, (int.from_bytes(node_id, "big") ^ self._number, node_id))
+        candidate = _Candidate(contact, int.from_bytes(node_id, "big") ^ self._number, round_number)
+        self._seen[node_id] = candidate
+        insort(self._ranked, candidate, key=_by_gap)
 
     def next_queries(self) -> list[Contact]:
         """The contacts to ask now; they count as asked."""
@@ -74,58 +88,61 @@ class Lookup:
             return chosen
         window = self.k if self._confirming else self.alpha
         in_reach = self.k
-        for _, node_id in self._ranked:
+        for candidate in self._ranked:
             if self._active >= window or in_reach == 0:
                 break
-            state = self._states[node_id]
+            state = candidate.state
             if state is not _State.SLOW:  # likely dead: ask its replacement before that is certain
                 in_reach -= 1
             if state is _State.NEW:
-                self._states[node_id] = _State.ASKED
+                candidate.state = _State.ASKED
                 self._active += 1
                 self.queries += 1
-                self.rounds = max(self.rounds, self._rounds[node_id])
-                chosen.append(self._contacts[node_id])
+                self.rounds = max(self.rounds, candidate.round)
+                chosen.append(candidate.contact)
         return chosen
 
     def on_slow(self, node_id: bytes) -> None:
         """It is slow: its place in the window is free."""
-        if self._states.get(node_id) is _State.ASKED:
-            self._states[node_id] = _State.SLOW
+        candidate = self._seen.get(node_id)
+        if candidate is not None and candidate.state is _State.ASKED:
+            candidate.state = _State.SLOW
             self._active -= 1
 
     def on_response(self, node_id: bytes, contacts: Iterable[Contact]) -> None:
         """It answered with these contacts."""
-        self._settle(node_id, _State.ANSWERED)
+        candidate = self._seen[node_id]
+        self._settle(candidate, _State.ANSWERED)
         closest = self._closest_other()
-        self.offer(contacts, self._rounds[node_id] + 1)
-        self._confirming = self._closest_other() == closest
+        self.offer(contacts, candidate.round + 1)
+        self._confirming = self._closest_other() is closest
 
-    def _closest_other(self) -> bytes | None:
-        for _, node_id in self._ranked[:2]:
-            if node_id != self._own_id:
-                return node_id
+    def _closest_other(self) -> _Candidate | None:
+        for candidate in self._ranked[:2]:
+            if candidate.contact.node_id != self._own_id:
+                return candidate
         return None
 
     def on_failure(self, node_id: bytes) -> None:
         """It did not answer."""
-        if self._states.get(node_id) in (_State.ASKED, _State.SLOW):
-            self._settle(node_id, _State.FAILED)
-            self._ranked.remove((int.from_bytes(node_id, "big") ^ self._number, node_id))
+        candidate = self._seen.get(node_id)
+        if candidate is not None and candidate.state in (_State.ASKED, _State.SLOW):
+            self._settle(candidate, _State.FAILED)
+            self._ranked.remove(candidate)
 
-    def _settle(self, node_id: bytes, state: _State) -> None:
-        if self._states.get(node_id) is _State.ASKED:
+    def _settle(self, candidate: _Candidate, state: _State) -> None:
+        if candidate.state is _State.ASKED:
             self._active -= 1
-        self._states[node_id] = state
+        candidate.state = state
 
     @property
     def done(self) -> bool:
         """The k closest seen have all answered, or nothing is left to wait for."""
         if self.queries >= MAX_QUERIES and self._active == 0:
             return True
-        return all(self._states[node_id] is _State.ANSWERED for _, node_id in self._ranked[: self.k])
+        return all(candidate.state is _State.ANSWERED for candidate in self._ranked[: self.k])
 
     def result(self) -> list[Contact]:
         """The k closest that answered, closest first, the own node in its place."""
-        answered = (self._contacts[node_id] for _, node_id in self._ranked if self._states[node_id] is _State.ANSWERED)
+        answered = (candidate.contact for candidate in self._ranked if candidate.state is _State.ANSWERED)
         return [contact for contact, _ in zip(answered, range(self.k), strict=False)]

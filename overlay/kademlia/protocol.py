@@ -149,12 +149,12 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         now = self._clock.monotonic()
         peer = self._peers.peer(contact.node_id)
-        require_proof = require_proof or peer is None or peer.contact.address != contact.address
+        require_proof = require_proof or peer is None or not peer.is_at(contact.address)
         first_s, second_s = limit_s, 0.0
         if first_s is None:
             first_s, second_s = self.round_trips.waits(peer, self._peers.stretch())
         pending = PendingCall(
-            contact, body, on_result, on_slow, {}, second_s, counts_as_failure, require_proof, timed=limit_s is None
+            contact, body, on_result, on_slow, second_s, counts_as_failure, require_proof, timed=limit_s is None
         )
         self._calls.start(pending, first_s, now)
 
@@ -164,7 +164,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             _node_address(pending.contact),
             messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.require_proof),
         )
-        if pending.on_slow is not None and len(pending.sent) > 1:
+        if pending.on_slow is not None and pending.is_retried:
             self._guarded(pending.on_slow)
 
     def _give_up(self, pending: PendingCall) -> None:
@@ -274,7 +274,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         rtt_s: float | None = None
         if pending.timed:
-            rtt_s = self._clock.monotonic() - pending.sent[message_id]
+            rtt_s = self._clock.monotonic() - pending.sent_at(message_id)
             self.round_trips.observe(rtt_s)
         self._events.on_response(heartbeat, source, rtt_s, pending.contact, proven=pending.require_proof)
         self._process_gossip(response.news, heartbeat.node_id)

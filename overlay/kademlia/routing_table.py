@@ -29,13 +29,21 @@ SPLIT_DEPTH = 2
 REPLACEMENT_SHARE = 0.5
 
 
+def _place(entries: list[bytes], node_id: bytes) -> int:
+    """Where the contact with this id is among packed ones; -1: nowhere."""
+    for place, packed in enumerate(entries):
+        if packed.startswith(node_id):
+            return place
+    return -1
+
+
 class Bucket(KBucket):  # type: ignore[misc]
-    """A k-bucket of packed contacts by id, the latest last. Its depth follows from its range instead of its members."""
+    """A k-bucket of packed contacts, the latest last. Its depth follows from its range instead of its members."""
 
     def __init__(self, low: int, high: int, ksize: int) -> None:
         super().__init__(low, high, ksize)
-        self.nodes: dict[bytes, bytes] = {}
-        self.replacement_nodes: dict[bytes, bytes] = {}
+        self.nodes: list[bytes] = []
+        self.replacement_nodes: list[bytes] = []
         self.max_replacement_nodes = int(REPLACEMENT_SHARE * ksize)
 
     def touch_last_updated(self) -> None:
@@ -45,41 +53,49 @@ class Bucket(KBucket):  # type: ignore[misc]
         low, high = self.range
         return int(ID_BITS - (high - low).bit_length())
 
-    def put(self, node_id: bytes, packed: bytes) -> bool:
+    def put(self, packed: bytes) -> bool:
         """Insert or refresh; it moves to the tail. False: it is a replacement entry, and the oldest may be gone."""
-        if node_id in self.nodes or len(self.nodes) < self.ksize:
-            self.nodes.pop(node_id, None)
-            self.nodes[node_id] = packed
+        node_id = packed[:ID_BYTES]
+        if (place := _place(self.nodes, node_id)) >= 0:
+            del self.nodes[place]
+        if len(self.nodes) < self.ksize:
+            self.nodes.append(packed)
             return True
-        self.replacement_nodes.pop(node_id, None)
-        self.replacement_nodes[node_id] = packed
+        if (place := _place(self.replacement_nodes, node_id)) >= 0:
+            del self.replacement_nodes[place]
+        self.replacement_nodes.append(packed)
         if len(self.replacement_nodes) > self.max_replacement_nodes:
-            del self.replacement_nodes[next(iter(self.replacement_nodes))]
+            del self.replacement_nodes[0]
         return False
 
     def add_node(self, node: Any) -> bool:
-        return self.put(node.id, pack_contact(Contact(node.id, Address(node.ip, node.port))))
+        return self.put(pack_contact(Contact(node.id, Address(node.ip, node.port))))
 
-    def drop(self, node_id: bytes) -> tuple[bytes, bytes] | None:
+    def drop(self, node_id: bytes) -> bytes | None:
         """Remove a contact or a replacement entry; the newest replacement entry that takes its place, if one does."""
-        self.replacement_nodes.pop(node_id, None)
-        if self.nodes.pop(node_id, None) is None or not self.replacement_nodes:
+        if (place := _place(self.replacement_nodes, node_id)) >= 0:
+            del self.replacement_nodes[place]
+        if (place := _place(self.nodes, node_id)) < 0:
             return None
-        promoted, packed = self.replacement_nodes.popitem()
-        self.nodes[promoted] = packed
-        return promoted, packed
+        del self.nodes[place]
+        if not self.replacement_nodes:
+            return None
+        self.nodes.append(self.replacement_nodes.pop())
+        return self.nodes[-1]
 
     def remove_node(self, node: Any) -> None:
         self.drop(node.id)
+
+    def is_new_node(self, node: Any) -> bool:
+        return _place(self.nodes, node.id) < 0
 
     def halves(self) -> tuple[Bucket, Bucket]:
         """The two buckets this one splits into; replacement entries move up where they fit."""
         low, high = self.range
         middle = (low + high) // 2
         one, two = Bucket(low, middle, self.ksize), Bucket(middle + 1, high, self.ksize)
-        for entries in (self.nodes, self.replacement_nodes):
-            for node_id, packed in entries.items():
-                (one if int.from_bytes(node_id, "big") <= middle else two).put(node_id, packed)
+        for packed in (*self.nodes, *self.replacement_nodes):
+            (one if int.from_bytes(packed[:ID_BYTES], "big") <= middle else two).put(packed)
         return one, two
 
 
@@ -89,25 +105,29 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
     buckets: list[Bucket]
 
     def __init__(self, ksize: int, node: Node) -> None:
-        self._packed: dict[bytes, bytes] = {}
-        self._unlisted: set[bytes] = set()
-        self._sorted: list[bytes] = []  # the listed ids; of equal length, so in the order of their numbers
+        #: The listed contacts, packed: they begin with their ids, so they are in the order of the ids' numbers.
+        self._sorted: list[bytes] = []
+        self._unlisted: dict[bytes, bytes] = {}
         super().__init__(None, ksize, node)
 
     def flush(self) -> None:
         self.buckets = [Bucket(0, ID_SPACE - 1, self.ksize)]
-        self._packed.clear()
         self._unlisted.clear()
         self._sorted.clear()
 
     def __len__(self) -> int:
-        return len(self._packed)
+        return len(self._sorted) + len(self._unlisted)
 
     def __iter__(self) -> Iterator[Contact]:
-        return iter([read_contact(packed) for packed in self._packed.values()])
+        return iter([read_contact(packed) for packed in (*self._sorted, *self._unlisted.values())])
 
     def __contains__(self, node_id: bytes) -> bool:
-        return node_id in self._packed
+        return self._listed(node_id) >= 0 or node_id in self._unlisted
+
+    def _listed(self, node_id: bytes) -> int:
+        """The place of this id among the listed contacts; -1: it is none of them."""
+        place = bisect_left(self._sorted, node_id)
+        return place if place < len(self._sorted) and self._sorted[place].startswith(node_id) else -1
 
     def get_bucket_for(self, node: Any) -> int:
         return self._bucket_index(node.long_id)
@@ -127,7 +147,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
 
     def would_insert(self, node_id: bytes) -> bool:
         """Whether a new contact with this id would find a place."""
-        if node_id in self._packed or node_id == self.node.id:
+        if node_id in self or node_id == self.node.id:
             return False
         bucket = self.buckets[self._bucket_index(int.from_bytes(node_id, "big"))]
         return len(bucket) < self.ksize or self._may_split(bucket)
@@ -141,74 +161,72 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         while True:
             index = self._bucket_index(int.from_bytes(node_id, "big"))
             bucket = self.buckets[index]
-            if bucket.put(node_id, packed):
-                self._index(node_id, packed)
-                self.list_to_others(node_id, True)
+            if bucket.put(packed):
+                self._unlisted.pop(node_id, None)
+                self._list(packed)
                 return True
             if not self._may_split(bucket):
                 return False
             self.buckets[index : index + 1] = bucket.halves()
             for half in self.buckets[index : index + 2]:
-                for moved, its_packed in half.nodes.items():
-                    self._index(moved, its_packed)
+                for moved in half.nodes:
+                    if moved[:ID_BYTES] not in self:  # a replacement entry that has a place now
+                        self._list(moved)
 
     def add_contact(self, node: Any) -> None:
         self.add(Contact(node.id, Address(node.ip, node.port)))
 
-    def _index(self, node_id: bytes, packed: bytes) -> None:
-        if node_id not in self._packed:
-            insort(self._sorted, node_id)
-        self._packed[node_id] = packed
+    def _list(self, packed: bytes) -> None:
+        """Name this contact to others, at this address."""
+        if (place := self._listed(packed[:ID_BYTES])) >= 0:
+            self._sorted[place] = packed
+        else:
+            insort(self._sorted, packed)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a contact or a replacement entry; the newest replacement entry takes its place."""
         promoted = self.buckets[self._bucket_index(int.from_bytes(node_id, "big"))].drop(node_id)
-        if node_id in self._packed:
-            self.list_to_others(node_id, False)
-            del self._packed[node_id]
-            self._unlisted.discard(node_id)
+        self._unlisted.pop(node_id, None)
+        if (place := self._listed(node_id)) >= 0:
+            del self._sorted[place]
         if promoted is not None:
-            self._index(*promoted)
+            self._list(promoted)
 
     def remove_contact(self, node: Any) -> None:
         self.remove(node.id)
 
     def list_to_others(self, node_id: bytes, listed: bool) -> None:
         """A contact that is not listed stays in its bucket, and no response names it."""
-        if node_id not in self._packed or listed is (node_id not in self._unlisted):
-            return
-        if listed:
-            self._unlisted.discard(node_id)
-            insort(self._sorted, node_id)
-        else:
-            self._unlisted.add(node_id)
-            del self._sorted[bisect_left(self._sorted, node_id)]
+        if listed and (packed := self._unlisted.pop(node_id, None)) is not None:
+            self._list(packed)
+        elif not listed and (place := self._listed(node_id)) >= 0:
+            self._unlisted[node_id] = self._sorted.pop(place)
 
     def closest_packed(self, target: bytes, count: int, *, skip: bytes | None = None) -> list[bytes]:
         """The exact `count` closest listed contacts, packed, closest first, the target itself included.
 
         An id that shares a longer prefix with the target is closer, and in sorted order the ids of one prefix are
-        adjacent. So only the smallest such range that holds enough ids is ranked. Every `find_node` calls this.
+        adjacent. So only the smallest such range that holds enough of them is ranked. Every `find_node` calls this.
         """
         number = int.from_bytes(target, "big")
-        ids = self._sorted
+        entries = self._sorted
         wanted = count + 1  # `skip` may be among them
-        bits = max(0, (len(ids) // wanted).bit_length() - 1)
+        bits = max(0, (len(entries) // wanted).bit_length() - 1)
         while bits:
             width = ID_BITS - bits
             low = number >> width << width
-            first = bisect_left(ids, low.to_bytes(ID_BYTES, "big"))
+            first = bisect_left(entries, low.to_bytes(ID_BYTES, "big"))
             end = low + (1 << width)
-            last = len(ids) if end == ID_SPACE else bisect_left(ids, end.to_bytes(ID_BYTES, "big"), first)
+            last = len(entries) if end == ID_SPACE else bisect_left(entries, end.to_bytes(ID_BYTES, "big"), first)
             if last - first >= wanted:
-                ids = ids[first:last]
+                entries = entries[first:last]
                 break
             bits -= 1
         # Plain integers sort several times faster than pairs.
-        nearest = sorted([int.from_bytes(other, "big") ^ number for other in ids])[:wanted]
+        by_gap = {int.from_bytes(packed[:ID_BYTES], "big") ^ number: packed for packed in entries}
+        nearest = sorted(by_gap)[:wanted]
         skipped = -1 if skip is None else int.from_bytes(skip, "big") ^ number
-        packed = self._packed
-        return [packed[(gap ^ number).to_bytes(ID_BYTES, "big")] for gap in nearest if gap != skipped][:count]
+        return [by_gap[gap] for gap in nearest if gap != skipped][:count]
 
     def closest(self, target: bytes, count: int, *, skip: bytes | None = None) -> list[Contact]:
         """The exact `count` closest listed contacts, closest first, the target itself included."""

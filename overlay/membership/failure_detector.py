@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Literal
 
 from overlay.kademlia.messages import Gossip, MemberState
@@ -34,7 +35,8 @@ PROBE_PAUSE_S = 0.2
 DEAD_MEMORY_S = 3600.0
 LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
-#: Suspects probed in a round. If more crash at once they take turns, so that probes stay few.
+#: Suspects probed in a round. If more crash at once they take turns, so that probes stay few. With as many suspects
+#: others are not asked to ping one more: that finds paths that fail one at a time, and costs a dozen datagrams.
 MAX_SUSPECTS_PER_ROUND = 16
 #: Probes in a row that a suspect leaves unanswered before it is dead. At 5 % loss one probe in a hundred is lost
 #: together with its retry. If one were enough, a hundred nodes would confirm a false report to each other.
@@ -59,6 +61,7 @@ class FailureDetector:
         self._members = MemberRows()
         self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
+        self._deadlines: list[tuple[float, bytes]] = []  # a heap; those of suspicions that have ended stay until then
         self._order = ProbeOrder(rng)
         self._watched: dict[bytes, None] = {}
         self._next_round = now + settings.probe_interval_s * rng.random()
@@ -95,11 +98,14 @@ class FailureDetector:
 
     def next_deadline(self) -> float:
         """When `tick` is due."""
-        due = self._next_round
-        for node_id in self._suspects:
-            due = min(due, self._members[node_id].deadline)
-        self._planned = due
-        return due
+        while self._deadlines and not self._is_deadline(*self._deadlines[0]):
+            heappop(self._deadlines)
+        self._planned = min(self._next_round, self._deadlines[0][0]) if self._deadlines else self._next_round
+        return self._planned
+
+    def _is_deadline(self, deadline: float, node_id: bytes) -> bool:
+        """Whether it is one still: suspicions end, and are extended."""
+        return node_id in self._suspects and self._members[node_id].deadline == deadline
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -126,6 +132,8 @@ class FailureDetector:
 
     def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
         """A message of a known member itself has arrived."""
+        if self._members.heard_again(node_id, incarnation, now):
+            return []  # as nearly always
         member = self._members.get(node_id)
         if member is None:
             return []
@@ -137,7 +145,7 @@ class FailureDetector:
             # Others reported a refutation, and the member is alive: gossip that it refuted is outdated.
             member.refutation = refutation
         if member.state is MemberState.SUSPECT:
-            return self._end_suspicion(node_id, member, now, "it sent a message", by_itself=True)
+            return self._end_suspicion(node_id, member, "it sent a message", by_itself=True)
         return []
 
     def on_movement(self, node_id: bytes, now: float) -> list[DetectorAction]:
@@ -153,6 +161,8 @@ class FailureDetector:
         member.missed += 1
         if member.state is MemberState.SUSPECT:
             return self._confirm_report(node_id, member, now) if member.reported_dead else []
+        if len(self._suspects) >= MAX_SUSPECTS_PER_ROUND:
+            return self.on_unreachable(node_id, now, "it does not answer, as many others do not")
         helpers = [other for other in others if other != node_id and not self.is_suspect(other)]
         count = min(self.settings.indirect_probes, len(helpers))
         if count == 0:
@@ -207,14 +217,15 @@ class FailureDetector:
         """Expire suspicions and begin a probe round when one is due."""
         lag_s = max(0.0, now - self._planned)
         if self.health.on_tick(lag_s):
-            for member in map(self._members.__getitem__, self._suspects):
-                member.deadline += lag_s  # this node lagged: no deadline may pass meanwhile
+            self._deadlines.clear()
+            for node_id in self._suspects:  # this node lagged: no deadline may pass meanwhile
+                self._set_deadline(node_id, self._members[node_id].deadline + lag_s)
         actions: list[DetectorAction] = []
-        for node_id in list(self._suspects):
+        for node_id in self._suspects_due(now):
             member = self._members[node_id]
-            if now >= member.deadline and not self._is_proven_silent(member, now):
-                member.deadline = now + EVIDENCE_STEP_S  # the rounds continue to probe it
-            elif now >= member.deadline:
+            if not self._is_proven_silent(member, now):
+                self._set_deadline(node_id, now + EVIDENCE_STEP_S)  # the rounds continue to probe it
+            else:
                 reason = f"suspected for {now - member.since:.1f} s and silent"
                 news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
                 actions += self._remove(node_id, now, MemberState.DEAD, reason)
@@ -224,6 +235,20 @@ class FailureDetector:
             actions += self._begin_round(now)
             self._purge(now)
         return actions
+
+    def _suspects_due(self, now: float) -> list[bytes]:
+        """Suspects whose deadline has passed, longest suspected first. When half of a swarm dies there are hundreds of
+        suspects at many ticks: only those that are due are looked at."""
+        due: dict[bytes, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, node_id = heappop(self._deadlines)
+            if self._is_deadline(deadline, node_id):
+                due[node_id] = None
+        return list(due) if len(due) < 2 else [node_id for node_id in self._suspects if node_id in due]
+
+    def _set_deadline(self, node_id: bytes, deadline: float) -> None:
+        self._members[node_id].deadline = deadline
+        heappush(self._deadlines, (deadline, node_id))
 
     def _is_proven_silent(self, member: Member, now: float) -> bool:
         """The probes of this node were not answered either; or there are too many suspects to probe them all."""
@@ -277,7 +302,7 @@ class FailureDetector:
             case MemberState.ALIVE | MemberState.LEFT if sender != news.node_id:
                 return self._note_unconfirmed(news, kind, member, now)
             case MemberState.ALIVE:
-                return self._accept_refutation(news, member, now)
+                return self._accept_refutation(news, member)
             case MemberState.LEFT:
                 actions = self._remove(news.node_id, now, kind, "it left")
                 return [*actions, Broadcast(news)]
@@ -313,11 +338,11 @@ class FailureDetector:
         ask = kind is MemberState.LEFT or member.state is MemberState.SUSPECT
         return [*(self.request_probe(news.node_id, now) if ask else []), Broadcast(news)]
 
-    def _accept_refutation(self, news: Gossip, member: Member, now: float) -> list[DetectorAction]:
+    def _accept_refutation(self, news: Gossip, member: Member) -> list[DetectorAction]:
         member.incarnation, member.refutation = news.incarnation, news.refutation
         actions: list[DetectorAction] = [Broadcast(news)]
         if member.state is MemberState.SUSPECT:
-            actions += self._end_suspicion(news.node_id, member, now, "it refuted", by_itself=False)
+            actions += self._end_suspicion(news.node_id, member, "it refuted", by_itself=False)
         return actions
 
     def _accept_accusation(self, news: Gossip, kind: MemberState, member: Member, now: float) -> list[DetectorAction]:
@@ -358,18 +383,15 @@ class FailureDetector:
         member.state = MemberState.SUSPECT
         member.since = now
         member.missed = 0
-        member.deadline = now + self.settings.suspicion_s
         self._suspects[node_id] = None
+        self._set_deadline(node_id, now + self.settings.suspicion_s)
         return [StateChanged(node_id, "suspect", reason)]
 
-    def _end_suspicion(
-        self, node_id: bytes, member: Member, now: float, reason: str, *, by_itself: bool
-    ) -> list[DetectorAction]:
+    def _end_suspicion(self, node_id: bytes, member: Member, reason: str, *, by_itself: bool) -> list[DetectorAction]:
         """`by_itself`: by a message of its own, not by a refutation; others may still suspect it, so it must refute."""
         accusation = Gossip(MemberState.SUSPECT, node_id, member.incarnation, member.refutation)
         member.state = MemberState.ALIVE
         member.reported_dead = False
-        member.since = now
         self._suspects.pop(node_id, None)
         actions: list[DetectorAction] = [StateChanged(node_id, "refuted", reason)]
         if by_itself:

@@ -1,7 +1,8 @@
-"""What the failure detector knows of its members: one row of numbers each, 60 bytes beside the id.
+"""What the failure detector knows of its members: one row of numbers each, 25 bytes beside the id.
 
-A member is read and changed through a `Member`, which is made when one is asked for. An object for every member, with
-its own numbers, takes three times as much. Pure.
+A member is read and changed through a `Member`, which is made when one is asked for. What is said of a few only, as of
+those that are suspected, is kept for these alone. An object for every member, with its own numbers, takes eight times
+as much. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from overlay.kademlia.messages import MemberState
 
 #: No leave or refutation was reported.
 NOTHING_REPORTED = (-1, -1, -1)
-_STATES = tuple(MemberState)
+#: Counted up to here: what is decided by it needs three.
+MOST_MISSED = 255
 
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one node. `heard`: when its last own message arrived; `since`: when its state changed."""
+    """What is known of one node. `heard`: when its last own message arrived. `since`: when it was suspected, or
+    removed; of one that is alive 0."""
 
     state: MemberState
     incarnation: int
@@ -40,74 +43,98 @@ class Member:
         return (self.incarnation, self.refutation, min(self.state, MemberState.DEAD))
 
 
+@dataclass(slots=True)
+class _Trouble:
+    """What is known only of members that are suspected, or of which an accusation or a leave was reported."""
+
+    state: MemberState = MemberState.ALIVE
+    refutation: int = 0
+    since: float = 0.0
+    deadline: float = 0.0
+    reported_dead: bool = False
+    unconfirmed_update: tuple[int, int, int] = NOTHING_REPORTED
+
+
+#: Read of members without trouble, and never written.
+_NONE = _Trouble()
+
+
 class MemberRows:
     """The members by id, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, int] = {}
+        self.rows: dict[bytes, int] = {}
         self._free: list[int] = []
-        self.states = bytearray()
-        self.reported_dead = bytearray()
         self.incarnations = array("Q")
-        self.refutations = array("Q")
-        self.missed = array("L")
         self.heard = array("d")
-        self.since = array("d")
-        self.deadlines = array("d")
         self.probed = array("d")
-        self.unconfirmed: dict[int, tuple[int, int, int]] = {}
+        self.missed = bytearray()
+        self.troubles: dict[int, _Trouble] = {}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._rows)
+        return iter(self.rows)
 
     def __contains__(self, node_id: object) -> bool:
-        return node_id in self._rows
+        return node_id in self.rows
 
     def get(self, node_id: bytes) -> Member | None:
-        row = self._rows.get(node_id)
+        row = self.rows.get(node_id)
         return None if row is None else _Row(self, row)
 
     def __getitem__(self, node_id: bytes) -> Member:
-        return _Row(self, self._rows[node_id])
+        return _Row(self, self.rows[node_id])
 
     def add(self, node_id: bytes, incarnation: int, now: float, *, refutation: int = 0) -> None:
         """A member that is alive, and was heard of now."""
         row = self._free.pop() if self._free else self._append_row()
-        self._rows[node_id] = row
-        first = Member(MemberState.ALIVE, incarnation, refutation, now, now)
-        member = _Row(self, row)
-        for field in fields(Member):
-            setattr(member, field.name, getattr(first, field.name))
+        self.rows[node_id] = row
+        self.incarnations[row], self.heard[row], self.probed[row] = incarnation, now, float("-inf")
+        self.missed[row] = 0
+        if refutation:
+            self.troubles[row] = _Trouble(refutation=refutation)
 
     def _append_row(self) -> int:
-        for small in (self.states, self.reported_dead):
-            small.append(0)
-        for numbers in (self.incarnations, self.refutations, self.missed):
-            numbers.append(0)
-        for times in (self.heard, self.since, self.deadlines, self.probed):
-            times.append(0.0)
+        self.incarnations.append(0)
+        self.heard.append(0.0)
+        self.probed.append(0.0)
+        self.missed.append(0)
         return len(self.heard) - 1
 
     def remove(self, node_id: bytes) -> Member | None:
         """Remove a member and return a copy of what was known, if it was one."""
-        row = self._rows.pop(node_id, None)
+        row = self.rows.pop(node_id, None)
         if row is None:
             return None
         member = _Row(self, row)
         last = Member(**{field.name: getattr(member, field.name) for field in fields(Member)})
-        self.unconfirmed.pop(row, None)
+        self.troubles.pop(row, None)
         self._free.append(row)
         return last
 
-    def set_unconfirmed(self, row: int, update: tuple[int, int, int]) -> None:
-        """Rare, so it is no column."""
-        if update == NOTHING_REPORTED:
-            self.unconfirmed.pop(row, None)
-        else:
-            self.unconfirmed[row] = update
+    def heard_again(self, node_id: bytes, incarnation: int, now: float) -> bool:
+        """A message of it has arrived: true if that says all, for a member without trouble since the same start."""
+        row = self.rows.get(node_id)
+        if row is None or row in self.troubles or self.incarnations[row] != incarnation:
+            return False
+        self.heard[row] = now
+        self.missed[row] = 0
+        return True
+
+    def note(self, row: int, name: str, value: Any) -> None:
+        """One field of a member's trouble; one that is over is forgotten."""
+        trouble = self.troubles.get(row)
+        if trouble is None:
+            if value == getattr(_NONE, name):
+                return
+            trouble = self.troubles[row] = _Trouble()
+        setattr(trouble, name, value)
+        if trouble.state is MemberState.ALIVE:
+            trouble.since = trouble.deadline = 0.0
+            if trouble == _NONE:
+                del self.troubles[row]
 
 
 def _column(name: str) -> Any:
@@ -116,6 +143,16 @@ def _column(name: str) -> Any:
 
     def write(member: _Row, value: Any) -> None:
         getattr(member.table, name)[member.row] = value
+
+    return property(read, write)
+
+
+def _trouble(name: str) -> Any:
+    def read(member: _Row) -> Any:
+        return getattr(member.table.troubles.get(member.row, _NONE), name)
+
+    def write(member: _Row, value: Any) -> None:
+        member.table.note(member.row, name, value)
 
     return property(read, write)
 
@@ -129,19 +166,16 @@ class _Row(Member):
         self.table = table
         self.row = row
 
-    state: Any = property(
-        lambda member: _STATES[member.table.states[member.row]],
-        lambda member, state: member.table.states.__setitem__(member.row, state),
-    )
-    unconfirmed_update: Any = property(
-        lambda member: member.table.unconfirmed.get(member.row, NOTHING_REPORTED),
-        lambda member, update: member.table.set_unconfirmed(member.row, update),
-    )
-    reported_dead: Any = _column("reported_dead")
     incarnation: Any = _column("incarnations")
-    refutation: Any = _column("refutations")
-    missed: Any = _column("missed")
     heard: Any = _column("heard")
-    since: Any = _column("since")
-    deadline: Any = _column("deadlines")
     probed: Any = _column("probed")
+    missed: Any = property(
+        lambda member: member.table.missed[member.row],
+        lambda member, missed: member.table.missed.__setitem__(member.row, min(missed, MOST_MISSED)),
+    )
+    state: Any = _trouble("state")
+    refutation: Any = _trouble("refutation")
+    since: Any = _trouble("since")
+    deadline: Any = _trouble("deadline")
+    reported_dead: Any = _trouble("reported_dead")
+    unconfirmed_update: Any = _trouble("unconfirmed_update")

@@ -116,8 +116,8 @@ class MemberList:
         """The node that was asked answered; `proven`: it proved its id."""
         self.negative.discard(asked)
         known = self.peers.get(heartbeat.node_id)
-        if known is not None and known.address == asked.address and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, known.address, rtt_s, now)
+        if known is not None and known.is_at(asked.address) and is_same_start(heartbeat, known):
+            return self._refresh(heartbeat, asked.address, rtt_s, now)
         if not proven:
             # A known node, restarted or moved: possible, but it has to prove its id.
             return self.verify(asked)
@@ -156,9 +156,11 @@ class MemberList:
             return self.on_own_id(heartbeat, source)
         known = self.peers.get(node_id)
         claimed = claimed_address(heartbeat, source)
-        if known is not None and known.address in (claimed, source) and is_same_start(heartbeat, known):
+        if known is not None and known.is_at(claimed) and is_same_start(heartbeat, known):
+            return self._refresh(heartbeat, claimed, None, now)  # as nearly always
+        if known is not None and known.address == source and is_same_start(heartbeat, known):
             actions = self._refresh(heartbeat, known.address, None, now)
-            if known.address == claimed or self._claimed_addresses.get(node_id) == claimed:
+            if self._claimed_addresses.get(node_id) == claimed:
                 return actions
             self._claimed_addresses[node_id] = claimed  # its router may have opened a port for it since
             return [*actions, *self.verify(Contact(node_id, claimed))]
@@ -368,5 +370,7 @@ class MemberList:
 
 def claimed_address(heartbeat: Heartbeat, source: Address) -> Address:
     """Where a node claims to be: the host it advertises or else the source of its datagram, and the port it names."""
+    if not heartbeat.host and heartbeat.port == source.port and type(source) is Address:
+        return source  # nearly always
     host = usable_host(heartbeat.host) if heartbeat.host else None
     return Address(host or source.host, heartbeat.port)

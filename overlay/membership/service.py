@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from overlay.addresses import Address
 from overlay.environment import Environment
 from overlay.ids import short
-from overlay.kademlia.messages import Gossip, Ping, PingRequest, PingResult, Result, pack_contact
+from overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.membership.actions import (
     Action,
@@ -31,10 +31,14 @@ from overlay.membership.members import MemberList
 from overlay.membership.stream_movement import StreamMovement
 from overlay.membership.verification_limit import VerificationLimit
 from overlay.peers import Contact, Heartbeat, PeerChange
+from overlay.rate_limits import RateLimit, TokenBucket
 from overlay.settings import LivenessSettings
 
 #: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20
+#: So many deaths are sent at once. When many nodes die at one moment, every other one finds most of the dead itself.
+#: To tell 20 others of each would be most of what it sends; the rest rides on other datagrams.
+DEATHS_AT_ONCE = RateLimit(8.0, 16.0)
 #: A helper's answer may take this much longer than its own probe.
 HELPER_SHARE = 1.2
 
@@ -57,6 +61,7 @@ class Membership:
         self._clock = environment.clock
         self._rng = environment.entropy.random
         self._log = environment.log
+        self._deaths = TokenBucket(DEATHS_AT_ONCE, environment.clock.monotonic())
         self._inquiries: dict[bytes, int] = {}
         self._closed = False
         self._callbacks: list[Callable[[PeerChange], None]] = []
@@ -155,7 +160,7 @@ class Membership:
                         self._protocol.send_gossip(contact, [news])
                 case Broadcast(news, at_once):
                     self._protocol.queue.put(news, len(self.members.peers))
-                    if at_once:
+                    if at_once and (news.kind == MemberState.ALIVE or not self._deaths.take(self._clock.monotonic())):
                         self.send_to_some([news])
                 case StateChanged():
                     self._notify(self.members.apply(action).change)
@@ -184,11 +189,12 @@ class Membership:
 
     def send_to_some(self, news: Sequence[Gossip]) -> None:
         """Send gossip, and with it the heartbeat, to `BROADCAST_MAX_PEERS` peers now: in a small swarm, to all."""
-        contacts = [peer.contact for peer in self.members.peers]
-        if len(contacts) > BROADCAST_MAX_PEERS:
-            contacts = self._rng.sample(contacts, BROADCAST_MAX_PEERS)
-        for contact in contacts:
-            self._protocol.send_gossip(contact, news)
+        node_ids = list(self.members.peers.ids())
+        if len(node_ids) > BROADCAST_MAX_PEERS:
+            node_ids = self._rng.sample(node_ids, BROADCAST_MAX_PEERS)
+        for contact in map(self.members.contact, node_ids):
+            if contact is not None:
+                self._protocol.send_gossip(contact, news)
 
     def _verify(self, contact: Contact, counts_as_failure: bool) -> None:
         # A node that was just asked, and asks in return before its answer has come, proves its id with that answer.

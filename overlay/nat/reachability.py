@@ -23,6 +23,7 @@ from overlay.peer_table import PeerTable
 from overlay.peers import Contact, Heartbeat
 from overlay.requests import RequestService
 from overlay.transport import Buffer, Response, Transport, TransportError
+from overlay.wake_up import WakeUp
 
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2
@@ -70,7 +71,7 @@ class Reachability:
         self._log = environment.log
         self._peers = peers
         self._unreachable_reports: dict[bytes, float] = {}
-        self._wake = asyncio.Event()
+        self._wake = WakeUp()
         requests.register(DIAL_BACK, self._dial_back, waits=True)
 
     def assume_reached(self) -> None:

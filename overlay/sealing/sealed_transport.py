@@ -70,10 +70,10 @@ class SealedTransport:
         self._send_all(self.sealer.seal(to, datagram, self._clock.monotonic(), self._clock.wall()))
 
     def request(
-        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float
+        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float, keep: bool = True
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """See `Transport.request`."""
-        return self._below.request(to, name, head, body, timeout_s=timeout_s)
+        return self._below.request(to, name, head, body, timeout_s=timeout_s, keep=keep)
 
     def upload(self) -> Upload:
         """See `Transport.upload`."""

@@ -97,13 +97,24 @@ class StreamClient:
 class StreamRequest:
     """One request, as an asynchronous context manager; see `Transport.request`."""
 
-    def __init__(self, client: StreamClient, to: Address, name: str, head: bytes, body: Body, timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: StreamClient,
+        to: Address,
+        name: str,
+        head: bytes,
+        body: Body,
+        timeout_s: float,
+        *,
+        keep: bool = True,
+    ) -> None:
         self._client = client
         self._to = to
         self._name = name
         self._head = head
         self._body = body
         self._timeout_s = timeout_s
+        self._keep = keep
         self._pooled: PooledConnection | None = None
         #: What had moved on the connection before this request began to use it.
         self._before_bytes = 0
@@ -220,8 +231,10 @@ class StreamRequest:
             if failed or self._is_last or not is_sent or not is_read:
                 # A message is incomplete, so the connection cannot be used again. The peer notices that it was aborted.
                 pooled.connection.abort()
-            else:
+            elif self._keep or not pooled.is_new:
                 self._client.pool.release(self._to, pooled)
+            else:
+                pooled.connection.close()
         if upload is not None:
             await upload.end()
         elif pooled is None:

@@ -41,7 +41,7 @@ class _Seats:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._turns: deque[asyncio.Future[None]] | None = None  # made when somebody has to wait
 
     def take_free(self) -> bool:
         """Occupy a place if one is free."""
@@ -53,20 +53,21 @@ class _Seats:
     async def take(self) -> None:
         """Wait for a place, and occupy it."""
         turn = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        turns = self._turns = deque() if self._turns is None else self._turns
+        turns.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
                 self.give()  # it was this one's turn already
-            elif turn in self._turns:
-                self._turns.remove(turn)
+            elif turn in turns:
+                turns.remove(turn)
             raise
 
     def give(self) -> None:
         """Leave a place to the next, or free it."""
-        while self._turns:
-            turn = self._turns.popleft()
+        while turns := self._turns:
+            turn = turns.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -149,11 +149,13 @@ class SocketTransport:
         if self._is_open and self._datagrams is not None:
             self._datagrams.send(to, datagram)
 
-    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> StreamRequest:
+    def request(
+        self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float, keep: bool = True
+    ) -> StreamRequest:
         """See `Transport.request`."""
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
-        return StreamRequest(self._client, to, name, head, body, timeout_s)
+        return StreamRequest(self._client, to, name, head, body, timeout_s, keep=keep)
 
     async def close(self) -> None:
         """See `Transport.close`; takes less than a second."""

@@ -363,7 +363,16 @@ class MemoryTransport:
         if self._open and self._on_datagram is not None:
             self._on_datagram(datagram, source)
 
-    def request(self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float) -> StreamRequest:
+    def request(
+        self,
+        to: Address,
+        name: str,
+        head: bytes,
+        body: Body = (),
+        *,
+        timeout_s: float,
+        keep: bool = True,
+    ) -> StreamRequest:
         if len(head) > MAX_HEAD_BYTES:
             raise ValueError(f"a head of {len(head)} bytes: at most {MAX_HEAD_BYTES} are accepted")
         return StreamRequest(self, to, name, head, body, timeout_s)

@@ -573,7 +573,7 @@ def test_kademlia_fault_17_one_lost_datagram_evicts_a_peer() -> None:
         for each in [*contacts, contacts[0]]:
             table.add(each)
         [bucket] = table.buckets
-        assert list(bucket.nodes)[-1] == contacts[0].node_id
+        assert bucket.nodes[-1].startswith(contacts[0].node_id)
         await world.stop()
 
     play(stock())

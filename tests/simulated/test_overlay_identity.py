@@ -146,7 +146,7 @@ def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
             await node.ping(Contact(b"whoever lives there!", Address("10.0.0.77", PORT)))
             await node.ping(Contact(node.node_id, Address("10.0.0.77", PORT)))
             await node.ping(Contact(node.node_id, endpoint(1)))
-        node._joining._peer_store._peers.clear()  # or it would come in through one of those
+        node._joining._peer_store._peers = b""  # or it would come in through one of those
         with pytest.raises(NotThisSwarm, match="is this node itself"):
             await node.join([f"{address_of(1)}:{PORT}"], genesis=GENESIS)
         await asyncio.sleep(5)

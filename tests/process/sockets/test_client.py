@@ -264,3 +264,30 @@ def test_other_servers(run: Run, talk: Talk, kind: str) -> None:
             assert (await failure(ask(one, address, "echo", timeout_s=0.5))).kind == kind
 
     run(main())
+
+
+def test_a_stream_that_is_not_kept_ends_with_its_response(run: Run) -> None:
+    """At both ends, so that a node through which many join is connected to none of them; one that was kept before stays
+    for others."""
+
+    async def main() -> None:
+        async with Node() as one, Node() as two:
+
+            async def hello() -> None:
+                async with one.transport.request(two.address, "echo", b"x", timeout_s=5.0, keep=False) as answer:
+                    assert answer.head == b"x"
+                    assert [bytes(chunk) async for chunk in answer.body] == []
+
+            await hello()
+            assert one.transport._client.pool._idle == {}
+            served = two.transport._server
+            assert served is not None
+            serving = [each.task for each in served._connections.values()]
+            assert not serving or not (await asyncio.wait(serving, timeout=5.0))[1]
+            await ask(one, two.address, "echo", b"x")
+            kept = [list(idle) for idle in one.transport._client.pool._idle.values()]
+            assert len(kept[0]) == 1
+            await hello()
+            assert list(one.transport._client.pool._idle.values()) == kept
+
+    run(main())

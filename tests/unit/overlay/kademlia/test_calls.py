@@ -46,7 +46,7 @@ class World:
         )
 
     def start(self, first_s: float, second_s: float, *, timed: bool = True) -> PendingCall:
-        pending = PendingCall(PEER, Ping(), lambda _: None, None, {}, second_s, True, False, timed)
+        pending = PendingCall(PEER, Ping(), lambda _: None, None, second_s, True, False, timed)
         self.table.start(pending, first_s, self.clock.monotonic())
         return pending
 
@@ -136,6 +136,28 @@ def test_a_busy_loop_extends_the_wait_once() -> None:
     play(story)
 
 
+def test_one_timer_serves_all_calls() -> None:
+    """Each is due at its own time, whatever the order in which they began; once all are answered no timer is left."""
+
+    async def story(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        late, soon, never = world.start(0.5, 0.0), world.start(0.2, 0.4), world.start(0.3, 0.0)
+        world.table.settle(never)
+        await asyncio.sleep(1.0)
+        assert [(each, round(at - world.began_s, 6)) for each, at in world.given_up] == [(late, 0.5), (soon, 0.6)]
+        made = loop._timers_made
+        answered = [world.start(0.3, 0.0) for _ in range(100)]
+        assert loop._timers_made == made + 1
+        for each in answered:
+            world.table.settle(each)
+        await asyncio.sleep(1.0)
+        assert loop._timers_made == made + 2, "its own and that of this sleep"
+        assert len(world.given_up) == 2
+
+    play(story)
+
+
 def test_close_returns_each_waiting_call_once() -> None:
     """A call with a retry under way stands twice in the table and is returned once; its timer is cancelled."""
 
@@ -155,7 +177,7 @@ def test_a_proof_is_awaited_until_the_call_is_answered_or_given_up() -> None:
     """By id and address, and through the retry; a call that demands none awaits none."""
 
     async def story(world: World) -> None:
-        pending = PendingCall(PEER, Ping(), lambda _: None, None, {}, 0.5, True, True, True)
+        pending = PendingCall(PEER, Ping(), lambda _: None, None, 0.5, True, True, True)
         world.table.start(pending, 0.5, world.clock.monotonic())
         other = Contact(PEER.node_id, Address("10.0.0.2", 8468))
         assert (world.table.awaits_proof(PEER), world.table.awaits_proof(other)) == (True, False)

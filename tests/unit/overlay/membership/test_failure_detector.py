@@ -9,7 +9,8 @@ import pytest
 
 from overlay.kademlia.messages import Gossip, MemberState
 from overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
-from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.failure_detector import MAX_SUSPECTS_PER_ROUND, FailureDetector
+from overlay.membership.member_rows import Member, MemberRows
 from overlay.settings import LivenessSettings
 
 OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))
@@ -308,6 +309,7 @@ def test_a_lagging_loop_extends_deadlines_and_time_outs() -> None:
     """A tick 5 s late moves every deadline by 5 s and stretches time-outs; in-time ticks shrink them again."""
     made = detector(A)
     made.on_unreachable(A, 0.5, "silent")
+    made._members[A].missed = 3
     due = made.next_deadline()
     made.tick(due + 5.0)
 
@@ -315,6 +317,8 @@ def test_a_lagging_loop_extends_deadlines_and_time_outs() -> None:
     assert made.stretch == 2.0
     made.tick(made.next_deadline())
     assert made.stretch == 1.0
+    deaths = [due for due, action in run(made, 20.0) if isinstance(action, StateChanged)]
+    assert deaths == [pytest.approx(0.5 + 3.0 + 5.0)]
 
 
 def test_a_requested_probe_is_sent_at_once_and_not_repeated() -> None:
@@ -333,3 +337,53 @@ def test_a_member_that_leaves_is_removed_and_not_called_again() -> None:
     assert [a.kind for a in made.on_leave(A, 1.0) if isinstance(a, StateChanged)] == ["left"]
     assert made.on_gossip(news(MemberState.LEFT, B), B, 9.0)[0] == StateChanged(B, "left", "it left")
     assert made.dead() == []
+
+
+def test_with_many_suspects_no_others_are_asked_to_ping_one_more() -> None:
+    """Half a swarm that died is not pinged through the other half; the suspicion is the same as after those."""
+    many = [bytes([100 + number]) * 20 for number in range(MAX_SUSPECTS_PER_ROUND)]
+    made = detector(A, B, *many)
+    for each in many[:-1]:
+        made.on_unreachable(each, 1.0, "silent")
+    assert [type(action) for action in made.on_timeout(A, 2.0, others=[A, B])] == [SendPingRequest]
+    made.on_unreachable(many[-1], 2.0, "silent")
+    suspected = news(MemberState.SUSPECT, A)
+    found = made.on_timeout(A, 3.0, others=[A, B])
+    assert found == [
+        StateChanged(A, "suspect", "it does not answer, as many others do not"),
+        SendNow(A, suspected),
+        Broadcast(suspected),
+    ]
+
+
+def test_of_hundreds_of_suspects_a_tick_looks_at_those_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each dies at its deadline, and one more suspect costs the same however many there are."""
+    looked = 0
+    get = MemberRows.__getitem__
+
+    def counted(rows: MemberRows, node_id: bytes) -> Member:
+        nonlocal looked
+        looked += 1
+        return get(rows, node_id)
+
+    def work(count: int) -> float:
+        nonlocal looked
+        everybody = [number.to_bytes(20, "big") for number in range(1000, 1000 + count)]
+        made = detector(*everybody)
+        made.tick(made.next_deadline())
+        for number, each in enumerate(everybody):
+            made.on_unreachable(each, 1.0 + 0.001 * number, "silent")
+            made._members[each].missed = 3
+        looked = 0
+        deaths = [
+            (due, action.node_id)
+            for due, action in run(made, 4.9)
+            if isinstance(action, StateChanged) and action.kind == "dead"
+        ]
+        assert deaths == [(pytest.approx(4.0 + 0.001 * number), each) for number, each in enumerate(everybody)]
+        return looked / count
+
+    monkeypatch.setattr(MemberRows, "__getitem__", counted)
+    few, many = work(50), work(400)
+    print(f"{few:.1f} members looked at per suspect of 50, {many:.1f} of 400")
+    assert many < 1.5 * few

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from overlay.addresses import Address
-from overlay.kademlia.messages import DuplicateIdentity, Gossip, Ping, PingRequest, PingResult, Pong
+from overlay.kademlia.messages import DuplicateIdentity, Gossip, MemberState, Ping, PingRequest, PingResult, Pong
 from overlay.membership.actions import (
     AddressClaim,
     Broadcast,
@@ -22,7 +22,7 @@ from overlay.membership.actions import (
 )
 from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.members import MemberList
-from overlay.membership.service import BROADCAST_MAX_PEERS, Membership
+from overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, Membership
 from overlay.peers import Contact, PeerChange
 from overlay.settings import LivenessSettings
 from tests.harness.environment import ListLog, Record, make_environment
@@ -87,6 +87,23 @@ def test_a_broadcast_at_once_goes_to_a_sample_of_a_large_swarm() -> None:
             world.membership.on_response(heartbeat(node_id, port=1 + number), home.address, 0.01, home, proven=True)
         world.membership.send_to_some([NEWS])
         assert len({contact for contact, _, _ in world.recorder.sent}) == BROADCAST_MAX_PEERS
+
+    play(story)
+
+
+def test_when_many_die_only_some_deaths_are_sent_at_once() -> None:
+    """The others ride on other datagrams; this node's own refutation is always sent at once."""
+
+    def story(world: World) -> None:
+        deaths = [Gossip(MemberState.DEAD, node_id, 1, 0) for node_id in ids(100, seed=3)]
+        world.membership.perform([Broadcast(news, at_once=True) for news in deaths])
+        burst = int(DEATHS_AT_ONCE.burst)
+        assert [news for _, [news], _ in world.recorder.sent[::3]] == deaths[:burst]
+        assert len(world.recorder.sent) == 3 * burst
+        assert len(world.recorder.queue) == len(deaths)
+        world.recorder.sent.clear()
+        world.membership.perform([Broadcast(Gossip(MemberState.ALIVE, OWN, 1, 1), at_once=True)])
+        assert len(world.recorder.sent) == 3
 
     play(story)
 

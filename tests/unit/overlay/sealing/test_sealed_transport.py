@@ -155,8 +155,8 @@ def test_a_wrong_clock_is_logged() -> None:
 def test_requests_and_closing_pass_through() -> None:
     """Requests go to the transport below as they are, and `close` closes it."""
     (one,) = asyncio.run(opened(End("a")))
-    one.transport.request(one.home, "name", b"head", [b"body"], timeout_s=2.0)
+    one.transport.request(one.home, "name", b"head", [b"body"], timeout_s=2.0, keep=False)
     asyncio.run(one.transport.close())
 
-    assert one.below.requests == [(one.home, "name", b"head", [b"body"], {"timeout_s": 2.0})]
+    assert one.below.requests == [(one.home, "name", b"head", [b"body"], {"timeout_s": 2.0, "keep": False})]
     assert not one.below.is_open
