@@ -5,18 +5,21 @@ spend a tenth of its processor time on that. Here the collection is done once, a
 `tests.harness.work_units` decides what a worker takes at once. It asks for the next unit when its last test is about to
 be torn down, so that no unit waits behind a long one.
 
-A worker that dies is replaced. The test that it ran has failed, the others of its unit run elsewhere. Without fork that
-is safe, which is Linux, the tests run in one process.
+A worker that dies is replaced. The test that it ran has failed, the others of its unit run elsewhere. So has one that
+goes on long after its time limit: what the limit raises may wait for ever where it is handled. Workers die with the
+process that has collected. Without fork that is safe, which is Linux, the tests run in one process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -33,11 +36,21 @@ GROUP = "worker_group"
 ENDED, NEXT = "ended", "next"
 #: How long a worker that is told to stop may end its fixtures.
 STOP_S = 30.0
+#: How often the controller looks for tests that do not end.
+LOOK_S = 5.0
+#: `prctl`: the signal that a process gets when the one that forked it has died (linux/prctl.h).
+PR_SET_PDEATHSIG = 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("workers").addoption(
         "--workers", type=int, default=0, help="how many forks of this process run the tests; 0: it runs them itself"
+    )
+    parser.getgroup("workers").addoption(
+        "--worker-grace",
+        type=float,
+        default=60.0,
+        help="seconds after its time limit at which a test's worker is killed",
     )
 
 
@@ -68,6 +81,8 @@ class Controller:
         self._config = session.config
         self._queue = WorkQueue(units_of((item.nodeid, group_of(item)) for item in session.items))
         self._workers: dict[Connection, tuple[int, int]] = {}
+        #: When each worker has sent something last.
+        self._heard: dict[Connection, float] = {}
         self._started = 0
         self._base = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
 
@@ -78,9 +93,11 @@ class Controller:
             for _ in range(min(self._config.option.workers, len(self._queue))):
                 self._start()
             while self._workers and not (self._session.shouldfail or self._session.shouldstop):
-                for connection in wait(list(self._workers)):
+                for connection in wait(list(self._workers), LOOK_S):
                     assert isinstance(connection, Connection)
+                    self._heard[connection] = time.monotonic()
                     self._receive(connection)
+                self._kill_stuck()
         finally:
             self._stop()
         if self._session.shouldfail:
@@ -94,13 +111,31 @@ class Controller:
         ours, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        controller = os.getpid()
         pid = os.fork()
         if pid == 0:
+            _die_with(controller)
             for other in (ours, *self._workers):
                 other.close()
             Worker(self._session, theirs, self._base / f"worker{number}").live()
         theirs.close()
         self._workers[ours] = number, pid
+        self._heard[ours] = time.monotonic()
+
+    def _kill_stuck(self) -> None:
+        """Workers whose test has gone on too long. They are replaced as those that died."""
+        for connection, (number, pid) in self._workers.items():
+            place = self._queue.running(number)
+            limit_s = 0.0 if place is None else self._limit_s(self._session.items[place])
+            if limit_s and time.monotonic() - self._heard[connection] > limit_s + self._config.option.worker_grace:
+                os.kill(pid, signal.SIGKILL)
+
+    def _limit_s(self, item: pytest.Item) -> float:
+        """The time limit of a test, as pytest-timeout has it; 0: none."""
+        mark = item.get_closest_marker("timeout")
+        with contextlib.suppress(ValueError):  # an ini key of a plugin that is not there
+            return float((mark.args[0] if mark is not None else self._config.getini("timeout")) or 0)
+        return 0.0
 
     def _receive(self, connection: Connection) -> None:
         number, pid = self._workers[connection]
@@ -108,7 +143,7 @@ class Controller:
         with contextlib.suppress(EOFError, ConnectionResetError):
             message = connection.recv()
         if message == ENDED:
-            del self._workers[connection]
+            del self._workers[connection], self._heard[connection]
             self._ended(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         elif message == NEXT:
             connection.send(self._queue.give(number))
@@ -147,6 +182,13 @@ class Controller:
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self._workers.clear()
+
+
+def _die_with(parent: int) -> None:
+    """This process, forked by `parent`, is killed when that ends, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 class Worker:

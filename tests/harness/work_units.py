@@ -45,6 +45,11 @@ class WorkQueue:
         self._given.setdefault(worker, deque()).extend(unit)
         return list(unit)
 
+    def running(self, worker: int) -> int | None:
+        """The test that the worker runs, or begins next; None where it has none."""
+        given = self._given.get(worker)
+        return given[0] if given else None
+
     def finish(self, worker: int, test: int) -> None:
         """The worker has done the first test of those that it has."""
         given = self._given[worker]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.repository import ROOT
+from tests.process.harness.trainer_world import is_running
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux alone")
 
@@ -95,15 +96,21 @@ def test_after():
     pass
 
 
+@pytest.mark.timeout(1)
+def test_hangs():
+    (HERE / "hangs").write_text(str(os.getpid()))
+    time.sleep(60 if "WAIT" in os.environ else 0)
+
+
 def test_waits(shared):
     (HERE / "waits").touch()
-    time.sleep(60 if "WAIT" in os.environ else 0)
+    time.sleep(60 if "WAIT" in os.environ and "LIMIT" not in os.environ else 0)
 """
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "test_module.py").write_text(MODULE)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = worker_group: shared\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  worker_group: shared\n  timeout: shared\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.harness.forked_workers", "-rA", "-p", "no:cacheprovider"]
     return subprocess.Popen(
         [*command, *arguments],
@@ -121,7 +128,7 @@ def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
     rest of its unit runs elsewhere."""
     output = start(tmp_path, "--workers", "2").communicate(timeout=60)[0]
 
-    assert "2 failed, 11 passed, 1 skipped, 1 warning, 1 error" in output
+    assert "2 failed, 12 passed, 1 skipped, 1 warning, 1 error" in output
     assert "printed" in output
     assert "a warning" in output
     assert "why not" in output
@@ -166,3 +173,27 @@ def test_an_interrupt_ends_the_workers_and_their_fixtures(tmp_path: Path) -> Non
     assert "KeyboardInterrupt" in output
     assert running.returncode == 2
     assert (tmp_path / "setups").read_text() == (tmp_path / "teardowns").read_text()
+
+
+def test_a_test_that_goes_on_after_its_limit_fails_and_the_others_run(tmp_path: Path) -> None:
+    """Nothing raises in it: the worker is killed, and another one takes what waits."""
+    arguments = ("--workers", "1", "--worker-grace", "0.5", "-k", "hangs or waits")
+    output = start(tmp_path, *arguments, WAIT="1", LIMIT="1").communicate(timeout=60)[0]
+
+    assert "1 failed, 1 passed" in output
+    assert "ended with SIGKILL while it ran this test" in output
+
+
+def test_workers_die_with_the_process_that_has_collected(tmp_path: Path) -> None:
+    """A kill leaves no worker behind, not one that waits in a test."""
+    running = start(tmp_path, "--workers", "1", "-k", "hangs", WAIT="1")
+    deadline, named = time.monotonic() + 30, tmp_path / "hangs"
+    while not (named.exists() and named.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    worker = int(named.read_text())
+    running.kill()
+    running.communicate(timeout=30)
+
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(worker)
