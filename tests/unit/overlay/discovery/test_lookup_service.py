@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlay.addresses import Address
-from overlay.discovery.lookup_service import DEADLINE_S, LookupService
+from overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
 from overlay.ids import distance
 from overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
 from overlay.local_node import LocalNode
@@ -154,5 +154,23 @@ def test_one_node_is_asked_for_its_contacts() -> None:
         call.on_result(Nodes(pack_contact(CONTACTS[2]) + b"cut off", b""))
         assert await waiting == [CONTACTS[2]]
         assert world.recorder.counters["malformed_contacts"] == 1
+
+    with_world(story, CONTACTS)
+
+
+def test_the_last_lookups_are_remembered_as_they_were() -> None:
+    """`RECENT` of them, the newest last, with the target and the cost of each."""
+
+    async def story(world: World) -> None:
+        targets = [bytes([number]) * 20 for number in range(1, RECENT + 4)]
+        costs = []
+        for target in targets:
+            before, at = len(world.answered), asyncio.get_running_loop().time()
+            await world.service.find(target, CONTACTS[:1])
+            costs.append((len(world.answered) - before, asyncio.get_running_loop().time() - at))
+        recent = world.service.recent
+        assert [finished.target for finished in recent] == targets[-RECENT:]
+        assert [(finished.queries, finished.seconds) for finished in recent] == costs[-RECENT:]
+        assert {finished.rounds for finished in recent} <= {1, 2, 3}
 
     with_world(story, CONTACTS)

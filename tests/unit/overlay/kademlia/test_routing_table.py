@@ -65,3 +65,36 @@ def test_the_closest_are_exact_whatever_the_table_holds(size: int) -> None:
         skip = rng.choice([None, *listed])
         expected = sorted((node_id for node_id in listed if node_id != skip), key=lambda n: distance(n, target))[:26]
         assert [entry.node_id for entry in table.closest(target, 26, skip=skip)] == expected
+
+
+def test_a_contact_that_moved_is_named_at_its_new_address_alone() -> None:
+    """Also one that was suspected at the old one."""
+    own, one, two = ids(3, seed=5)
+    table = ContactTable(20, Node(own))
+    for node_id in (one, two):
+        table.add(contact(node_id, 1))
+    table.list_to_others(two, False)
+    for node_id in (one, two):
+        table.add(contact(node_id, 2))
+
+    assert {entry.node_id: entry.address.port for entry in table} == {one: 2, two: 2}
+    assert {entry.node_id: entry.address.port for entry in table.closest(own, 20)} == {one: 2, two: 2}
+
+
+def test_a_suspect_stays_unlisted_when_its_bucket_is_split() -> None:
+    """As long as it is suspected no answer names it, however the table grows; then all that have a place are named."""
+    own, suspect, *others = ids(60, seed=6)
+    table = ContactTable(20, Node(own))
+    for node_id in (suspect, *others[:10]):
+        table.add(contact(node_id))
+    table.list_to_others(suspect, False)
+    before = len(table.buckets)
+    for node_id in others[10:]:
+        table.add(contact(node_id))
+
+    assert len(table.buckets) > before
+    assert suspect in table
+    assert suspect not in [entry.node_id for entry in table.closest(suspect, 60)]
+    table.list_to_others(suspect, True)
+    held = {packed[:20] for bucket in table.buckets for packed in bucket.nodes}
+    assert {entry.node_id for entry in table.closest(suspect, 60)} == held
