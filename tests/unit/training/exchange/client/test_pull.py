@@ -23,6 +23,7 @@ from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_e
 from training.exchange.client.pull import MIN_RELIEF_DELAY_S, PullClient
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopTurns
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
@@ -97,6 +98,10 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
     store: Any = Store()
     swarm: Any = SimpleNamespace(node_id=b"m" * 20)
     clock: Any = SimpleNamespace(monotonic=time.monotonic)
+
+    async def decoded(_source: Contact, head: bytes, kind: type[PullAnswer]) -> PullAnswer:
+        return decode(head, kind)
+
     context = ExchangeContext(
         swarm=swarm,
         environment=cast(
@@ -114,7 +119,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         replica=Replica(replica, store.bounds),
         run=(run := RunState(incarnation=1)),
         view=SwarmView(swarm, clock, run),
-        rpc=cast(Any, SimpleNamespace(request=line.request, decoded=lambda _source, head, kind: decode(head, kind))),
+        rpc=cast(Any, SimpleNamespace(request=line.request, decoded=decoded, turns=LoopTurns())),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings),
     )
