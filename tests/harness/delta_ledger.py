@@ -30,6 +30,7 @@ import numpy.typing as npt
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Delivery, Outgoing
+from training.exchange.client.push import TakenBack
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
@@ -146,11 +147,11 @@ class Ledger:
                 self._taken_back[key] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
             return found
 
-        async def merged_back(delta: Vector, weight: float) -> dict[int, Vector]:
+        async def merged_back(delta: Vector, weight: float) -> TakenBack:
             # It travels with a delta of another weight, scaled so that it counts with its own.
             returned = await merge_back(delta, weight)
-            for shard, values in returned.items():
-                sent.trained[max(sent.trained)][slice(*self._bounds[shard])] += values
+            for shard in returned.shards:
+                sent.trained[max(sent.trained)][slice(*self._bounds[shard])] += returned.of(shard)
             return returned
 
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:

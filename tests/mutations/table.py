@@ -215,7 +215,7 @@ MUTATIONS = (
         "forgets a delta that it has taken back",
         f"{PUSHES}::test_a_delta_that_was_never_sent_travels_with_the_next_one",
         "client/push.py",
-        "values = values + returned[shard]",
+        "values = values + returned.of(shard)",
         "pass",
     ),
     _mutation(

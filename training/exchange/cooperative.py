@@ -26,8 +26,8 @@ VALUES_PER_ROW = 1 << 10
 #: The same for an update of a named value to be decoded, applied or answered: about ten microseconds.
 VALUES_PER_UPDATE = 1 << 12
 
-#: A delta is decoded and replicated in parts of so many values: as a whole it would take six more bytes per value at
-#: its owner, and as much again at the backup.
+#: A delta is decoded and replicated, and values are published, in parts of so many: as a whole a delta would take six
+#: more bytes per value at its owner, and as much again at the backup, and a published vector four.
 VALUES_PER_PART = 1 << 22
 
 

@@ -43,6 +43,38 @@ class PushReport:
     bytes_sent: int
 
 
+class TakenBack:
+    """Shards of earlier deltas, as parts of a delta of this weight. They stay encoded until they are added to it: all
+    decoded they would be as large as the vector."""
+
+    def __init__(self, taken: Sequence[tuple[Outgoing, Push]], weight: float) -> None:
+        self._weight = weight
+        self._parts: dict[int, list[tuple[Outgoing, float]]] = {}
+        for item, push in taken:
+            self._parts.setdefault(item.shard, []).append((item, push.weight))
+
+    @property
+    def shards(self) -> set[int]:
+        return set(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._parts
+
+    def of(self, shard: int) -> Vector:
+        """The sum of what was taken back of a shard; decodes it."""
+        found: Vector | None = None
+        for item, weight in self._parts[shard]:
+            values = np.array(codecs.decoded(item.encoded, item.codec, item.values), dtype=np.float32)
+            if weight != self._weight:
+                values *= np.float32(weight / self._weight)
+            found = values if found is None else found + values
+        assert found is not None
+        return found
+
+
 class PushClient:
     """Pushes the deltas of one node."""
 
@@ -152,21 +184,21 @@ class PushClient:
         """Cancel every delivery."""
         await self._outbox.stop()
 
-    async def _take_back(self, delta: Vector, weight: float) -> dict[int, Vector]:
+    async def _take_back(self, delta: Vector, weight: float) -> TakenBack:
         """What earlier deltas of this node have not begun to send, per shard, to be added to this one; nothing if this
         one is not finite, because it will be refused."""
         if not self._outbox.has_waiting or not await self._executor.run(is_delta_in_range, delta):
-            return {}
+            return TakenBack([], weight)
         taken = self._outbox.take_back()
         if taken:
             self._log.debug("deltas_taken_back", shards=len(taken))
-        return await self._executor.run(_sums, taken, weight)
+        return TakenBack(taken, weight)
 
-    async def _add_unreplicated(self, delivery: Delivery, delta: Vector, returned: dict[int, Vector]) -> list[int]:
+    async def _add_unreplicated(self, delivery: Delivery, delta: Vector, returned: TakenBack) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
         bounds, feedback = self._store.bounds, self._feedback
         with_residual = feedback.residual_shards
-        corrects = with_residual | returned.keys()
+        corrects = with_residual | returned.shards
         results: dict[int, PushResult] = {}
         for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
@@ -189,14 +221,14 @@ class PushClient:
             feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
 
-    def _corrected(self, shard: int, values: Vector, returned: dict[int, Vector]) -> Vector:
+    def _corrected(self, shard: int, values: Vector, returned: TakenBack) -> Vector:
         """The values of a shard that is added without loss: with its residual, and with what was taken back."""
         if shard in self._feedback.residual_shards:
             values = values + self._feedback.residual(shard)
-        return values + returned[shard] if shard in returned else values
+        return values + returned.of(shard) if shard in returned else values
 
     async def _encode_all(
-        self, shards: list[int], delta: Vector, returned: dict[int, Vector], *, borrows: bool
+        self, shards: list[int], delta: Vector, returned: TakenBack, *, borrows: bool
     ) -> list[Outgoing]:
         encode = partial(self._encode, delta, shards, returned, borrows=borrows)
         if self._context.codec.codec == "float32" and borrows and not returned:
@@ -219,16 +251,14 @@ class PushClient:
                 self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
             await self._outbox.detach(delivery)
 
-    def _encode(
-        self, delta: Vector, shards: list[int], returned: dict[int, Vector], *, borrows: bool
-    ) -> list[Outgoing]:
+    def _encode(self, delta: Vector, shards: list[int], returned: TakenBack, *, borrows: bool) -> list[Outgoing]:
         codec, pauses = self._context.codec.codec, ThreadPauses(self._executor)
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]
             values = delta[start:stop]
             if shard in returned:
-                values = values + returned[shard]
+                values = values + returned.of(shard)
             is_borrowed = codec == "float32" and borrows and shard not in returned
             if codec != "float32":
                 encoded = self._feedback.encode(shard, values, codec, is_last=self._is_last)
@@ -237,17 +267,6 @@ class PushClient:
                 encoded = codecs.as_bytes(values if is_borrowed else values.copy())
             outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))
         return outgoing
-
-
-def _sums(taken: Sequence[tuple[Outgoing, Push]], weight: float) -> dict[int, Vector]:
-    """The sum of the deltas taken back, per shard, as parts of a delta of this weight."""
-    sums: dict[int, Vector] = {}
-    for item, push in taken:
-        values = np.array(codecs.decoded(item.encoded, item.codec, item.values), dtype=np.float32)
-        if push.weight != weight:
-            values *= np.float32(push.weight / weight)
-        sums[item.shard] = sums[item.shard] + values if item.shard in sums else values
-    return sums
 
 
 def _runs(bounds: Sequence[tuple[int, int]]) -> list[range]:

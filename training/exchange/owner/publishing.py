@@ -26,7 +26,7 @@ from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from training.encoding.pull_codecs import WHOLE, change_codec
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import ThreadPauses
+from training.exchange.cooperative import VALUES_PER_PART, ThreadPauses
 from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned
@@ -148,15 +148,26 @@ class Publisher:
             return
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
-            due = [one for shard, position in asked if (one := self._due(shard, position, now, step_s)) is not None]
-            if not due:
-                return
-            pauses = ThreadPauses(self._executor)
-            made = await self._executor.run(_make, due, codec, self._context.settings.sparse_values, pauses)
-            for one, published in zip(due, made, strict=True):
-                # What was told to a new owner meanwhile is the version before.
-                if self._store.owned.get(one.shard) is one.owned and not one.owned.is_held:
-                    self._put(one.shard, one.owned, published, now)
+            part, values = list[_Due](), 0
+            for shard, position in asked:
+                if (one := self._due(shard, position, now, step_s)) is None:
+                    continue
+                part.append(one)
+                values += self._store.size(shard)
+                if values >= VALUES_PER_PART:
+                    await self._make(part, codec, now)
+                    part, values = [], 0
+            if part:
+                await self._make(part, codec, now)
+
+    async def _make(self, due: list[_Due], codec: CodecName, now: float) -> None:
+        """Make these ticks, and put each in the place of its former version: both are in memory meanwhile."""
+        pauses = ThreadPauses(self._executor)
+        made = await self._executor.run(_made, due, codec, self._context.settings.sparse_values, pauses)
+        for one, published in zip(due, made, strict=True):
+            # What was told to a new owner meanwhile is the version before.
+            if self._store.owned.get(one.shard) is one.owned and not one.owned.is_held:
+                self._put(one.shard, one.owned, published, now)
 
     def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
         chain = self._chains.get(shard)
@@ -289,7 +300,7 @@ def _continued(work: list[tuple[int, Vector, tuple[Change, ...], Published]]) ->
     return {shard: published for shard, published in found if published is not None}
 
 
-def _make(due: list[_Due], codec: CodecName, sparse_values: int, pauses: ThreadPauses) -> list[Published]:
+def _made(due: list[_Due], codec: CodecName, sparse_values: int, pauses: ThreadPauses) -> list[Published]:
     made = []
     for one in due:
         value = one.owned.state.value

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
-from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
 from tests.harness.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding import codecs
-from training.exchange.client.push import PushClient, _runs
+from training.exchange.client.outbox import Outgoing
+from training.exchange.client.push import PushClient, TakenBack, _runs
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from training.exchange.owner.deltas import DeltaHandler
@@ -214,3 +215,19 @@ def test_a_delta_that_will_be_refused_takes_none_along() -> None:
         await client.stop()
 
     run(scenario())
+
+
+def test_all_that_was_taken_back_of_a_shard_is_added_each_with_its_weight() -> None:
+    """Two deltas of shard 3, of weight 0.5 and 1, as parts of one of weight 1; of another shard there is nothing."""
+    taken = [
+        (
+            Outgoing(3, codecs.as_bytes(np.full(4, value, np.float32)), "float32", 4),
+            Push(genesis=GENESIS, node=b"n" * 20, incarnation=1, step=1, base_step=0, weight=weight, shards=[]),
+        )
+        for value, weight in ((1.0, 0.5), (3.0, 1.0))
+    ]
+    found = TakenBack(taken, 1.0)
+
+    assert found.of(3).tolist() == [3.5] * 4
+    assert found.of(3).tolist() == [3.5] * 4
+    assert (len(found), found.shards, 3 in found, 2 in found) == (1, {3}, True, False)

@@ -11,10 +11,11 @@ import pytest
 
 from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
 from tests.harness.exchange_swarm import chunks
-from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, term
+from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
 from tests.harness.virtual_loop import run
 from training.encoding.codecs import CodecName
 from training.encoding.frames import FrameReader
+from training.exchange.owner import publishing
 from training.exchange.owner.published import Change, Published
 from training.exchange.owner.publishing import (
     BYTES_PER_STEP,
@@ -389,6 +390,32 @@ def test_while_whole_values_are_chosen_nothing_is_published() -> None:
         published = publisher.published(0)
         assert published is not None
         assert [change.codec for change in published.changes] == ["int4"]
+
+    run(scenario())
+
+
+def test_values_are_published_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two shards with two values to a part, the first is published before the second is computed: never more than a
+    part of the vector is in memory twice."""
+    monkeypatch.setattr("training.exchange.owner.publishing.VALUES_PER_PART", 2)
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, by_handover=False)
+        context = context_of(ScriptedSwarm(contact("a"), [contact("x")]), store)
+        publisher = Publisher(context, lambda: "int8")
+        held: list[int] = []
+        made = publishing._made
+
+        def noted(due: list[Any], *args: Any) -> Any:
+            assert len(due) == 1
+            held.append(publisher.size_bytes)
+            return made(due, *args)
+
+        monkeypatch.setattr(publishing, "_made", noted)
+        await publisher.publish(ASKER, [(0, NO_POSITION), (1, NO_POSITION)])
+        assert held == [0, 16]
+        assert publisher.size_bytes == 32
 
     run(scenario())
 
