@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from training.dispatch.conversion.formats import common_format
 from training.dispatch.conversion.sources import BadSource, Source, SourceFormat, find_paths, find_sources, format_of
 
 
@@ -30,15 +29,12 @@ def test_a_format_is_told_by_name_or_first_bytes(name: str, content: bytes, kind
     assert format_of(Source(path)) is kind
 
 
-def test_an_unknown_format_and_a_mixture_are_refused(tmp_path: Path) -> None:
-    """A file that does not tell its format, and files of two formats, are errors."""
-    for name in ("notes", "a.txt", "b.csv"):
-        (tmp_path / name).write_bytes(b"some notes")
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    """A file that does not tell its format is an error, with the formats that there are."""
+    (tmp_path / "notes").write_bytes(b"some notes")
 
     with pytest.raises(BadSource, match="notes: its name does not tell its format; it may be text, jsonl"):
         format_of(Source(tmp_path / "notes"))
-    with pytest.raises(BadSource, match=r"b\.csv: it is csv, and .*a\.txt is text"):
-        common_format([Source(tmp_path / "a.txt"), Source(tmp_path / "b.csv")])
 
 
 def test_patterns_and_names_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

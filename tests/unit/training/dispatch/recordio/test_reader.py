@@ -81,16 +81,6 @@ def _write(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_an_index_reads_no_payload(tmp_path: Path) -> None:
-    """The index of a file with damaged payloads is whole: only headers are read."""
-    data = bytearray(encode(FIRST, Compressor.NONE) + encode(SECOND, Compressor.GZIP))
-    data[25] ^= 0xFF
-    index = read_index(_write(tmp_path / "file", bytes(data)))
-
-    assert [(chunk.number, chunk.offset, chunk.records) for chunk in index.chunks] == [(0, 0, 3), (1, 43, 2)]
-    assert (index.records, index.file_bytes, index.whole_bytes, index.torn) == (5, len(data), len(data), None)
-
-
 def test_files_may_be_concatenated(data: bytes, tmp_path: Path) -> None:
     """Two files one after the other are one file with the chunks of both."""
     path = _write(tmp_path / "both", data + data)
@@ -145,17 +135,6 @@ def test_a_chunk_over_the_limit_is_not_read(tmp_path: Path) -> None:
             pytest.raises(ChunkTooLarge, match="max_chunk_bytes allows 99999"),
         ):
             file.chunk(0)
-
-
-def test_a_damaged_size_is_not_a_torn_chunk(tmp_path: Path) -> None:
-    """A size that points behind the file is a damaged size when whole chunks follow, not a torn last chunk."""
-    first, rest = encode(FIRST, Compressor.NONE), encode(SECOND, Compressor.NONE)
-    damaged = bytearray(first + rest * 3)
-    damaged[14] ^= 1
-    path = _write(tmp_path / "file", bytes(damaged))
-
-    with pytest.raises(CorruptChunk, match="the size is damaged"):
-        read(path, "skip")
 
 
 def test_an_error_survives_another_process() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from training.dispatch.recordio import create_records
 from training.engines.mapreduce.engine import MapReduce
-from training.engines.mapreduce.errors import BadRequest, MapReduceError, SourceFailed
+from training.engines.mapreduce.errors import BadRequest, SourceFailed
 
 
 @given(
@@ -124,39 +123,3 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
             engine.load(tmp_path / "a", part_bytes=0)
         with pytest.raises(BadRequest, match="no format 'xml'"):
             engine.load(tmp_path / "a", "xml")  # type: ignore[arg-type]
-
-
-def test_what_is_saved_is_loaded_again(tmp_path: Path) -> None:
-    """Text, JSON and RecordIO come back as they were, a file per partition."""
-    with MapReduce() as engine:
-        words = engine.from_items(["ä", "b", "c"], 2)
-        assert words.save(tmp_path / "text") == 3
-        assert engine.load(f"{tmp_path}/text/*").collect() == ["ä", "b", "c"]
-        assert words.map(lambda word: {"word": word}).save(tmp_path / "json", "json") == 3
-        assert engine.load(f"{tmp_path}/json/*.jsonl").collect()[0] == {"word": "ä"}
-        assert words.map(str.encode).save(tmp_path / "records", "recordio") == 3
-        assert engine.load(f"{tmp_path}/records/*").collect() == ["ä".encode(), b"b", b"c"]
-
-        assert engine.from_items([], 2).save(tmp_path / "nothing") == 0
-        assert engine.load(f"{tmp_path}/nothing/*").collect() == []
-
-    assert sorted(path.name for path in (tmp_path / "text").iterdir()) == ["part-00000.txt", "part-00001.txt"]
-    assert len(list((tmp_path / "nothing").iterdir())) == 2
-
-
-def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """No folder, no part of one; a folder that exists is not touched."""
-    with MapReduce() as engine:
-        with pytest.raises(MapReduceError, match="is no line of text"):
-            engine.from_items(["a", 3], 2).save(tmp_path / "out")
-        with pytest.raises(MapReduceError, match="is no JSON"):
-            engine.from_items([b"a"]).save(tmp_path / "out", "json")
-        with pytest.raises(MapReduceError, match="is no record"):
-            engine.from_items(["a"]).save(tmp_path / "out", "recordio")
-        assert list(tmp_path.iterdir()) == []
-        (tmp_path / "out").mkdir()
-        with pytest.raises(MapReduceError, match="exists"):
-            engine.from_items(["a"]).save(tmp_path / "out")
-        with pytest.raises(BadRequest, match="local or mounted"):
-            engine.from_items(["a"]).save("s3://bucket/out")
-        json.dumps(engine.from_items(["a"]).collect())

@@ -1,0 +1,220 @@
+"""A script's end of the link over a socket pair: answers by number, refusals, batches, calls, and a daemon that ends.
+
+What a script does with it is in tests/unit/training/engines/peer/test_engine.py.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.engines.link import EngineLink, NoNode, error_of
+from training.trainer_link import messages
+from training.trainer_link.engine_messages import (
+    AskKeys,
+    BeginRun,
+    CallAnswered,
+    CallReceived,
+    Counted,
+    CountStep,
+    Done,
+    EngineAnswered,
+    EngineAsked,
+    KeysFound,
+    NotAnswered,
+    PullAsked,
+    PullDone,
+    QuestionRefused,
+)
+from training.values.store import StoreUnavailable, UpdateFailed
+
+LIMIT_S = 10.0
+
+
+class Daemon:
+    """The other end; `read` waits for messages of the script."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.settimeout(LIMIT_S)
+        self._decoder = messages.Decoder()
+        self._read: list[Any] = []
+
+    def tell(self, *sent: Any) -> None:
+        self._socket.sendall(b"".join(map(messages.encode, sent)))
+
+    def read(self) -> Any:
+        while not self._read:
+            self._read += self._decoder.from_trainer(self._socket.recv(1 << 16))
+        return self._read.pop(0)
+
+    def end(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[EngineLink, Daemon]]:
+    here, there = socket.socketpair()
+    link, daemon = EngineLink(here), Daemon(there)
+    yield link, daemon
+    link.close()
+    daemon.end()
+    for thread in threading.enumerate():
+        if thread.name in ("p2pnode-link", "p2pnode-pull"):
+            thread.join(LIMIT_S)
+
+
+class Asking(threading.Thread):
+    """Calls a function of the link, and keeps what it returns or raises."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        super().__init__(daemon=True)
+        self._call = lambda: function(*arguments)
+        self.found: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.found = self._call()
+        except Exception as error:
+            self.found = error
+
+    def ends(self) -> Any:
+        self.join(LIMIT_S)
+        assert not self.is_alive()
+        return self.found
+
+
+def test_an_answer_goes_to_the_question_of_its_number(ends: tuple[EngineLink, Daemon]) -> None:
+    """In any order; one to a question that nobody asked is dropped."""
+    link, daemon = ends
+    asking = Asking(link.ask_all, [BeginRun(), CountStep(3, 0.5)])
+    first, second = daemon.read(), daemon.read()
+    assert (first.question, second.question) == (BeginRun(), CountStep(3, 0.5))
+    assert first.number != second.number
+
+    daemon.tell(EngineAnswered(999, Done()))
+    daemon.tell(EngineAnswered(second.number, Done()), EngineAnswered(first.number, Counted(7)))
+
+    assert asking.ends() == [Counted(7), Done()]
+
+
+def test_an_answer_in_parts_is_whole_with_its_last_part(ends: tuple[EngineLink, Daemon]) -> None:
+    """Keys are listed in several messages."""
+    link, daemon = ends
+    asking = Asking(link.ask_in_parts, AskKeys())
+    number = daemon.read().number
+    parts = [KeysFound([b"sa"], False), KeysFound([], False), KeysFound([b"sb"], True)]
+    daemon.tell(*(EngineAnswered(number, one) for one in parts))
+
+    assert asking.ends() == parts
+
+
+def test_the_first_refusal_is_raised_when_all_answers_are_there(ends: tuple[EngineLink, Daemon]) -> None:
+    """The questions after it were answered too, and the link stays usable."""
+    link, daemon = ends
+    asking = Asking(link.ask_all, [BeginRun(), BeginRun(), BeginRun()])
+    numbers = [daemon.read().number for _ in range(3)]
+    for number, reply in zip(
+        numbers, [Done(), QuestionRefused("unavailable", "first"), QuestionRefused("other", "second")], strict=True
+    ):
+        daemon.tell(EngineAnswered(number, reply))
+    found = asking.ends()
+
+    assert isinstance(found, StoreUnavailable)
+    assert str(found) == "first"
+    asking = Asking(link.ask, BeginRun())
+    daemon.tell(EngineAnswered(daemon.read().number, Done()))
+    assert asking.ends() == Done()
+
+
+def test_each_kind_of_refusal_is_its_error() -> None:
+    """An update names its key, decoded, and the node that refused it."""
+    refused = error_of(QuestionRefused("update", "too old", b"sweights", "abcd"))
+    assert isinstance(refused, UpdateFailed)
+    assert (refused.key, refused.node, refused.reason) == ("weights", "abcd", "too old")
+    assert isinstance(error_of(QuestionRefused("unanswered", "gone")), NotAnswered)
+    for kind in ("unavailable", "other"):
+        assert isinstance(error_of(QuestionRefused(kind, "no owner")), StoreUnavailable)  # type: ignore[arg-type]
+
+
+def test_the_end_of_the_daemon_ends_every_wait(ends: tuple[EngineLink, Daemon]) -> None:
+    """Questions that are open, later ones, and waits for a call; the script is told to stop."""
+    link, daemon = ends
+    asking = Asking(link.ask, BeginRun())
+    daemon.read()
+    assert not link.is_stopping
+    daemon.end()
+
+    assert isinstance(asking.ends(), NoNode)
+    assert link.is_stopping
+    began_s = time.monotonic()
+    assert [link.next_call(LIMIT_S), link.next_call(LIMIT_S), link.next_call(0.0)] == [None] * 3
+    assert time.monotonic() - began_s < LIMIT_S
+    with pytest.raises(NoNode, match="daemon has ended"):
+        link.ask(BeginRun())
+
+
+@pytest.mark.parametrize("end", [messages.RunEnded("done", 5.0), messages.Stop(5.0)])
+def test_a_run_that_ends_stops_the_script_and_leaves_it_the_link(end: Any, ends: tuple[EngineLink, Daemon]) -> None:
+    """It may still read values."""
+    link, daemon = ends
+    daemon.tell(end, CallReceived(1, b"s" * 20, b""))
+    assert link.next_call(LIMIT_S) is not None
+    assert link.is_stopping
+    asking = Asking(link.ask, BeginRun())
+    daemon.tell(EngineAnswered(daemon.read().number, Done()))
+    assert asking.ends() == Done()
+
+
+def test_batches_wait_until_the_program_can_pull(ends: tuple[EngineLink, Daemon]) -> None:
+    """They are given in their order, and each is answered."""
+    link, daemon = ends
+    daemon.tell(PullAsked(1, [], {}), PullAsked(2, [], {}), CallReceived(1, b"s" * 20, b""))
+    assert link.next_call(LIMIT_S) is not None  # the batches are there
+
+    link.on_pull(lambda batch: PullDone(batch.number, {}))
+
+    assert [daemon.read(), daemon.read()] == [PullDone(1, {}), PullDone(2, {})]
+
+
+def test_calls_of_other_scripts_come_one_by_one(ends: tuple[EngineLink, Daemon]) -> None:
+    """None where there is none in time; answers go back with their number."""
+    link, daemon = ends
+    assert link.next_call(0.0) is None
+    assert link.next_call(0.001) is None
+    daemon.tell(CallReceived(1, b"s" * 20, b"one"), CallReceived(2, b"s" * 20, b"two"))
+    first = link.next_call(LIMIT_S)
+    second = link.next_call(LIMIT_S)
+    assert first is not None
+    assert second is not None
+    assert (first.payload, second.payload) == (b"one", b"two")
+
+    link.answer(CallAnswered(2, b"back"))
+    assert daemon.read() == CallAnswered(2, b"back")
+
+
+def test_a_script_without_a_node_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the variable, and with one that names a socket that nobody listens at."""
+    monkeypatch.delenv(messages.SOCKET_VARIABLE, raising=False)
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
+    with pytest.raises(NoNode, match=r"start the script with `p2pnode run -- python train\.py`"):
+        EngineLink.connect("p2p")
+    monkeypatch.setenv(messages.SOCKET_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(NoNode, match="no p2pnode daemon listens at"):
+        EngineLink.connect("p2p")
+
+
+def test_questions_are_encoded_as_the_daemon_reads_them(ends: tuple[EngineLink, Daemon]) -> None:
+    """Numbers rise from 1."""
+    link, daemon = ends
+    asking = Asking(link.ask, BeginRun())
+    assert daemon.read() == EngineAsked(1, BeginRun())
+    daemon.tell(EngineAnswered(1, Done()))
+    asking.ends()

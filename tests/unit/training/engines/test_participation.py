@@ -1,0 +1,196 @@
+"""A node's part in a run of an engine: what it announces, and whom it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay.peers import Activity
+from tests.harness.environment import ListLog, VirtualClock
+from tests.harness.virtual_loop import run
+from training.engines.participation import PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
+from training.progress import Progress
+from training.settings import TrainingSettings
+
+
+class Swarm:
+    """Peers that the test sets, and what was announced."""
+
+    def __init__(self, *peers: Any) -> None:
+        self.peers = list(peers)
+        self.told: list[dict[str, Any]] = []
+        self.worker_count = 0.0
+
+    def members(self) -> list[Any]:
+        return self.peers
+
+    all_members = members
+
+    def sample(self, count: int) -> list[Any]:
+        return self.peers[:count]
+
+    def workers(self) -> float:
+        return self.worker_count
+
+    def announce(self, **fields: Any) -> None:
+        self.told.append(fields)
+
+
+def peer(activity: Activity, step: int = 0, name: bytes = b"p") -> Any:
+    return SimpleNamespace(
+        node_id=name, activity=activity, step=step, is_worker=lambda _now: activity is Activity.TRAINING
+    )
+
+
+def part_of(swarm: Swarm, log: ListLog | None = None, **settings: Any) -> tuple[Participation, Progress, list[Any]]:
+    waits: list[Any] = []
+
+    async def wait(count: int, seconds: float) -> None:
+        waits.append((count, seconds))
+
+    waiter: Any = SimpleNamespace(begin=lambda: waits.append("begin"), wait=wait)
+    progress = Progress()
+    training = TrainingSettings(**settings)
+    return Participation(swarm, waiter, training, progress, VirtualClock(), log), progress, waits  # type: ignore[arg-type]
+
+
+def test_nobody_waits_for_a_script_before_it_begins() -> None:
+    """It is announced as paused, then as ready, then as training."""
+
+    async def scenario() -> None:
+        swarm = Swarm()
+        part, _, waits = part_of(swarm, min_nodes=1)
+        assert await part.begin() == 0
+        assert [one["activity"] for one in swarm.told] == [Activity.PAUSED, Activity.READY, Activity.TRAINING]
+        assert waits == ["begin"]
+        part.abandon()
+        assert swarm.told[-1] == {"activity": Activity.PAUSED}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("steps", "begins"), [([7], 7), ([3, 9], 9), ([1, 5, 9], 5), ([], 0)])
+def test_one_that_comes_late_begins_at_the_median_of_those_at_work(steps: list[int], begins: int) -> None:
+    """Those that have finished or wait do not count; its own count never falls."""
+
+    async def scenario() -> None:
+        peers = [peer(Activity.TRAINING, step) for step in steps]
+        part, progress, _ = part_of(Swarm(*peers, peer(Activity.FINISHED, 100)), min_nodes=1)
+        assert await part.begin() == begins
+        progress.step = 50
+        assert await part.begin() == 50
+
+    run(scenario())
+
+
+def test_it_begins_when_enough_nodes_are_there() -> None:
+    """Those that are ready, at work or finished; a paused one is not. The wait is shown, and logged once."""
+
+    async def scenario() -> None:
+        log = ListLog([])
+        swarm = Swarm(peer(Activity.PAUSED), peer(Activity.FINISHED))
+        part, _, _ = part_of(swarm, log, min_nodes=3)
+        beginning = asyncio.create_task(part.begin())
+        await asyncio.sleep(10.0)
+        assert part.waits_for_nodes
+        assert not beginning.done()
+        assert [one.fields for one in log.of("waiting_for_nodes")] == [{"have": 2, "need": 3}]
+        swarm.peers[0] = peer(Activity.READY)
+        await asyncio.sleep(2 * POLL_INTERVAL_S)
+        assert beginning.done()
+        assert not part.waits_for_nodes
+
+    run(scenario())
+
+
+def test_a_wait_that_is_cancelled_is_shown_no_more() -> None:
+    """The script has gone meanwhile."""
+
+    async def scenario() -> None:
+        part, _, _ = part_of(Swarm(), min_nodes=2)
+        beginning = asyncio.create_task(part.begin())
+        await asyncio.sleep(1.0)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        assert not part.waits_for_nodes
+
+    run(scenario())
+
+
+def test_the_step_time_is_the_median_of_the_last_steps() -> None:
+    """A count that does not rise counts no time; a step of no time has the shortest, because 0 means none yet."""
+
+    async def scenario() -> None:
+        swarm = Swarm()
+        part, progress, waits = part_of(swarm, min_nodes=1)
+        part.count(1, 0.0)
+        assert (progress.step, progress.step_seconds) == (1, SHORTEST_STEP_S)
+        part.count(1, 99.0)
+        assert progress.step_seconds == SHORTEST_STEP_S
+        for step in range(2, 2 + PACE_STEPS):
+            part.count(step, 2.0)
+        part.count(100, 50.0)
+        assert swarm.told[-1] == {"step": 100, "step_seconds": 2.0}
+        await part.wait(100)
+        assert waits == [(100, 2.0)]
+        assert part.step == 100
+
+    run(scenario())
+
+
+def test_one_that_has_finished_stays_until_nobody_is_at_work() -> None:
+    """Or its time has passed; a paused node holds nobody."""
+
+    async def scenario() -> None:
+        loop, swarm = asyncio.get_running_loop(), Swarm(peer(Activity.TRAINING), peer(Activity.PAUSED))
+        part, _, _ = part_of(swarm, min_nodes=1, linger_s=30.0)
+        loop.call_later(5.0, lambda: swarm.peers.pop(0))
+        began_s = loop.time()
+        await part.finish()
+        assert loop.time() - began_s == pytest.approx(5.0, abs=2 * POLL_INTERVAL_S)
+        assert swarm.told[-1] == {"activity": Activity.FINISHED}
+        swarm.peers = [peer(Activity.READY)]
+        began_s = loop.time()
+        await part.finish()
+        assert loop.time() - began_s == pytest.approx(30.0)
+
+    run(scenario())
+
+
+def test_one_whose_script_has_ended_waits_for_those_that_have_finished_alone() -> None:
+    """Where another is at work that one stays; the wait is no longer than allowed."""
+
+    async def scenario() -> None:
+        loop, swarm = asyncio.get_running_loop(), Swarm(peer(Activity.FINISHED))
+        part, _, _ = part_of(swarm, min_nodes=1)
+
+        async def stayed_s() -> float:
+            began_s = loop.time()
+            await part.stay(20.0)
+            return loop.time() - began_s
+
+        assert await stayed_s() == pytest.approx(20.0)
+        swarm.peers.append(peer(Activity.TRAINING))
+        assert await stayed_s() == 0.0
+        swarm.peers = []
+        assert await stayed_s() == 0.0
+
+    run(scenario())
+
+
+def test_the_others_are_a_sample_or_all() -> None:
+    """And a node alone is one worker."""
+
+    async def scenario() -> None:
+        swarm = Swarm(peer(Activity.TRAINING, 3, b"a"), peer(Activity.TRAINING, 4, b"b"))
+        part, _, _ = part_of(swarm, min_nodes=1)
+        assert part.peers(0) == {b"a": 3, b"b": 4}
+        assert part.peers(1) == {b"a": 3}
+        assert part.workers() == 1
+        swarm.worker_count = 2.6
+        assert part.workers() == 3
+
+    run(scenario())
