@@ -1,0 +1,201 @@
+"""What may be served as final: only what the backup has confirmed, bit for bit, in this version."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from tests.harness.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stores import contact, delta, owner_of, term, zeros
+from tests.harness.virtual_loop import run
+from training.exchange.messages import decode
+from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues, value_digest
+from training.exchange.ownership_messages import CompareCopies, TransferResult
+from training.exchange.store.shard_store import ShardStore
+
+BACKUP = contact("b")
+
+
+class Bench:
+    """An owner of shards 0 and 1 whose backup takes for equal what `equal` names."""
+
+    def __init__(self, *, has_backup: bool = True, others: bool = True, synchronous: bool = False) -> None:
+        self.store: ShardStore = owner_of("a")
+        self.store.own(1, zeros(self.store, 1), term(1, "a"), contact("a"), 0.0, by_handover=False)
+        for owned in self.store.owned.values():
+            owned.backup = BACKUP if has_backup else None
+        self.swarm = ScriptedSwarm(contact("a"), [BACKUP] if others else [])
+        self.swarm.answers["compare"] = self._compared
+        self.context: Any = context_of(self.swarm, self.store, synchronous=synchronous)
+        self.final = FinalValues(self.context)
+        self.equal = [0, 1]
+        self.meanwhile: Any = lambda: None
+        self.error: TransportError | None = None
+
+    def _compared(self, _to: Contact, payload: bytes) -> msgspec.Struct | Exception:
+        self.meanwhile()
+        asked = decode(payload, CompareCopies)
+        return self.error or TransferResult([copy.shard for copy in asked.copies if copy.shard in self.equal], [])
+
+    def compared(self) -> list[list[int]]:
+        return [[copy.shard for copy in asked.copies] for asked in self.swarm.sent("compare", CompareCopies)]
+
+
+def test_digests_differ_where_bits_do() -> None:
+    """Zero and minus zero are two values here; equal bits have one digest."""
+    zero, minus = np.zeros(4, np.float32), np.array([0.0, 0.0, -0.0, 0.0], np.float32)
+
+    assert value_digest(zero) == value_digest(zero.copy())
+    assert value_digest(zero) != value_digest(minus)
+    assert len(value_digest(np.zeros(0, np.float32))) == 16
+
+
+def test_a_value_is_final_once_its_backup_has_the_same() -> None:
+    """Both shards in one request; what is confirmed is not asked again."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        assert not bench.final.is_final(0)
+        await bench.final.prepare([0, 1], 1)
+        assert [bench.final.is_final(shard) for shard in (0, 1, 2)] == [True, True, False]
+        await bench.final.prepare([0, 1], 1)
+        assert bench.compared() == [[0, 1]]
+
+    run(scenario())
+
+
+def test_a_delta_ends_the_confirmation() -> None:
+    """The backup may have added it in another order."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.final.prepare([0], 1)
+        bench.store.add(0, delta(1))
+        assert not bench.final.is_final(0)
+        await bench.final.prepare([0], 1)
+        assert bench.final.is_final(0)
+
+    run(scenario())
+
+
+def test_a_delta_that_comes_during_the_comparison_leaves_it_open() -> None:
+    """The next attempt compares the new value."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.meanwhile = lambda: bench.store.add(0, delta(1))
+        await bench.final.prepare([0], 1)
+        assert not bench.final.is_final(0)
+        assert bench.store.owned[0].backup == BACKUP
+        bench.meanwhile = lambda: None
+        await bench.final.prepare([0], 1)
+        assert bench.final.is_final(0)
+
+    run(scenario())
+
+
+def test_a_backup_with_other_bits_is_dropped() -> None:
+    """Under a higher term, and a new one is looked for; the other shard stays as it is."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.equal = [1]
+        before = bench.store.owned[0].term
+        await bench.final.prepare([0, 1], 1)
+        assert [bench.final.is_final(shard) for shard in (0, 1)] == [False, True]
+        assert [bench.store.owned[shard].backup for shard in (0, 1)] == [None, BACKUP]
+        assert bench.store.owned[0].term > before
+
+    run(scenario())
+
+
+def test_a_backup_that_does_not_answer_is_suspected_and_keeps_its_place() -> None:
+    """It may have the same bits."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.error = TransportError("timeout", BACKUP.address, "no answer")
+        await bench.final.prepare([0], 1)
+        assert not bench.final.is_final(0)
+        assert bench.swarm.suspected == [BACKUP.node_id]
+        assert bench.store.owned[0].backup == BACKUP
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("held", ["moving", "is_broken"])
+def test_a_shard_that_is_held_is_not_final(held: str) -> None:
+    """It is about to change, or has no good value; it is compared with nobody."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        setattr(bench.store.owned[0], held, True)
+        await bench.final.prepare([0], 1)
+        assert not bench.final.is_final(0)
+        assert bench.compared() == []
+
+    run(scenario())
+
+
+def test_without_a_backup_a_value_is_final_only_where_nobody_could_be_one() -> None:
+    """A node alone; with others a backup is awaited, also while it learns."""
+
+    async def scenario() -> None:
+        assert Bench(has_backup=False, others=False).final.is_final(0)
+        waiting = Bench(has_backup=False)
+        await waiting.final.prepare([0], 1)
+        assert not waiting.final.is_final(0)
+        waiting.store.owned[0].attach_learner(BACKUP)
+        assert not waiting.final.is_final(0)
+
+    run(scenario())
+
+
+def test_under_bulk_synchronous_rules_the_step_is_made_visible_first() -> None:
+    """Deltas of the last step that wait for its barrier belong to the final value."""
+
+    async def scenario() -> None:
+        bench = Bench(synchronous=True)
+        bench.store.add(0, delta(1, synchronous=True))
+        assert bench.store.owned[0].state.value.tolist() == [0.0] * 4
+        await bench.final.prepare([0], 1)
+        assert bench.store.owned[0].state.value.tolist() == [1.0] * 4
+        assert bench.final.is_final(0)
+
+    run(scenario())
+
+
+def test_buffers_are_those_that_the_backup_has_confirmed_too() -> None:
+    """They travel with the comparison of the first shard; a confirmation without them does not count for them."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        assert await bench.final.confirmed_buffers(1) is None
+        await bench.final.prepare([BUFFERS_SHARD, 1], 1)
+        bench.context.run.final_buffers = b"buffers"
+        assert not bench.final.is_final(BUFFERS_SHARD)
+        assert bench.final.is_final(1)
+        assert await bench.final.confirmed_buffers(1) == b"buffers"
+        assert [asked.buffers for asked in bench.swarm.sent("compare", CompareCopies)] == [None, b"buffers"]
+        del bench.store.owned[BUFFERS_SHARD]
+        assert await bench.final.confirmed_buffers(1) is None
+
+    run(scenario())
+
+
+def test_two_callers_compare_one_after_the_other() -> None:
+    """The second finds what the first has confirmed."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        bench.swarm.request_s = 1.0
+        await asyncio.gather(bench.final.prepare([0], 1), bench.final.prepare([0], 1))
+        assert bench.compared() == [[0]]
+
+    run(scenario())
