@@ -79,8 +79,8 @@ TRAINERS = frozenset(
         "test_forked_python",
         "test_lazy_dynamo",
         "test_shared_data_process",
-        "test_trainer_attach",
-        "test_trainer_process",
+        "test_attached_swarm",
+        "test_process_trainer",
     }
 )
 

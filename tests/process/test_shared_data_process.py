@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.system import SystemClock
 from tests.harness.environment import InlineExecutor, MemoryDisk, SeededEntropy
 from tests.process.harness.trainer_world import World, until
-from tests.process.test_trainer_attach import BEGIN, LAUNCHER
+from tests.process.test_attached_swarm import BEGIN, LAUNCHER
 from tests.unit.training.sharing.test_service import FakeSwarm
 from training.sharing.service import DataService
 from training.supervisor.process_trainer import ProcessTrainer

@@ -1,4 +1,4 @@
-"""`attach` without a daemon. Scripts under a daemon are in tests/process/test_trainer_attach.py."""
+"""`attach` without a daemon. Scripts under a daemon are in tests/process/test_attached_swarm.py."""
 
 from __future__ import annotations
 

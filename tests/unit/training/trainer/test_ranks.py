@@ -1,4 +1,4 @@
-"""Ranks: a single process, and torchrun without a process group. (Two ranks: tests/process/test_trainer_attach.py.)"""
+"""Ranks: a single process, and torchrun without a process group. (Two ranks: tests/process/test_attached_swarm.py.)"""
 
 from __future__ import annotations
 

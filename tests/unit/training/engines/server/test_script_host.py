@@ -91,6 +91,7 @@ def test_tasks_under_way_are_shown_now_and_then_and_their_end_at_once(host: Host
     host.now_s += SHOW_S
     immediate(host.show(0, counts(done=1)))
     immediate(host.show(0, counts(held=0, done=2)))
+    assert link.asked[-1] == counts(held=0, done=2)
     host.now_s += SHOW_S
     immediate(host.show(0, counts(held=0, done=2)))
 

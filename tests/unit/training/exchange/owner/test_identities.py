@@ -106,6 +106,9 @@ def test_a_copy_that_was_received_anew_begins_with_a_new_watch() -> None:
         await keeper.forget()
         assert starts_of(store.owned[0].state) == [1, 2]
         assert list(keeper._watches) == [0]
+        await asyncio.sleep(LEAST_SILENT_S)
+        await keeper.forget()
+        assert starts_of(store.owned[0].state) == [2]
         del store.owned[0]
         await keeper.forget()
         assert keeper._watches == {}

@@ -1,0 +1,330 @@
+"""One step of the swarm on several trainers of a node: its cycles, the distributed step after each, and the delta."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.harness.environment import ListLog
+from tests.harness.stub_device import SIZE, StubDevice, host_of
+from tests.harness.virtual_loop import run
+from training.devices.groups import DeviceGroups
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import StepOrder, TrainerFailed
+from training.trainer_link.step_messages import StepAnswer
+
+
+def order(step: int, local_steps: int = 4, carry: float = 0.0) -> StepOrder:
+    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1, carry=carry)
+
+
+def test_the_delta_is_the_mean_of_the_trainers_weighted_by_samples() -> None:
+    """A trainer at four times the speed trains more steps of the cycle, and counts as much more."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=4.0, pace_s=0.25)]
+        host = host_of(devices, local_steps=10)
+        await host.start()
+        report = await host.train(order(1, 10))
+        steps = [one.optimizer_steps for one in host.devices()]
+
+        assert sum(steps) == report.optimizer_steps == 20
+        assert steps[1] > 3 * steps[0]
+        expected = (steps[0] * steps[0] * 1.0 + steps[1] * steps[1] * 4.0) / 20
+        assert host.delta == pytest.approx(np.full(SIZE, expected))
+        assert report.samples == 160
+
+    run(scenario())
+
+
+def test_trainers_of_one_node_know_their_places_among_all() -> None:
+    """With two trainers per node, node 1 of 2 has the workers 2 and 3 of 4, and one of them is the first."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=4)
+        await host.start()
+        await host.train(order(1))
+        got = [device.orders[0] for device in devices]
+
+        assert [(one.node_index, one.workers, one.is_first) for one in got] == [(2, 4.0, True), (3, 4.0, False)]
+        assert all(one.asks and one.local_steps == 4 for one in got)
+
+    run(scenario())
+
+
+def test_between_cycles_all_go_on_from_their_mean() -> None:
+    """With a period of 1 each trainer begins every cycle where the mean of the one before is, and the delta of the node
+    is the whole way."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, period=1, local_steps=3)
+        await host.start()
+        base = host.vector[0]
+        await host.train(order(1, 3))
+
+        for device in devices:
+            assert [began - base for began in device.began] == pytest.approx([0.0, 2.0, 4.0])
+            assert [one.done for one in device.orders] == [0, 1, 2]
+            assert device.answers == [StepAnswer.LOCAL, StepAnswer.DISTRIBUTED] * 3
+        assert host.delta == pytest.approx(np.full(SIZE, 6.0))
+
+    run(scenario())
+
+
+def test_a_step_begins_with_what_it_is_told_to_carry() -> None:
+    """With a carry every trainer begins at vector + carry · delta, the vector may change once all have loaded it, and
+    the new delta is counted from there."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert host.delta[0] == 2.0
+        handshake = BufferHandshake()
+        training = asyncio.create_task(host.train(order(2, 2, carry=0.5), handshake))
+        async with asyncio.timeout(1.0):
+            await handshake.loaded.wait()
+        base = devices[0].began[0]
+        assert [device.began[1] - base for device in devices] == pytest.approx([1.0, 1.0])
+        await asyncio.sleep(10.0)
+        assert not training.done(), "the delta before is not taken yet"
+        assert host.delta[0] == 2.0
+        handshake.delta_taken.set()
+        await training
+        assert host.delta[0] == 2.0
+
+    run(scenario())
+
+
+def test_with_several_cycles_an_exchange_pulls_as_soon_as_the_step_has_begun() -> None:
+    """Trainers load a copy of the vector, so that it may change at once: later cycles begin at the values before."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, period=1, local_steps=3)
+        await host.start()
+        await host.train(order(1, 3))
+        base = float(host.vector[0])
+        handshake = BufferHandshake()
+        handshake.delta_taken.set()
+        training = asyncio.create_task(host.train(order(2, 3, carry=1.0), handshake))
+        await handshake.loaded.wait()
+        assert [len(device.orders) for device in devices] == [3, 3], "no trainer has been ordered yet"
+        host.vector += 100.0
+        await training
+        for device in devices:
+            assert [began - base for began in device.began[3:]] == pytest.approx([3.0, 4.0, 5.0])
+        assert host.delta[0] == 3.0
+        await host.train(order(3, 3))
+        assert devices[0].began[6] - base == pytest.approx(100.0)
+        host.vector += 1.0
+        await host.evaluate(3)
+        assert devices[0].vector[0] - base == pytest.approx(101.0), "an evaluation is of the present values"
+
+    run(scenario())
+
+
+def test_each_trainer_keeps_what_it_began_with() -> None:
+    """A hung trainer reports when the vector has changed: every order asks for a base of its own."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert all(one.keeps_base and not one.overlaps and not one.carry for one in devices[1].orders)
+
+    run(scenario())
+
+
+def test_a_carry_that_is_not_finite_is_left_out() -> None:
+    """The trainers would never come back from it, and no owner adds it."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        host.delta[3] = float("nan")
+        await host.train(order(2, 2, carry=1.0))
+        assert [device.began[1] - device.began[0] for device in devices] == [0.0, 0.0]
+        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+
+    run(scenario())
+
+
+def test_deltas_that_are_not_finite_do_not_count() -> None:
+    """One trainer that diverges is left out of the mean, and after three cycles starts again from its saved state."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1, rate=float("nan"))]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        for step in range(1, 4):
+            await host.train(order(step, 2))
+            assert host.delta[0] == 2.0
+        await asyncio.sleep(1.0)
+        assert devices[1].starts == 2
+
+    run(scenario())
+
+
+def test_trainers_that_merge_by_themselves_go_on_from_their_mean() -> None:
+    """The one that writes has the mean of all, weighted by samples; in a step nobody loads it, and a new step begins at
+    the vector. One that was restarted loads."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), period=1, local_steps=2)
+        for device in devices:
+            device.fellows = devices
+        await host.start()
+        report = await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+        assert (report.samples, report.optimizer_steps) == (32, 4)
+        for device in devices:
+            assert [(one.keeps_delta, one.continues, one.carry) for one in device.orders] == [
+                (True, False, 0.0),
+                (True, True, 0.0),
+            ]
+        await host.train(order(2, 2, carry=0.5), taken())
+        assert [(one.continues, one.carry) for one in devices[0].orders[2:]] == [(False, 1.0), (True, 0.0)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("period", [1, 2, 4])
+def test_leader_steps_among_the_trainers_are_those_in_shared_memory(period: int) -> None:
+    """Over steps with cycles, carries and another leader, trainers that know their positions themselves stand where
+    those in shared memory do, and so does the node; also after a merge that failed, and with one that was restarted."""
+
+    async def trained(groups: DeviceGroups | None) -> tuple[list[list[float]], list[float]]:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0), StubDevice(2, rate=-2.0)]
+        host = host_of(devices, groups=groups, step="leader", c1=0.25, period=period, local_steps=4)
+        for device in devices:
+            device.fellows, device.recent_loss = devices, float(device.index)
+        await host.start()
+        moved = []
+        for step in range(1, 9):
+            for device in devices:
+                device.recent_loss = float((device.index + step) % 3) if step != 5 else None
+                device.fellows = [] if step == 3 else devices
+            if step == 6:
+                devices[1].fails_with = TrainerFailed("killed")
+            await host.train(order(step, 4, carry=0.5 * (step % 3)), taken())
+            host.vector += host.delta + step
+            moved.append(float(host.delta[0]))
+            await asyncio.sleep(5.0)
+        assert devices[1].starts == 2
+        leaders = [one.index for one in host.devices() if one.leads]
+        assert leaders == [1]
+        assert any(order.keeps_distance for order in devices[0].orders) == (groups is not None)
+        assert any(order.continues for order in devices[0].orders) == (groups is not None and period < 4)
+        return [device.began for device in devices], moved
+
+    async def scenario() -> None:
+        began, moved = await trained(None)
+        theirs, same = await trained(DeviceGroups("gloo", "/group", 1.0))
+        assert max(abs(value) for value in moved) > 2.0
+        assert same == pytest.approx(moved, abs=1e-4)
+        for index in range(3):
+            assert theirs[index] == pytest.approx(began[index], abs=1e-4)
+
+    run(scenario())
+
+
+def test_only_those_that_have_the_leader_s_values_are_pulled_to_them() -> None:
+    """After a leader step among the trainers its values are on their devices, and one that was restarted is not pulled
+    until it was in such a step; where nodes have a leader in common the memory has them for it too."""
+
+    async def pulls(leaders_of_nodes: int) -> list[list[float]]:
+        devices = [StubDevice(0), StubDevice(1), StubDevice(2)]
+        groups = DeviceGroups("gloo", "/group", 1.0)
+        host = host_of(devices, groups=groups, leaders=leaders_of_nodes, step="leader", p1=0.5, local_steps=2)
+        for device in devices:
+            device.fellows, device.recent_loss = devices, 1.0
+        await host.start()
+        for step in range(1, 6):
+            if step == 3:
+                devices[2].fails_with = TrainerFailed("killed")
+            await host.train(order(step, 2))
+            await asyncio.sleep(5.0)
+        return [[one.local_pull for one in device.orders] for device in devices]
+
+    async def scenario() -> None:
+        always = [0.0, 0.25, 0.25, 0.25, 0.25]
+        assert await pulls(1) == [always, always, [0.0, 0.25, 0.25, 0.0, 0.25]]
+        assert await pulls(2) == [always, always, always]
+
+    run(scenario())
+
+
+def taken() -> BufferHandshake:
+    """Of a delta that may be overwritten."""
+    handshake = BufferHandshake()
+    handshake.delta_taken.set()
+    return handshake
+
+
+def test_a_merge_that_fails_is_made_in_shared_memory() -> None:
+    """Each writes its own delta then, so nothing that was trained is lost, and the next merge has a new group."""
+
+    async def scenario() -> None:
+        log = ListLog([], "host", None)
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, log, DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+        assert [one.members for one in devices[1].merges] == [(0, 1), (1,)]
+        for device in devices:
+            device.fellows = devices
+        await host.train(order(2, 2))
+        assert [device.merges[-1].group for device in devices] == [2, 2]
+        assert host.delta == pytest.approx(np.full(SIZE, 4.0))
+
+    run(scenario())
+
+
+def test_a_trainer_that_hangs_in_the_merge_of_a_group_is_told_nothing_more() -> None:
+    """Not even to write its own delta: it would do both when it goes on, in a step that is over."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        devices[1].hangs_in_merge = True
+        async with asyncio.timeout(30.0):
+            await host.train(order(1, 2))
+        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+        assert [len(device.merges) for device in devices] == [2, 1]
+
+    run(scenario())
+
+
+def test_a_trainer_that_hangs_in_a_merge_holds_nobody_up() -> None:
+    """The others write their own deltas, and it takes no order before it has come out of the merge."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0)]
+        host = host_of(devices, groups=DeviceGroups("gloo", "/group", 1.0), local_steps=2)
+        await host.start()
+        training = asyncio.create_task(host.train(order(1, 2)))
+        await asyncio.sleep(2.001)
+        devices[1].hang()
+        async with asyncio.timeout(30.0):
+            await training
+            assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+            await host.train(order(2, 2))
+        assert [len(device.orders) for device in devices] == [2, 1]
+        devices[1].resume()
+        await asyncio.sleep(1.0)
+        await host.train(order(3, 2))
+        assert [len(device.orders) for device in devices] == [3, 2]
+
+    run(scenario())

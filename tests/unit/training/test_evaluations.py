@@ -1,0 +1,84 @@
+"""Evaluations and the goal of a run: confirmed twice, each model once, and a goal that cannot hold is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.environment import NoLog
+from training.evaluations import CONFIRMATIONS, UNEVALUATED_STEPS, Evaluations
+from training.progress import Progress
+from training.settings import TrainingSettings
+from training.trainer_link.interface import Evaluation
+
+
+def evaluations(until: str = "accuracy>=0.9", eval_steps: int = 0) -> tuple[Evaluations, Progress]:
+    progress = Progress()
+    return Evaluations(TrainingSettings(until=until, eval_steps=eval_steps), progress, NoLog()), progress
+
+
+def note(found: Evaluations, step: int, **metrics: float) -> None:
+    found.note(Evaluation(step, metrics, 10))
+
+
+def test_a_goal_holds_after_so_many_evaluations_in_a_row() -> None:
+    """One that misses it begins anew."""
+    found, progress = evaluations()
+    for step, accuracy in enumerate((0.95, 0.5, 0.95), 1):
+        note(found, step, accuracy=accuracy)
+        assert not found.is_goal_reached
+    assert progress.goal_streak == CONFIRMATIONS - 1
+    note(found, 4, accuracy=0.9)
+    assert found.is_goal_reached
+
+
+def test_a_model_counts_once_however_often_it_is_reported() -> None:
+    """A script may report one metric after the other, or the same again."""
+    found, progress = evaluations()
+    note(found, 1, accuracy=0.95)
+    note(found, 1, accuracy=0.95)
+    note(found, 1, loss=0.1)
+    assert progress.goal_streak == 1
+    note(found, 2, loss=0.1)
+    assert progress.goal_streak == 1
+    note(found, 2, accuracy=0.95)
+    assert found.is_goal_reached
+    assert progress.evaluated_metrics == {"accuracy": 0.95, "loss": 0.1}
+    assert (progress.evaluated_step, progress.evaluated_samples) == (2, 10)
+
+
+def test_without_a_goal_nothing_is_reached_and_nothing_missing() -> None:
+    """Nor because another node says so."""
+    found, _ = evaluations("")
+    found.end_by_goal()
+    note(found, 1, accuracy=1.0)
+    note(found, 2, accuracy=1.0)
+
+    assert not found.has_goal
+    assert not found.is_goal_reached
+    assert found.missing(10**6) == ""
+
+
+def test_a_goal_that_another_node_has_seen_is_reached() -> None:
+    """This node need not have evaluated."""
+    found, _ = evaluations()
+    assert not found.is_goal_reached
+    found.end_by_goal()
+    assert found.is_goal_reached
+
+
+@pytest.mark.parametrize(("eval_steps", "patience"), [(0, UNEVALUATED_STEPS), (100, 300)])
+def test_a_run_that_evaluates_nothing_is_told_after_a_while(eval_steps: int, patience: int) -> None:
+    """Where the task evaluates by itself, after three of its intervals."""
+    found, _ = evaluations(eval_steps=eval_steps)
+
+    assert found.missing(patience - 1) == ""
+    assert found.missing(patience) == (f"training.until = accuracy>=0.9, but nothing was evaluated in {patience} steps")
+
+
+def test_a_run_that_evaluates_something_else_is_told_at_once() -> None:
+    """With the metrics that there are; the right one ends it."""
+    found, _ = evaluations()
+    note(found, 1, loss=0.1, error=0.2)
+    assert found.missing(1) == "training.until = accuracy>=0.9, but evaluations report error, loss only"
+    note(found, 1, accuracy=0.1)
+    assert found.missing(10**6) == ""

@@ -1,0 +1,44 @@
+"""What is logged of a run's beginning and end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.harness.environment import ListLog, VirtualClock
+from training.loop_events import NO_END, note_left, note_start
+
+
+def log_of() -> ListLog:
+    return ListLog([], clock=cast(VirtualClock, SimpleNamespace(monotonic=lambda: 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("in_vain", "has_end", "events"),
+    [
+        (False, True, ["training_started"]),
+        (True, True, ["training_started", "overlap_off"]),
+        (False, False, ["training_started", "run_has_no_end"]),
+        (True, False, ["training_started", "overlap_off", "run_has_no_end"]),
+    ],
+)
+def test_a_start_says_what_the_settings_lead_to(in_vain: bool, has_end: bool, events: list[str]) -> None:
+    """An overlap that does not happen, and a run without an end, with what to set."""
+    log = log_of()
+    note_start(log, 7, overlaps_in_vain=in_vain, has_end=has_end)
+
+    assert [one.event for one in log.records] == events
+    assert log.records[0].fields == {"step": 7}
+    assert has_end or log.records[-1].fields == {"hint": NO_END}
+
+
+def test_a_script_that_left_without_a_step_is_a_warning() -> None:
+    """It says what a step is; after a step it is no warning."""
+    log = log_of()
+    note_left(log, "it returned", 3)
+    note_left(log, "it returned", 0)
+
+    assert [(one.level, one.fields["steps"]) for one in log.records] == [("info", 3), ("warning", 0)]
+    assert "swarm.step()" in log.records[1].fields["hint"]

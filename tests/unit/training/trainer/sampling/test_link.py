@@ -1,0 +1,162 @@
+"""The link of a data set to the daemon: answers that are equal on every rank, and the state for a checkpoint."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from training.trainer.connection import DaemonGone
+from training.trainer.ranks import Ranks
+from training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
+from training.trainer_link.data_messages import (
+    UNKNOWN,
+    Claim,
+    DataGranted,
+    DataKnown,
+    DataOpened,
+    DataShape,
+    DataState,
+    DataTrained,
+    DataWanted,
+    PartitionTrained,
+)
+from training.trainer_link.messages import SignOfLife
+
+SHAPE = DataShape("samples", 100, 7)
+STREAM = DataShape("stream", 10, 7)
+WANTED: dict[str, Any] = {"begins": True, "finished": False, "position": 0, "count": 2, "has_claims": False}
+
+
+class Connection:
+    """A daemon whose answers are in `answers`; None: nothing within the time."""
+
+    def __init__(self, *answers: DataGranted | None) -> None:
+        self.answers = deque(answers)
+        self.stopping = self.lost = False
+        self.known: DataKnown | None = None
+        self.sent: list[Any] = []
+        self.is_gone = False
+
+    def send(self, message: Any) -> None:
+        if self.is_gone:
+            raise DaemonGone
+        self.sent.append(message)
+
+    def receive_granted(self, timeout_s: float) -> DataGranted | None:
+        if not self.answers:
+            self.stopping = True
+            return None
+        return self.answers.popleft()
+
+
+def link_of(connection: Connection | None, shape: DataShape = SHAPE, ranks: Any = None) -> DataLink:
+    return DataLink(connection, ranks or Ranks(0, 1, "cpu"), shape)  # type: ignore[arg-type]
+
+
+def test_the_answer_of_its_own_number_is_waited_for() -> None:
+    """One to an earlier request is passed over; the script says that it is alive meanwhile."""
+    claims = [Claim(1, 5, 0)]
+    connection = Connection(DataGranted(9, 4, []), None, DataGranted(1, 3, claims))
+    link = link_of(connection)
+
+    assert link.ask(**WANTED) == Granted(3, claims)
+    assert not link.stopped
+    assert connection.sent == [DataWanted(1, True, False, 0, 2, False), SignOfLife()]
+    connection.answers.append(DataGranted(2, 3, []))
+    assert link.ask(**WANTED) == Granted(3, [])
+
+
+@pytest.mark.parametrize("end", ["stopping", "lost", "gone", "later"])
+def test_a_daemon_that_ends_ends_the_iteration(end: str) -> None:
+    """Before the request, in it, or while its answer is waited for; without a connection there is none."""
+    connection = Connection()
+    connection.is_gone = end == "gone"
+    if end in ("stopping", "lost"):
+        setattr(connection, end, True)
+    for link in (link_of(connection), link_of(None)):
+        assert link.ask(**WANTED) is None
+        assert link.stopped
+
+
+def test_every_rank_has_the_answer_of_the_first() -> None:
+    """Claims pass as numbers; an end does too."""
+    passed: list[list[int]] = []
+
+    def share(numbers: list[int]) -> list[int]:
+        passed.append(numbers)
+        return passed[0] if len(passed) % 2 == 0 else numbers
+
+    for granted in (Granted(3, [Claim(1, 5, 7, False), Claim(2, 6, 0)]), Granted(4, []), None):
+        passed.clear()
+        connection = Connection() if granted is None else Connection(DataGranted(1, granted.epoch, granted.claims))
+        ranks = SimpleNamespace(count=2, share_numbers=share)
+        first, second = link_of(connection, ranks=ranks), link_of(None, ranks=ranks)
+        assert first.ask(**WANTED) == granted
+        assert second.ask(**WANTED) == granted
+        assert first.stopped == second.stopped == (granted is None)
+
+
+def test_a_report_names_the_turn_and_the_blocks_that_are_known() -> None:
+    """A rank without a connection reports nothing; a daemon that has gone is the caller's to notice."""
+    connection, trained = Connection(), [PartitionTrained(0, 3, 10, True)]
+    link = link_of(connection, STREAM)
+    link.report(1, trained)
+    link.learn_partitions(UNKNOWN)
+    link.learn_partitions(12)
+    link.learn_partitions(UNKNOWN)
+    link.report(2, [])
+    link_of(None).report(1, trained)
+
+    assert connection.sent == [DataTrained(1, trained, UNKNOWN), DataTrained(2, [], 12)]
+    connection.is_gone = True
+    with pytest.raises(DaemonGone):
+        link.report(3, [])
+
+
+def test_the_state_has_what_is_known_and_what_was_reported_since() -> None:
+    """Reports that the daemon's statement has already are dropped; those after it count."""
+    connection = Connection()
+    link = link_of(connection)
+    link.open(None)
+    empty = link.state()
+    link.report(1, [PartitionTrained(0, 1, 1, True)])
+    link.report(2, [PartitionTrained(0, 2, 1, True)])
+    both = link.state()
+    other = link_of(Connection())
+    other.report(1, [PartitionTrained(0, 1, 1, True)])
+    connection.known = DataKnown(1, other.state())
+
+    assert connection.sent[0] == DataOpened(SHAPE, None)
+    assert empty.trained == []
+    assert link.state() == both
+    assert list(link._reported) == [2]
+    connection.known = DataKnown(2, empty)
+    assert link.state() == empty
+
+
+def test_a_restored_state_is_told_to_the_daemon_and_is_the_state_until_more_is_known() -> None:
+    """Also where the daemon has gone."""
+    state = DataState(3, 12, (2, 0), [], [(2, 4, 5)])
+    connection = Connection()
+    connection.is_gone = True
+    for link in (link_of(Connection(), STREAM), link_of(connection, STREAM)):
+        link.open(state)
+        assert link.partitions == 12
+        found = link.state()
+        assert (found.epoch, found.partitions, found.first, found.offsets) == (3, 12, (2, 0), [(2, 4, 5)])
+
+
+def test_a_state_is_of_its_own_data_set() -> None:
+    """Another size, another kind, and what is no state at all are refused, with what to do."""
+    state = DataState(0, 100, (0, 0), [], [])
+    text = packed_state(SHAPE, state)
+
+    assert unpacked_state(text, SHAPE) == state
+    with pytest.raises(ValueError, match=r"other data \(samples 100, seed 7\) than the present \(stream 10, seed 7\)"):
+        unpacked_state(text, STREAM)
+    for wrong in ("", "[]", "{}", text[:-1]):
+        with pytest.raises(ValueError, match=r"no state of swarm\.sampler or swarm\.shard"):
+            unpacked_state(wrong, SHAPE)
