@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def as_text(record: bytes) -> str:
 
 
 def as_json(record: bytes) -> dict[str, Any]:
-    """The record under the key `value` (an example, or what JSON text says), `text` or `base64`."""
+    """The record under the key `value` (an example, or what JSON text says), `text` or `base64`. Numbers that JSON does
+    not have are the text "nan", "inf" and "-inf"."""
     example = _example(record)
     if example is not None:
         return {"value": _plain(example)}
@@ -84,4 +86,6 @@ def _walked(value: Any, each: Any) -> Any:
         return [each(inner) for inner in value]
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -1,0 +1,227 @@
+"""What needs attention on a node, of simulated nodes: each finding is there while its cause is, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2pnode import __version__
+from p2pnode.status.health import LONG_WAIT_S, RECENT_S
+from tests.harness.status_swarm import report, simulate
+from tests.harness.swarm import Host, Swarm
+from training.trainer_link.interface import Evaluation
+
+
+def test_a_peer_of_another_release_is_a_finding_for_information() -> None:
+    """It says how many peers run what; the state of the node stays as it is."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hosts = swarm.start_many(2)
+        await swarm.until(lambda: all(host.living.progress.step >= 2 for host in hosts), within_s=90, what="all train")
+        own = report(swarm, hosts[0])
+        assert not any("release" in finding.what for finding in own.status().health)
+        hosts[1].living.overlay.local.version = "99.1.0"
+        await swarm.until(lambda: own.peers()[0].version == "99.1.0", within_s=60, what="it is said")
+        (said,) = [finding for finding in own.status().health if "release" in finding.what]
+        assert (said.level, own.status().state) == ("info", "training")
+        assert said.what == f"1 of 1 peers run another release than this node ({__version__}): 1 × 99.1.0"
+
+    simulate(scenario)
+
+
+def test_a_stalled_trainer_is_a_finding() -> None:
+    """A hung trainer makes the state stalled and an error under `health`."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
+        host.living.progress.stalled = True
+
+        status = report(swarm, host).status()
+
+        assert status.state == "stalled"
+        assert [finding.what for finding in status.health if finding.level == "error"] == [
+            "the trainer makes no progress: silent for longer than training.hang_s = 10, or failing"
+        ]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reported", "what"), [({}, "nothing was evaluated in 50 steps"), ({"loss": 1.0}, "report loss only")]
+)
+def test_a_goal_that_no_evaluation_can_reach_is_a_finding(reported: dict[str, float], what: str) -> None:
+    """A script that reports nothing, or another metric, would train for ever; after the metric there is no finding."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0", training__until="accuracy>=0.9", training__eval_steps=10)
+        assert host.trainer is not None
+        host.trainer.evaluates = False
+        if reported:
+            host.trainer.measured.append(Evaluation(1, reported, 0))
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=60, what="it trains")
+        early = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+        await swarm.until(lambda: host.living.progress.step >= 50, within_s=200, what="fifty steps")
+        late = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+        host.trainer.measured.append(Evaluation(50, {"accuracy": 0.1}, 0))
+        await swarm.until(lambda: host.living.progress.step >= 52, within_s=60, what="it is reported")
+        after = [finding.what for finding in report(swarm, host).status().health if "until" in finding.what]
+
+        assert len(early) == len(reported)
+        assert what in late[0]
+        assert after == []
+
+    simulate(scenario)
+
+
+def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
+    """With the other node's id, and what to do."""
+
+    async def scenario(swarm: Swarm) -> None:
+        for name, bootstrap in (("n0", None), ("n1", "n0")):
+            host = swarm.start(name, bootstrap=bootstrap)
+            assert host.trainer is not None
+            host.trainer.name = "twin"
+        hosts = list(swarm.hosts.values())
+        await swarm.until(lambda: len(swarm.of("same_data")) == 2, within_s=60, what="both know")
+
+        found = [[each for each in report(swarm, host).status().health if "same data" in each.what] for host in hosts]
+
+        assert [len(findings) for findings in found] == [1, 1]
+        assert hosts[1].living.overlay.node_id.hex()[:8] in found[0][0].what
+        assert "swarm.seed" in found[0][0].do
+        await swarm.kill("n1")
+        await swarm.until(lambda: not hosts[0].living.overlay.peers, within_s=60, what="it is found dead")
+        assert not [each for each in report(swarm, hosts[0]).status().health if "same data" in each.what]
+
+    simulate(scenario, training__min_nodes=2, barrier__method="bsp")
+
+
+def test_a_member_that_waits_for_its_swarm_says_so() -> None:
+    """While no member answers, `health` names the run, why this node does not open the swarm, and the way out."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        host = swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        for name in ("n0", "n1"):
+            swarm.hosts[name].living.leave()
+        await swarm.until(lambda: not swarm.running(), within_s=30, what="both have left")
+
+        host = swarm.start("n1")
+        assert not [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
+        await swarm.until(lambda: host.living.waits_for_swarm, within_s=30, what="it waits")
+
+        (finding,) = [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
+        assert finding.what == "no member of run default answers; this node waits"
+        assert "p2pnode start --reopen" in finding.do
+
+    simulate(scenario)
+
+
+def found(swarm: Swarm, host: Host, words: str) -> list[str]:
+    """The findings of a node with these words."""
+    return [finding.what for finding in report(swarm, host).status().health if words in finding.what]
+
+
+def test_a_node_without_peers_says_whom_it_lost_and_when() -> None:
+    """In the summary, as a finding and under `lost`, until the peer is back; before there was a loss, nothing."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, other = swarm.start_many(2)
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        asked = report(swarm, host)  # kept: it remembers what happens from now on
+        id_of_other = other.living.overlay.node_id.hex()
+        assert asked.status().lost == []
+        await swarm.kill("n1")
+        await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
+        await asyncio.sleep(12.0)
+
+        status = asked.status()
+        (lost,) = status.lost
+        assert (lost.id, lost.how) == (id_of_other, "dead")
+        assert 12.0 <= lost.seconds_ago < 14.0
+        assert f"0 peers ({id_of_other[:8]} was lost 12 s ago)" in status.summary
+        assert [each.what for each in status.health if "no peer is left" in each.what] == [
+            f"no peer is left: {id_of_other[:8]} was lost 12 s ago ({lost.reason})"
+        ]
+
+        swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: bool(host.living.overlay.peers), within_s=60, what="it is back")
+        status = asked.status()
+        assert (status.lost, [each for each in status.health if "no peer" in each.what]) == ([], [])
+
+    simulate(scenario, barrier__method="asp")
+
+
+def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
+    """Not the moment that every push takes; and it goes when the owner has them."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        assert host.living.exchange is not None
+        waiting: dict[int, Any] = host.living.exchange.push_client._outbox._deliveries
+        now = swarm.clock.monotonic()
+        for age_s, findings in ((0.9, 0), (LONG_WAIT_S - 0.5, 0), (LONG_WAIT_S + 2.0, 1)):
+            waiting[5] = SimpleNamespace(since=now - age_s, unacknowledged={})
+            assert len(found(swarm, host, "wait for their owners")) == findings
+        assert found(swarm, host, "wait for") == ["deltas of 1 steps wait for their owners, one for 12 s"]
+        waiting.clear()
+        assert found(swarm, host, "wait for their owners") == []
+
+    simulate(scenario)
+
+
+def test_broken_shards_are_a_finding_until_they_are_repaired() -> None:
+    """An error, for nothing else says that a shard takes no delta."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        owned = host.living.exchange.store.owned
+        assert found(swarm, host, "no training makes") == []
+        owned[0].is_broken = owned[1].is_broken = True
+        assert found(swarm, host, "no training makes") == [
+            "2 shards of this node have values that no training makes, and wait for a good copy"
+        ]
+        await swarm.until(lambda: not any(one.is_broken for one in owned.values()), within_s=10, what="a repair")
+        assert found(swarm, host, "no training makes") == []
+
+    simulate(scenario)
+
+
+def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
+    """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, _ = swarm.start_many(2)
+        await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
+        host.living.overlay.attempts["old:1"] = "refused the connection: no process listens there"
+        assert found(swarm, host, "bootstrap") == []
+        await swarm.kill("n1")
+        await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
+        (finding,) = [each for each in report(swarm, host).status().health if "old:1" in each.what]
+        assert "node.port" in finding.do
+
+    simulate(scenario, barrier__method="asp")
+
+
+def test_a_crowded_address_is_a_finding_for_a_minute() -> None:
+    """A refused node tries again sooner; when none does any more, the finding goes."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+        members = host.living.overlay._members
+        assert found(swarm, host, "of one address") == []
+        members._refused("10.0.0.9", swarm.clock.monotonic())
+        await asyncio.sleep(RECENT_S - 1)
+        assert len(found(swarm, host, "of one address")) == 1
+        await asyncio.sleep(2)
+        assert found(swarm, host, "of one address") == []
+
+    simulate(scenario)
