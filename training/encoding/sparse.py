@@ -13,6 +13,8 @@ that the compiled kernels give the same bits. Pure.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -79,17 +81,18 @@ def _encode_block(block: Vector, wanted: int) -> tuple[bytes, bool]:
     with np.errstate(over="ignore"):
         left = sent - bits.view(np.float32)
     block[places] = left
-    head = bytes([sent.size]) if sent.size < 0x80 else bytes([sent.size & 0x7F | 0x80, sent.size >> 7])
-    codes = np.zeros(-(-sent.size // 4) * 4, dtype=np.uint32)
-    codes[: sent.size] = signs | is_large.astype(np.uint32) << np.uint32(1)
-    packed = codes.reshape(-1, 4) << np.arange(0, 8, 2, dtype=np.uint32)
-    data = (
-        head
-        + (np.array([low, high]) >> np.uint32(16)).astype("<u2").tobytes()
-        + _pack_indices(places)
-        + packed.sum(axis=1).astype(np.uint8).tobytes()
-    )
+    magnitude_bytes = (np.array([low, high]) >> np.uint32(16)).astype("<u2").tobytes()
+    data = _joined(magnitude_bytes, places, signs | is_large.astype(np.uint32) << np.uint32(1))
     return data, bool(np.isfinite(left).all())
+
+
+def _joined(magnitudes: bytes, places: npt.NDArray[np.intp], codes: npt.NDArray[np.uint32]) -> bytes:
+    """One block: the encoded magnitudes, and per value sent its place and its two bits."""
+    head = bytes([places.size]) if places.size < 0x80 else bytes([places.size & 0x7F | 0x80, places.size >> 7])
+    padded = np.zeros(-(-places.size // 4) * 4, dtype=np.uint32)
+    padded[: places.size] = codes
+    packed = padded.reshape(-1, 4) << np.arange(0, 8, 2, dtype=np.uint32)
+    return head + magnitudes + _pack_indices(places) + bytes(packed.sum(axis=1).astype(np.uint8))
 
 
 def _largest(magnitudes: npt.NDArray[np.uint32], wanted: int) -> npt.NDArray[np.intp]:
@@ -177,11 +180,16 @@ def _blocks(view: memoryview, values: int) -> list[tuple[npt.NDArray[np.intp], V
             raise _error(view, _BAD_INDEX if beyond <= falling else _NOT_RISING)
         if (count % 2 and data[codes_at - 1] >> 4) or (count % 4 and data[end - 1] >> 2 * (count % 4)):
             raise _error(view, _BAD_PADDING)
-        codes = (data[codes_at:end, None] >> np.arange(0, 8, 2, dtype=np.uint8)).ravel()[:count].astype(np.uint32)
+        codes = _codes(data[codes_at:end], count)
         bits = magnitudes[codes >> np.uint32(1) & np.uint32(1)] | codes << np.uint32(31)
         blocks.append((places, bits.view(np.float32)))
         at = end
     return blocks
+
+
+def _codes(data: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint32]:
+    """The two bits of each of `count` values."""
+    return (data[:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & np.uint8(3)).ravel()[:count].astype(np.uint32)
 
 
 def _count(view: memoryview, at: int) -> tuple[int, int]:
@@ -200,6 +208,23 @@ def block_end(view: memoryview, at: int) -> int:
     """Where the block that begins at this byte ends, for bytes that were checked."""
     count, at = _count(view, at)
     return at + 4 + (3 * count + 1) // 2 + (count + 3) // 4 if count else at
+
+
+def cut_block(view: memoryview, values: int, starts: list[int]) -> list[bytes]:
+    """The encodings of parts of one block, for bytes that were checked; `starts` has where each begins, and the end."""
+    ((places, _),) = _blocks(view, values)
+    _, at = _count(view, 0)
+    data = np.frombuffer(view, dtype=np.uint8)
+    codes = _codes(data[at + 4 + (3 * places.size + 1) // 2 :], places.size)
+    parts = []
+    for first, last in pairwise(starts):
+        is_here = (places >= first) & (places < last)
+        count = int(np.count_nonzero(is_here))
+        if not count:
+            parts.append(b"\x00")
+            continue
+        parts.append(_joined(bytes(view[at : at + 4]), places[is_here] - first, codes[is_here]))
+    return parts
 
 
 def _error(view: memoryview, number: int) -> ValueError:
