@@ -36,6 +36,8 @@ RULES = {
     "restart_ends_ownership": "an owner that has restarted owns nothing: its backup takes over although it answers",
     "keep_superseded": "a superseded copy is kept until the owner has confirmed its deltas",
     "repair_replicated": "a repaired delta is confirmed only when the backup has it",
+    "move_survives": "an owner that divides its shard during a hand-over adds nothing before it knows who owns it",
+    "copy_survives": "a learner that divides its copy keeps it: its owner may count it as the backup already",
 }
 
 
@@ -89,6 +91,8 @@ class Node(NamedTuple):
     survey: tuple[tuple[int, tuple[Any, ...], Term], ...] | None = None
     #: The highest term that this node ever accepted. No rule may read it; the invariants compare with it.
     highest_seen: Term = ZERO
+    #: How often this node has divided its shards; this one is a part of one of them.
+    division: int = 0
 
 
 class Message(NamedTuple):
@@ -100,6 +104,8 @@ class Message(NamedTuple):
     delta: int = 0
     counts: Counts = ()
     taken: bool = True
+    #: That of its sender, who will hear no answer if it differs.
+    division: int = 0
 
 
 class State(NamedTuple):
@@ -154,7 +160,9 @@ class Rules:
     @staticmethod
     def send(state: State, *messages: Message) -> State:
         # A crashed node receives nothing.
-        sent = state.messages.union([one for one in messages if state.nodes[one.to].alive])
+        sent = state.messages.union(
+            [one._replace(division=state.nodes[one.source].division) for one in messages if state.nodes[one.to].alive]
+        )
         return State(state.nodes, sent, *state[2:])
 
     @staticmethod
@@ -173,6 +181,11 @@ class Rules:
     @staticmethod
     def connected(state: State, one: int, other: int) -> bool:
         return state.nodes[one].alive and state.nodes[other].alive and state.sides[one] == state.sides[other]
+
+    @classmethod
+    def hears(cls, state: State, one: int, other: int) -> bool:
+        """Whether one node's question has an answer of the other: they have divided their shards as often."""
+        return cls.connected(state, one, other) and state.nodes[one].division == state.nodes[other].division
 
     def next_term(self, node: Node, me: int, *above: Term) -> Term:
         own = (node.own.term, (node.own.promised, me)) if node.own is not None else ()
@@ -334,11 +347,11 @@ class Rules:
             return self.keep_superseded(state, place, own.counts)
         for other in range(len(state.nodes)):
             theirs = state.nodes[other].own
-            if other != place and self.connected(state, place, other) and theirs is not None and theirs.term >= fence:
+            if other != place and self.hears(state, place, other) and theirs is not None and theirs.term >= fence:
                 return self.note_owner(state, place, theirs.term, other)
         mine = self.rank(state.nodes[place])
         for other in range(len(state.nodes)):
-            better = self.connected(state, place, other) and self.rank(state.nodes[other]) > mine
+            better = self.hears(state, place, other) and self.rank(state.nodes[other]) > mine
             if other != place and better and self.has("better_copy"):
                 # Not an owner but the successor: it takes over, and this copy is only offered to it.
                 return self.keep_superseded(self.put(state, place, own=None), place, own.counts)
@@ -509,6 +522,7 @@ class Rules:
         messages = frozenset(one for one in spent.messages if place not in (one.to, one.source))
         state = spent._replace(messages=messages)
         dead = Node(alive=False, fence=fence, incarnation=node.incarnation + 1, highest_seen=node.highest_seen)
+        dead = dead._replace(division=node.division)
         return state._replace(nodes=(*state.nodes[:place], dead, *state.nodes[place + 1 :]))
 
     def complete(self, state: State) -> bool:
@@ -577,7 +591,7 @@ class Rules:
         found = tuple(
             (other, self.rank(state.nodes[other]), self.seen(state.nodes[other]))
             for other in others
-            if self.connected(state, place, other)
+            if self.hears(state, place, other)
         )
         return self.put(spent, place, survey=found)
 
@@ -604,6 +618,16 @@ class Rules:
         state = self.put(state, place, own=own, back=None, fence=term)
         return self.send(state, *(Message("claim", place, other, term) for other, _, _ in survey))
 
+    def appeal(self, state: State) -> State:
+        """Nobody owns the shard, as every node says that is asked: the best copy takes over."""
+        copies = [place for place, node in enumerate(state.nodes) if node.alive and node.back is not None]
+        best = max(copies, key=lambda place: self.rank(state.nodes[place]), default=NO_NODE)
+        if best == NO_NODE or self.rank(state.nodes[best])[1] < 2:
+            return state
+        others = [other for other in range(len(state.nodes)) if other != best and self.hears(state, best, other)]
+        found = tuple((other, self.rank(state.nodes[other]), self.seen(state.nodes[other])) for other in others)
+        return self.take_over(self.put(state, best, survey=found), best) or state
+
     def send_claim(self, state: State, place: int, to: int) -> State | None:
         """An owner sends its claim to another node."""
         own = state.nodes[place].own
@@ -614,9 +638,40 @@ class Rules:
     def read_fence(self, state: State, place: int, puller: int) -> State | None:
         """A pull carries the fence of a node that has seen a higher term than the owner's."""
         own, fence = state.nodes[place].own, state.nodes[puller].fence
-        if own is None or fence <= own.term or not self.connected(state, place, puller) or not self.has("rise"):
+        if own is None or fence <= own.term or not self.hears(state, place, puller) or not self.has("rise"):
             return None
         return self.on_higher_term(state, place, fence)
+
+    # -- division ------------------------------------------------------------------------------------------------
+
+    def divide(self, state: State, place: int) -> State | None:
+        """A node divides its shards, by itself."""
+        if not state.nodes[place].alive or state.nodes[place].division:
+            return None
+        spent = self.spend(state, "divide")
+        return None if spent is None else self.divided(spent, place)
+
+    def follow(self, state: State, place: int) -> State | None:
+        """A node hears that another one has divided."""
+        others = range(len(state.nodes))
+        ahead = [other for other in others if state.nodes[other].division > state.nodes[place].division]
+        if not any(self.connected(state, place, other) for other in ahead):
+            return None
+        return self.divided(state, place)
+
+    def divided(self, state: State, place: int) -> State:
+        """What a part has of the whole: all but what was under way."""
+        node = state.nodes[place]
+        own, back = node.own, node.back
+        if own is not None:
+            own = own._replace(learner=NO_NODE, pushes=(None,) * len(self.deltas))
+            if not self.has("move_survives"):
+                own = own._replace(moving=None)
+        if back is not None and (back.counts is None or not (back.is_active or self.has("copy_survives"))):
+            back = None
+        elif back is not None:
+            back = back._replace(buffered=frozenset())
+        return self.put(state, place, own=own, back=back, survey=None, division=node.division + 1)
 
     # -- splits --------------------------------------------------------------------------------------------------
 
@@ -635,7 +690,7 @@ class Rules:
     def offer(self, state: State, place: int, to: int) -> State | None:
         """The loser offers its deltas to the node that claims to own; only those that the winner has are settled."""
         superseded, own = state.nodes[place].superseded, state.nodes[to].own
-        if not superseded or own is None or not self.connected(state, place, to):
+        if not superseded or own is None or not self.hears(state, place, to):
             return None
         if not self.has("by_identity"):
             counts = tuple(count + (delta in superseded) for delta, count in enumerate(own.counts))

@@ -33,11 +33,13 @@ SHOWN_IN = {
     "restart_ends_ownership": "restart",
     "keep_superseded": "switched, suspected",
     "repair_replicated": "after a split",
+    "move_survives": "division, handing",
+    "copy_survives": "division, first backup",
 }
 
 
 #: Those with some thousands of states: all but their last event in `make test`.
-LARGE = ("new backup", "hand-over", "handing", "suspicion", "suspected by both", "restart")
+LARGE = ("new backup", "hand-over", "handing", "suspicion", "suspected by both", "restart", "division, new backup")
 
 
 @pytest.mark.parametrize(
