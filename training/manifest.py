@@ -17,7 +17,7 @@ from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
 #: Increased when nodes of two versions cannot work in one swarm.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,8 +64,9 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     """Compare this node's proposal with a peer's manifest; returns the one that both have. Raises `ManifestRefused`
     where they differ.
 
-    `adopts_shards`: it takes the swarm's number of shards. Raises `TransportError` when the peer has no manifest yet,
-    has one that no node can have, rejects the request or cannot be reached: ask another.
+    `adopts_shards`: it takes the swarm's number of shards. It does so in any case where the swarm has divided the
+    shards of the proposal. Raises `TransportError` when the peer has no manifest yet, has one that no node can have,
+    rejects the request or cannot be reached: ask another.
     """
     try:
         async with swarm.request(
@@ -75,9 +76,14 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     except (ValueError, RecursionError) as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
     told = list(answer.mismatches)
-    if adopts_shards:
-        shards, parts = answer.partition
-        if shards > MAX_SHARDS or not is_partition(answer.layout.total, shards, parts):
+    mine, (shards, parts) = proposal.partition, answer.partition
+    is_possible = shards <= MAX_SHARDS and is_partition(answer.layout.total, shards, parts)
+    if is_possible and answer.partition.divisor(mine) > 1:
+        # The peer has missed a division, and follows when it hears of it from this node.
+        answer = msgspec.structs.replace(answer, shards=mine.shards, shard_parts=mine.parts)
+        told = [item for item in told if item.field not in SHARD_FIELDS]
+    elif adopts_shards or (is_possible and mine.divisor(answer.partition) > 1):
+        if not is_possible:
             shown = f"gave a manifest with {shards} shards, {parts} of each former one"
             raise TransportError("foreign", peer.address, shown)
         proposal = msgspec.structs.replace(proposal, shards=answer.shards, shard_parts=answer.shard_parts)

@@ -22,6 +22,10 @@ class CheckpointCopies:
         self._manifest = manifest
         self._bounds = manifest.bounds()
 
+    def on_divided(self, manifest: Manifest) -> None:
+        """The shards of the run were divided: from now on its parts are asked for."""
+        self._manifest, self._bounds = manifest, manifest.bounds()
+
     async def newest_good(self, shard: int) -> StoredCopy | None:
         """See `StoredCopies`."""
         return await self._executor.run(self._newest_good, shard)

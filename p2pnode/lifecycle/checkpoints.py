@@ -118,6 +118,14 @@ class CheckpointWriter:
         work = self._work
         return None if work is None else (work.done, work.total, self._clock.monotonic() - work.began_s)
 
+    def on_divided(self, manifest: Manifest) -> None:
+        """The shards of the run were divided. A checkpoint that is being written is given up, because it has begun to
+        read others; the one before it stays, and the next one begins at once."""
+        self._manifest = manifest
+        if self._writing is not None and not self._writing.done():
+            self._writing.cancel()
+            self._log.info("checkpoint_given_up", reason="the shards were divided")
+
     async def write_if_due(self) -> None:
         """Begin a checkpoint if the last one was written `training.checkpoint_s` ago."""
         period_s = self._config.training.checkpoint_s
@@ -145,7 +153,10 @@ class CheckpointWriter:
         if begun is None or self._writing is None:
             return
         try:
-            await self._writing
+            await asyncio.wait([self._writing])
+            if self._writing.cancelled():
+                return  # the shards were divided meanwhile
+            self._writing.result()
             await self._finish(begun, LAST_FILE_S)
         except OSError as error:
             self._not_written(begun.state.step, error)
@@ -220,7 +231,9 @@ class CheckpointWriter:
             begun.listed.update(await self._exchange.lister.deltas_of(begun.reading.versions))
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
-        """Write the shards, wait for the trainer's file, and write the marker."""
+        """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
+        if begun.state.shard_parts != self._manifest.shard_parts:
+            raise OSError("the shards were divided while it was written")
         await self._write_states(begun.folder)
         if self._config.exchange.enabled:
             await self._executor.run(checkpoint.write_listed, self._disk, begun.folder, begun.listed)

@@ -131,7 +131,7 @@ class EngineRun:
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(overlay, manifest)
-        await self._startup.get_vector(exchange, manifest, source, owns=owns)
+        await self._startup.get_vector(exchange, source, owns=owns)
         await self._startup.avoid_identity_reuse(exchange)
         node_id = overlay.node_id
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -27,12 +28,12 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_check import check_memory, claim_disk
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
+from p2pnode.lifecycle.shard_division import ShardDivision
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
 from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.budget import Budget, budget
@@ -96,6 +97,7 @@ class Node:
         self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
         self.beside = SideServices(config, environment, self.overlay, self.trainer)
+        self._division = ShardDivision(config, self.overlay, self._startup.remember_division)
         self._export = ModelExport(config, environment, self.trainer)
         self._ending = RunEnding(config, environment, self._export, self.progress)
         self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
@@ -367,6 +369,7 @@ class Node:
             trainer_bytes=hello.host_bytes,
             others_here=self._others_about_to_begin(),
         )
+        copies = CheckpointCopies(environment, manifest)
         self.exchange = exchange = Exchange(
             swarm=self.overlay,
             manifest=manifest,
@@ -375,7 +378,7 @@ class Node:
             replica=self.trainer.vector,
             incarnation=self.incarnation,
             environment=environment,
-            checkpoints=CheckpointCopies(environment, manifest),
+            checkpoints=copies,
         )
         await claim_disk(exchange, config.state_folder)
         await self._startup.remember(manifest)
@@ -409,9 +412,10 @@ class Node:
             loop.pause()
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
-        manifest_check.register(self.overlay, manifest)
-        self.beside.start(exchange.context.genesis, loop)
-        await self._startup.get_vector(exchange, manifest, source)
+        notes_it = partial(setattr, self, "manifest")
+        self._division.start(exchange, [notes_it, copies.on_divided, self.checkpoints.on_divided])
+        self.beside.start(exchange.context.run_genesis, loop)
+        await self._startup.get_vector(exchange, source)
         await self._startup.avoid_identity_reuse(exchange)
         return exchange, loop
 
@@ -438,10 +442,8 @@ class Node:
     async def _close(self) -> None:
         if self.checkpoints is not None:
             await self.checkpoints.stop()
-        await self.engine.stop()
-        await self.data.stop()
-        await self.dispatch.stop()
-        await self.beside.stop()
+        for part in (self.engine, self.data, self.dispatch, self.beside, self._division):
+            await part.stop()
         if self.exchange is not None:
             await self.exchange.stop()
         await self.trainer.stop()

@@ -48,8 +48,8 @@ WAITING_HINT = (
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
 )
 SHARDS_HINT = (
-    "leave exchange.shards out (0): the run's number is taken; to divide the shards of a run, stop all its nodes and "
-    "start its founder with a multiple of their number, 4,096 at most"
+    "leave exchange.shards out (0): the run's number is taken; a swarm that outgrows its shards divides them; to have "
+    "more at once, stop all its nodes and start its founder with a multiple of their number, 4,096 at most"
 )
 
 
@@ -200,6 +200,14 @@ class Startup:
             partition=manifest.partition,
         )
 
+    async def remember_division(self, manifest: Manifest) -> None:
+        """The shards were divided while this node runs: a later start begins with the parts."""
+        self.shards_by = "division"
+        try:
+            await self.remember(manifest)
+        except UserError as error:  # training goes on; the next start hears of it from the others
+            self._log.error("division_not_recorded", reason=str(error))
+
     async def remember_swarm(self) -> None:
         """This node, which has no model, is in its swarm."""
         assert self._overlay.genesis is not None
@@ -314,7 +322,8 @@ class Startup:
         if not self.founder:
             found = await self._ask_members(proposal, adopts_shards=self._config.exchange.shards == 0)
         manifest = found.manifest
-        if found.source is not None and self._config.exchange.shards == 0:
+        is_given = self._config.exchange.shards != 0
+        if found.source is not None and (not is_given or manifest.partition != proposal.partition):
             self.shards_by = "swarm"
         largest = -(-manifest.layout.total // manifest.shards)
         self._log.info("shards_chosen", shards=manifest.shards, shard_values=largest, by=self.shards_by)
@@ -378,9 +387,7 @@ class Startup:
         may = self._environment.reopens or self._directory.record.founder is not False
         return may and self._directory.genesis is not None
 
-    async def get_vector(
-        self, exchange: Exchange, manifest: Manifest, source: Contact | None, *, owns: bool = True
-    ) -> None:
+    async def get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
         may own shards in this run."""
         willing = owns and not self._config.node.client_only
@@ -391,7 +398,7 @@ class Startup:
             else:
                 await exchange.found()
         elif self._config.exchange.enabled:
-            await self._fetch_vector(exchange, manifest, source)
+            await self._fetch_vector(exchange, source)
             median = exchange.view.median_step()
             self._told_by_one = median > self._progress.step and len(self._overlay.members()) <= 1
             self._progress.step = max(self._progress.step, median)
@@ -401,7 +408,7 @@ class Startup:
     async def _resume_from_disks(self, exchange: Exchange) -> None:
         await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
 
-    async def _fetch_vector(self, exchange: Exchange, manifest: Manifest, source: Contact) -> None:
+    async def _fetch_vector(self, exchange: Exchange, source: Contact) -> None:
         clock = self._environment.clock
         started = clock.monotonic()
         while True:
@@ -411,7 +418,7 @@ class Startup:
             except TransportError as error:
                 self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
                 await asyncio.sleep(MANIFEST_RETRY_S)
-                found = await self._ask_members(manifest, adopts_shards=False)  # the exchange has its shards
+                found = await self._ask_members(exchange.manifest, adopts_shards=False)  # the exchange has its shards
                 if found.source is None:
                     await self._resume_from_disks(exchange)
                     return

@@ -58,14 +58,20 @@ from training.exchange.store import state_files
 from training.exchange.store.records import Owned, StoredState
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import Term
+from training.layout import shard_bounds
+from training.manifest import Manifest
 from training.settings import ExchangeSettings
+from training.shard_count import Partition
 from training.shards.outer_rule import Rule
 from training.shards.robust import Robust
 from training.shards.state import ShardState
+from training.stored_shards import StoredShards, divided
 
 SHARDS = 4
 VALUES = 16
-BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]
+#: Into how many parts the shards of a history with divisions are divided at most: those are its cells, by which all is
+#: counted. One that divides nothing has a cell for each shard.
+MOST_PARTS = 4
 #: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
 QUIET_S = 30.0
 #: What the trainer leaves in its memory when it computes the next delta.
@@ -197,6 +203,8 @@ class Tally:
     #: The most that a clock of the latter kind may have shown.
     limit_s: float = 0.0
     quiet_s: float = 0.0
+    #: How often a node has divided its shards.
+    divided: int = 0
     digest: str = ""
 
 
@@ -208,18 +216,22 @@ class Saved:
     replica: Vector
     states: list[bytes]
     step: int
+    manifest: Manifest
 
 
 class History:
     """One history, from one seed."""
 
-    def __init__(self, seed: int, nodes: int, robust: Robust = "") -> None:
+    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
         self.plan = plan = Plan.of(seed, nodes, robust)
+        self.divides = divides
+        self.cells = SHARDS * (MOST_PARTS if divides else 1)
+        self.cell_bounds = shard_bounds(VALUES, self.cells, self.cells // SHARDS)
         self.tally = Tally(seed)
         self.chance = random.Random(f"{seed}/faults")
         self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
-        self.ledger = Ledger(f"seed {seed}", plan.settings, BOUNDS, exact=plan.is_exact)
-        self.clocks = ProgressClocks(SHARDS, plan.links.loss)
+        self.ledger = Ledger(f"seed {seed}", plan.settings, self.cell_bounds, exact=plan.is_exact)
+        self.clocks = ProgressClocks(self.cells, plan.links.loss)
         self.names: dict[bytes, str] = {}
         self.pushing = True
         #: Whether the moment of a request may be struck now.
@@ -235,26 +247,46 @@ class History:
 
     async def start(self, name: str, *, founder: bool = False, works: bool = False, resumes: int = 0) -> Member:
         """Start a node on its machine. The founder founds, or with `resumes` resumes a swarm of so many others."""
-        member = await self.world.start(name, founder=founder and not resumes)
+        saved = None if self.world.parted else self.saved.get(name)
+        member = await self.world.start(name, founder=founder and not resumes, manifest=self._manifest_for(saved))
         self.names[member.contact.node_id] = name
         exchange = member.exchange
         assert exchange is not None
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
+        exchange.on_divided(lambda _manifest: self._on_divided(member, exchange))
         if self.plan.settings.codec == "auto":
             self._draw_codecs(member, sent)
         # Not during a split: there an old state may take a shard back from a new era before the other side's newer one
         # is heard (docs/faults.md, what is not promised).
-        if (saved := self.saved.get(name)) is not None and not self.world.parted:
+        if saved is not None:
             exchange.delay_takeover(TAKEOVER_DELAY_S)
             exchange.context.replica.vector[:] = saved.replica
             exchange.begin_at(saved.step)
-            exchange.offer_versions(saved.versions)
-            exchange.offer_states(self._read(saved))
+            found = self._read(saved, exchange.manifest)
+            exchange.offer_versions(found.versions)
+            exchange.offer_states(found.states)
         member.worker = asyncio.create_task(
             self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
         )
         return member
+
+    def _manifest_for(self, saved: Saved | None) -> Manifest:
+        """That of some node which runs, as a joiner is told, or of its own disk, if that has smaller shards."""
+        running = [one.exchange.manifest for one in self.world.running() if one.exchange is not None]
+        if not self.divides or not running:
+            return self.world.manifest if saved is None else saved.manifest
+        told = self.chance.choice(running)
+        return max([told, *([] if saved is None else [saved.manifest])], key=lambda manifest: manifest.shards)
+
+    def _on_divided(self, member: Member, exchange: Exchange) -> None:
+        self.tally.divided += 1
+        self.ledger.watch(member.name, member.contact.node_id, exchange.context.run.incarnation, exchange)
+        self._time_acknowledgements(member.name, exchange)
+
+    def _shard_at(self, exchange: Exchange, cell: int) -> int:
+        """The shard of a node in which a cell is."""
+        return cell * len(exchange.store) // self.cells
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
         outbox = exchange.push_client._outbox
@@ -263,7 +295,8 @@ class History:
         def counted(delivery: Delivery, result: PushResult) -> None:
             count(delivery, result)
             if result.status == "ok":
-                self.clocks.acknowledged(name, result.shard, self._now())
+                for cell in self.ledger.cells(result.shard, len(exchange.store)):
+                    self.clocks.acknowledged(name, cell, self._now())
 
         outbox.count = counted  # type: ignore[method-assign]
 
@@ -358,7 +391,7 @@ class History:
         exchange.begin_at(step)
         overlay.step = step
         await exchange.pull(step)
-        self.clocks.pulled(member.name, exchange.context.replica.vector, BOUNDS, self._now())
+        self.clocks.pulled(member.name, exchange.context.replica.vector, self.cell_bounds, self._now())
 
     def _now(self) -> float:
         return self.world.clock.monotonic()
@@ -370,19 +403,25 @@ class History:
         exchange = member.exchange
         assert exchange is not None
         held = [(shard, term, state) for shard, term, state in exchange.states_to_save()]
-        parts = state_files.encode(exchange.context.genesis, held, clean=clean)
+        parts = state_files.encode(exchange.context.run_genesis, held, clean=clean)
         replica = exchange.context.replica
         self.saved[member.name] = Saved(
-            replica.versions(), replica.vector.copy(), [b"".join(parts)], exchange.view.median_step()
+            replica.versions(),
+            replica.vector.copy(),
+            [b"".join(parts)],
+            exchange.view.median_step(),
+            exchange.manifest,
         )
 
-    def _read(self, saved: Saved) -> dict[int, StoredState]:
+    def _read(self, saved: Saved, present: Manifest) -> StoredShards:
         found: dict[int, StoredState] = {}
         for raw in saved.states:
-            manifest = self.world.manifest
+            manifest = saved.manifest
             genesis = bytes.fromhex(manifest.genesis)
-            found |= state_files.decode(raw, genesis, BOUNDS, VALUES, manifest.rule.outer_momentum)
-        return found
+            found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES, manifest.rule.outer_momentum)
+        whole = StoredShards(saved.versions, {}, found)
+        factor = saved.manifest.partition.divisor(present.partition)
+        return whole if factor == 1 else divided(whole, factor, present.bounds())
 
     async def _keep_saving(self) -> None:
         """Checkpoints: each node writes one every few seconds, at its own time."""
@@ -400,17 +439,18 @@ class History:
         # Under bsp no shard goes on before the others.
         is_everywhere = shards is None or (shards and self.plan.synchronous)
         self.clocks.struck(
-            self.clocks.names() if names is None else names, range(SHARDS) if is_everywhere else shards or ()
+            self.clocks.names() if names is None else names, range(self.cells) if is_everywhere else shards or ()
         )
         self.world.records.append(_record(self.world, "fault", what=what))
 
     def _shards_of(self, *names: str) -> list[int]:
-        """The shards that these nodes own, back up or learn."""
+        """The cells that these nodes own, back up or learn."""
         found: dict[int, None] = {}
         for name in names:
             exchange = self.world.members[name].exchange
             if exchange is not None:
-                found |= dict.fromkeys((*exchange.store.owned, *exchange.store.backed))
+                for shard in (*exchange.store.owned, *exchange.store.backed):
+                    found |= dict.fromkeys(self.ledger.cells(shard, len(exchange.store)))
         return sorted(found)
 
     def may_crash(self, member: Member) -> bool:
@@ -420,41 +460,55 @@ class History:
         if exchange.store.superseded:
             return False
         running = self.world.running()
-        if any(not self._is_owned(shard, backed.owner.node_id) for shard, backed in exchange.store.backed.items()):
+        if any(
+            not self._is_owned(cell, backed.owner.node_id)
+            for shard, backed in exchange.store.backed.items()
+            for cell in self.ledger.cells(shard, len(exchange.store))
+        ):
             return False  # its owner is gone, and it alone may have what both had
-        for shard in range(SHARDS):
-            owners = [one for one in running if one.exchange and shard in one.exchange.store.owned]
+        for cell in range(self.cells):
+            owners = [one for one in running if one.exchange and self._owned_at(one.exchange, cell) is not None]
             if not owners:
                 return False
             for one in owners:
                 assert one.exchange is not None
-                owned = one.exchange.store.owned[shard]
+                owned = self._owned_at(one.exchange, cell)
+                assert owned is not None
                 involved = one is member or (owned.backup and owned.backup.node_id == member.contact.node_id)
-                if involved and not self._complete(one, shard):
+                if involved and not self._complete(one, cell):
                     return False
             # During a hand-over both sides of it own the shard, until the answer is there.
-            acting = [one for one in owners if one.exchange and not one.exchange.store.owned[shard].moving]
-            parted = len(acting) > 1 or any(one.exchange and shard in one.exchange.store.superseded for one in running)
-            if parted and exchange.store.log.entries(shard):
+            acting = [
+                one
+                for one in owners
+                if one.exchange and (owned := self._owned_at(one.exchange, cell)) is not None and not owned.moving
+            ]
+            parted = len(acting) > 1 or any(
+                one.exchange and self._shard_at(one.exchange, cell) in one.exchange.store.superseded for one in running
+            )
+            if parted and exchange.store.log.entries(self._shard_at(exchange, cell)):
                 return False
         return True
 
-    def _is_owned(self, shard: int, node: bytes) -> bool:
-        exchange = self.world.members[self.names[node]].exchange
-        return exchange is not None and shard in exchange.store.owned
+    def _owned_at(self, exchange: Exchange, cell: int) -> Owned | None:
+        return exchange.store.owned.get(self._shard_at(exchange, cell))
 
-    def _complete(self, owner: Member, shard: int) -> bool:
+    def _is_owned(self, cell: int, node: bytes) -> bool:
+        exchange = self.world.members[self.names[node]].exchange
+        return exchange is not None and self._owned_at(exchange, cell) is not None
+
+    def _complete(self, owner: Member, cell: int) -> bool:
         assert owner.exchange is not None
-        owned = owner.exchange.store.owned[shard]
-        if owned.backup is None:
+        owned = self._owned_at(owner.exchange, cell)
+        if owned is None or owned.backup is None:
             return False
         backup = self.world.members[self.names[owned.backup.node_id]]
         if backup.exchange is None or not self.world.reachable(owner, backup):
             return False
-        if owned.moving and shard in backup.exchange.store.owned:
+        if owned.moving and self._owned_at(backup.exchange, cell) is not None:
             return True
         # It has restarted, and its owner does not know that yet: a crash that is still to be detected.
-        backed = backup.exchange.store.backed.get(shard)
+        backed = backup.exchange.store.backed.get(self._shard_at(backup.exchange, cell))
         restarted = backup.starts > 1 and (backed is None or backed.owner.node_id != owner.contact.node_id)
         return not restarted
 
@@ -472,6 +526,24 @@ class History:
             await self._strike(what, name, names)
         self.strikes = False
 
+    async def divisions(self) -> None:
+        """Twice in a history some nodes divide their shards, each for itself: amid the faults, and at any moment of
+        what the others do."""
+        chance = random.Random(f"{self.world.seed}/divisions")
+        moments = sorted(chance.uniform(1.0, self.plan.train_s + 4.0) for _ in range(2))
+        began = self._now()
+        for moment in moments:
+            await asyncio.sleep(max(0.0, began + moment - self._now()))
+            self._fault("divided")
+            names = self._present()
+            for name in chance.sample(names, min(len(names), chance.choice([1, 1, 2, 5]))):
+                exchange = self.world.members[name].exchange
+                if exchange is None:
+                    continue
+                shards, parts = exchange.manifest.partition
+                exchange.divide(Partition(2 * shards, 2 * parts))
+                await asyncio.sleep(chance.choice([0.0, 0.01, 0.2]))
+
     def _present(self) -> list[str]:
         return sorted(member.name for member in self.world.running() if member.name not in self.asked_to_leave)
 
@@ -479,7 +551,9 @@ class History:
         """Note what is forwarded; and kill one of the two nodes of a request at its moment: before it arrives, or soon
         after."""
         if request == "forward":
-            self.ledger.forwarded(source, payload)
+            sender = self.world.members[source].exchange
+            assert sender is not None
+            self.ledger.forwarded(source, payload, len(sender.store))
         wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
         if request != wanted or not self.strikes:
             return
@@ -595,6 +669,8 @@ class History:
         if plan.keeps_states:
             self._tasks.append(asyncio.create_task(self._keep_saving(), name="checkpoints"))
         self.strikes = plan.moment is not None
+        if self.divides:
+            self._tasks.append(asyncio.create_task(self.divisions(), name="fault"))
         faults = asyncio.create_task(self.faults(), name="faults")
         ends = self._now() + plan.train_s + 2.0
         while self._now() < ends:
@@ -657,7 +733,9 @@ class History:
         for task in [*([faults] if faults is not None else []), *self._tasks, *workers]:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-        waiting = None if self.pushing else {member.name: _waiting(member) for member in self.world.running()}
+        waiting = (
+            None if self.pushing else {member.name: _waiting(member, self.ledger) for member in self.world.running()}
+        )
         if late := self.clocks.late(now, waiting):
             raise self.ledger.broken(late)
 
@@ -672,7 +750,10 @@ class History:
                 return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
             if member.worker is not None and not member.worker.done():
                 return f"{member.name} joins, or makes its last step"
-        for shard in range(SHARDS):
+        partitions = {member.name: member.exchange.manifest.shards for member in members if member.exchange}
+        if len({*partitions.values()}) > 1:
+            return f"nodes have other numbers of shards than others: {partitions}"
+        for shard in range(min(partitions.values())):
             owners = [one for one in members if one.exchange and shard in one.exchange.store.owned]
             if len(owners) != 1:
                 return f"shard {shard} is owned by {[one.name for one in owners]}"
@@ -695,7 +776,7 @@ class History:
                 raise self.ledger.broken(f"{member.name} has followed a chain to other bits than its owner's")
         await self._check_replicas()
         await self._quiet()
-        for shard in range(SHARDS):
+        for shard in range(shards := self._shards()):
             owner, state = self._owner(shard)
             assert owner.exchange is not None
             owned = owner.exchange.store.owned[shard]
@@ -707,8 +788,13 @@ class History:
             if self.plan.settings.robust == "trimmed-mean":
                 self._check_windows(shard, owner.name, owned, copy)
                 continue
-            self.ledger.check_state(shard, owner.name, state)
-            self.ledger.check_state(shard, f"{owner.name}'s backup", copy)
+            self.ledger.check_state(shard, shards, owner.name, state)
+            self.ledger.check_state(shard, shards, f"{owner.name}'s backup", copy)
+
+    def _shards(self) -> int:
+        """How many shards every node has, once it is quiet."""
+        (shards,) = {len(one.exchange.store) for one in self.world.running() if one.exchange is not None}
+        return shards
 
     def _owner(self, shard: int) -> tuple[Member, ShardState]:
         owners = [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
@@ -741,7 +827,7 @@ class History:
         held: dict[tuple[int, Position], tuple[str, Vector]] = {}
         for name, exchange in exchanges.items():
             replica = exchange.context.replica
-            for shard in range(SHARDS):
+            for shard in range(self._shards()):
                 mine, position = replica.slice_of(shard), replica.position_of(shard)
                 if position != NO_POSITION:
                     other, theirs = held.setdefault((shard, position), (name, mine))
@@ -755,7 +841,7 @@ class History:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
     def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:
-        for shard in range(SHARDS):
+        for shard in range(self._shards()):
             owner, state = self._owner(shard)
             pulled, exact = exchange.context.replica.slice_of(shard), state.value
             rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
@@ -764,7 +850,8 @@ class History:
                 raise self.ledger.broken(f"{name} has pulled shard {shard} of {owner.name}, and has other values")
 
     def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
-        state, acknowledged = owned.state, self.ledger.acknowledged[shard]
+        cells = self.ledger.cells(shard, self._shards())
+        state, acknowledged = owned.state, {one: None for cell in cells for one in self.ledger.acknowledged[cell]}
         assert owned.backup is not None
         for window in owned.unsent_windows(owned.backup.node_id):
             if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
@@ -805,23 +892,24 @@ class History:
         return tally
 
 
-def _waiting(member: Member) -> list[int]:
-    """The shards for which a node has deltas in its outbox."""
+def _waiting(member: Member, ledger: Ledger) -> list[int]:
+    """The cells for which a node has deltas in its outbox."""
     assert member.exchange is not None
-    deliveries = member.exchange.push_client._outbox._deliveries.values()
-    return sorted({shard for delivery in deliveries for shard in delivery.unacknowledged})
+    deliveries, shards = member.exchange.push_client._outbox._deliveries.values(), len(member.exchange.store)
+    waiting = {shard for delivery in deliveries for shard in delivery.unacknowledged}
+    return sorted(cell for shard in waiting for cell in ledger.cells(shard, shards))
 
 
 def _record(world: World, event: str, **fields: Any) -> Record:
     return Record(world.clock.monotonic() - START_S, "world", "info", event, fields)
 
 
-def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
+def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False) -> Tally:
     """One history. Raises `Broken` when an invariant does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:
-        history = History(seed, nodes, robust)
+        history = History(seed, nodes, robust, divides=divides)
         try:
             found.append(await history.play())
         finally:
@@ -839,16 +927,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first history")
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--divides", action="store_true", help="nodes divide their shards meanwhile")
     parser.add_argument("--robust", choices=("", "clip", "trimmed-mean"), default="")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        print(json.dumps(vars(play(arguments.seed, arguments.nodes, arguments.robust))))
+        print(json.dumps(vars(play(arguments.seed, arguments.nodes, arguments.robust, divides=arguments.divides))))
         return 0
     began = time.perf_counter()
     tallies, broken = [], []
     for seed in range(arguments.first, arguments.first + arguments.histories):
         try:
-            tallies.append(play(seed, arguments.nodes, arguments.robust))
+            tallies.append(play(seed, arguments.nodes, arguments.robust, divides=arguments.divides))
         except Exception as error:
             broken.append(seed)
             print(f"BROKEN {type(error).__name__}: {error}", flush=True)
@@ -874,6 +963,7 @@ def main() -> int:
                 "refused",
                 "clipped",
                 "followers",
+                "divided",
             )
         },
         **{

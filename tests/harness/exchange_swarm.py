@@ -342,15 +342,16 @@ class World:
             self._by_address[contact.address] = self.members[name]
         return self.members[name]
 
-    async def start(self, name: str, *, founder: bool = False) -> Member:
-        """Start a process on a machine. It knows all nodes it can reach, and these learn of it after a while."""
+    async def start(self, name: str, *, founder: bool = False, manifest: Manifest | None = None) -> Member:
+        """Start a process on a machine, with the shards that the swarm has, or those of `manifest`. It knows all nodes
+        it can reach, and these learn of it after a while."""
         member = self.member(name)
         member.starts += 1
         overlay = Overlay(self, name, member.contact, member.starts)
         others = [one for one in self.members.values() if one.overlay is not None and one is not member]
         exchange = Exchange(
             swarm=overlay,  # type: ignore[arg-type]
-            manifest=self.manifest,
+            manifest=manifest or self.manifest,
             settings=self.settings,
             staleness=None,
             replica=np.zeros(self.manifest.layout.total, np.float32),
@@ -388,7 +389,8 @@ class World:
         assert overlay is not None
         assert exchange is not None
         overlay.running = False
-        for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
+        exchange._divider.kill()
+        for task in [*overlay.tasks, *exchange.services._tasks, *([member.worker] if member.worker else [])]:
             task.cancel()
         values = exchange.values
         pumps = (values._update_pump, values._read_pump, values._handler.rounds)

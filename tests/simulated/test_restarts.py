@@ -41,10 +41,11 @@ def test_a_restart_that_divides_the_shards_loses_no_more_and_doubles_nothing() -
 
 
 def test_a_node_that_missed_a_division_changes_nothing() -> None:
-    """One of three nodes is cut off and trains on, while the others stop and start again with twice the shards. When it
-    meets them again, neither side takes a delta of the other, nor waits for it. Started again, it has their shards and
-    trains with them. At any time a value has the deltas that its identities name, each once."""
-    cells, seed = 2 * SHARDS, 61
+    """One of three nodes is cut off and trains on, while the others stop and start again with three times the shards,
+    which no node can divide its own into while it runs. When it meets them again, neither side takes a delta of the
+    other, nor waits for it. Started again, it has their shards and trains with them. At any time a value has the deltas
+    that its identities name, each once."""
+    cells, seed = 3 * SHARDS, 61
     print(f"seed {seed}")
 
     async def scenario(swarm: Swarm) -> None:

@@ -1,8 +1,8 @@
-"""What the services of one node's exchange share. No field changes during a run; each service has its own state."""
+"""What the services of one node's exchange share. No field changes while they run; each service has its own state. When
+the shards are divided, new services share another one (`training.exchange.services`)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -27,18 +27,11 @@ from training.settings import ExchangeSettings
 from training.swarm import Swarm
 
 
-def exchange_genesis(run_genesis: bytes, shard_parts: int) -> bytes:
-    """The genesis in the messages of the exchange: that of the run, and another one for each division of its shards. So
-    a node that has missed a division is refused as one of another swarm; its shards would be taken for others."""
-    if shard_parts == 1:
-        return run_genesis
-    return hashlib.blake2b(shard_parts.to_bytes(2, "big"), digest_size=16, key=run_genesis, person=b"divided").digest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeContext:
     """`synchronous`: the barrier family is bsp. `stale_limit`: a delta whose base is more steps behind the median is
-    refused; None: none is. `genesis` is that of messages (`exchange_genesis`), `run_genesis` that of files."""
+    refused; None: none is. `genesis` is that of messages (`divisions.exchange_genesis`), `run_genesis` that of
+    files."""
 
     swarm: Swarm
     environment: Environment

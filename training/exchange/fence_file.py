@@ -40,6 +40,10 @@ class FenceFile:
                     continue
                 self._context.store.ownership.raise_fence(shard, Term(number, node))
 
+    def continue_with(self, context: ExchangeContext) -> None:
+        """The shards were divided: from now on write the fences of the parts."""
+        self._context = context
+
     async def run(self) -> None:
         """Write the fences when they changed, at most once a second; retried until the disk takes them.
 

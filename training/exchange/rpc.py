@@ -15,6 +15,8 @@ from overlay.peers import Contact
 from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame
 from training.exchange.cooperative import LoopTurns
+from training.exchange.divisions import DIVIDING, OTHER_SWARM, Divisions
+from training.exchange.interruption import Interruptible, interrupt_all
 from training.exchange.large_messages import LARGE_MESSAGE_BYTES, LargeMessages, Unexpected, UnwantedMessage
 from training.exchange.messages import decode, encode
 from training.exchange.reliability import Reliability
@@ -42,18 +44,24 @@ class ExchangeRpc:
         trust: MemberTrust | None = None,
         reliability: Reliability | None = None,
         shards: int = 0,
+        divisions: Divisions | None = None,
+        timeouts: AdaptiveTimeouts | None = None,
     ) -> None:
-        """`trust`: requests of members that are left out are refused. `reliability` hears who answers. `shards` of the
-        layout: they explain some bytes of each message."""
+        """`trust`: requests of members that are left out are refused. `reliability` hears who answers, `divisions` of
+        nodes whose shards are divided otherwise. `shards` of the layout: they explain some bytes of each message."""
         #: For every pass over many values on the loop of this node, and over the bytes of large messages.
         self.turns = LoopTurns()
         self._large = LargeMessages(self.turns, clock, shards)
+        self._divisions = divisions
         self._reliability = Reliability() if reliability is None else reliability
         self._trust = MemberTrust() if trust is None else trust
         self._swarm = swarm
         self._genesis = genesis
         self._clock = clock
-        self._timeouts = AdaptiveTimeouts()
+        self.timeouts = AdaptiveTimeouts() if timeouts is None else timeouts
+        #: The requests that are being handled, each by its task; none is any more once this is closed.
+        self._handled: dict[Interruptible, None] = {}
+        self._is_closed = False
         #: The requests in flight of each node.
         self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
@@ -68,10 +76,10 @@ class ExchangeRpc:
     ) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
         of another node. `unexpected` says why a large message of a sender is not to be decoded; empty: it is."""
-        self._swarm.register(name, self._checked(kind, handle, unexpected), waits=waits)
+        self._swarm.register(name, self._checked(kind, self._handled_by(handle), unexpected), waits=waits)
 
     def _checked(self, kind: type[A], handle: TypedHandler[A], unexpected: Unexpected | None) -> Handler:
-        """A request handler that decodes its message and rejects those of another swarm, and of a member left out."""
+        """A request handler that decodes its message and rejects those of another genesis, and of a member left out."""
 
         async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
             if not self._trust.is_served(sender.node_id):
@@ -86,8 +94,7 @@ class ExchangeRpc:
             except UnwantedMessage as error:
                 raise RequestRejected(str(error)) from error
             if message.genesis != self._genesis:  # type: ignore[attr-defined]
-                self._leave_out(sender.node_id)
-                raise RequestRejected("another swarm: the genesis differs")
+                raise RequestRejected(self._refuse(sender.node_id, message.genesis))  # type: ignore[attr-defined]
             try:
                 return await handle(sender, message, stream)
             except BadFrame as error:
@@ -95,10 +102,37 @@ class ExchangeRpc:
 
         return handler
 
-    def _leave_out(self, node: bytes) -> None:
-        """A node that takes part in another swarm, or missed a division of the shards, is asked nothing for a while:
-        its answers are refusals, and each would be followed by the next request."""
+    def _handled_by(self, handle: TypedHandler[A]) -> TypedHandler[A]:
+        """The handler, which `close` ends wherever it waits."""
+
+        async def handled(sender: Contact, message: A, stream: AsyncIterator[Buffer]) -> Response:
+            if self._is_closed:
+                raise RequestRejected(DIVIDING)
+            incoming = Interruptible(self._handled)
+            try:
+                return await handle(sender, message, stream)
+            except asyncio.CancelledError:
+                if incoming.was_interrupted():
+                    raise RequestRejected(DIVIDING) from None
+                raise
+            finally:
+                incoming.done()
+
+        return handled
+
+    def _refuse(self, node: bytes, genesis: bytes) -> str:
+        """Why a message under another genesis is refused. A node that takes part in another swarm, or whose shards no
+        division makes equal to these, is asked nothing for a while: its answers are refusals, and each would be
+        followed by the next request."""
+        if self._divisions is not None and (reason := self._divisions.refusal(genesis)):
+            return reason
         self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
+        return OTHER_SWARM
+
+    async def close(self) -> None:
+        """Handle nothing any more: what is being handled is refused, wherever it waits."""
+        self._is_closed = True
+        await interrupt_all(self._handled)
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
@@ -149,21 +183,23 @@ class ExchangeRpc:
         body, which depends on the line and the body."""
         now_s = self._clock.monotonic()
         took_s = now_s - began_s if answer.waited_s is None else answer.waited_s
-        self._timeouts.on_response(kind, to.node_id, took_s)
+        self.timeouts.on_response(kind, to.node_id, took_s)
         self._reliability.answered(to.node_id, now_s)
 
     def failed(self, kind: Kind, to: Contact, error: TransportError) -> None:
         """Count a request's timeout."""
         if error.kind == "timeout":
-            self._timeouts.on_timeout(kind, to.node_id)
+            self.timeouts.on_timeout(kind, to.node_id)
             self._reliability.unanswered(to.node_id, self._clock.monotonic())
         elif error.kind == "rejected":
             self._reliability.answered(to.node_id, self._clock.monotonic())
+            if self._divisions is not None:
+                self._divisions.told(error.detail)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
-        seconds = self._timeouts.timeout_s(kind, to.node_id)
+        seconds = self.timeouts.timeout_s(kind, to.node_id)
         if seconds > LOWEST_CEILING_S:
-            return self._timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
+            return self.timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
         return seconds
 
     async def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:

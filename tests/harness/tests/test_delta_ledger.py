@@ -37,11 +37,11 @@ def test_a_value_with_momentum_is_the_sum_of_its_deltas_in_any_order(lr: float, 
         ledger.acknowledged[0][identity] = None
         state.apply(identity, weight, delta, Rule(lr, momentum), momentum=has_momentum)
 
-    ledger.check_state(0, "a", state)
+    ledger.check_state(0, 1, "a", state)
 
     state.value += np.float32(10 * TOLERANCE)
     with pytest.raises(Broken, match="not the sum"):
-        ledger.check_state(0, "a", state)
+        ledger.check_state(0, 1, "a", state)
 
 
 def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_history() -> None:

@@ -221,3 +221,28 @@ def test_the_mismatches_of_a_peer_are_cut_and_printable() -> None:
     assert len(text) < 15_000
     assert text.isprintable()
     assert "colour?[31m: mine aaa" in text
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_joiner_follows_divisions_of_its_shards(adopts: bool) -> None:
+    """Also one that was given the number with which the run began."""
+    joiner = msgspec.structs.replace(SWARMS, shards=2)
+    divided = msgspec.structs.replace(SWARMS, shards=4, shard_parts=2)
+    swarm = OnePeer()
+    register(cast(Any, swarm), divided)
+
+    assert asyncio.run(compare_with(cast(Any, swarm), PEER, joiner, adopts_shards=adopts)) == divided
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_joiner_whose_disk_has_a_division_keeps_it(adopts: bool) -> None:
+    """The peer has missed it, and follows; every other difference is one."""
+    swarm = OnePeer()
+    register(cast(Any, swarm), msgspec.structs.replace(SWARMS, shards=2))
+    divided = msgspec.structs.replace(SWARMS, shards=4, shard_parts=2)
+
+    assert asyncio.run(compare_with(cast(Any, swarm), PEER, divided, adopts_shards=adopts)) == divided
+    other = msgspec.structs.replace(OTHER, shards=4, shard_parts=2)
+    with pytest.raises(ManifestRefused) as caught:
+        asyncio.run(compare_with(cast(Any, swarm), PEER, other, adopts_shards=adopts))
+    assert caught.value.fields == ["local_steps"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from training.encoding.frames import MAX_PAYLOAD_BYTES
 from training.exchange import terms
-from training.layout import shard_bounds
+from training.layout import is_partition, shard_bounds
 from training.settings import ExchangeSettings
 from training.shard_count import (
     MAX_SHARDS,
@@ -19,6 +19,7 @@ from training.shard_count import (
     ShardChoice,
     ShardsFixed,
     choose,
+    outgrown,
     shard_count,
 )
 
@@ -81,6 +82,7 @@ MILLION = 1_000_000
         (0, Partition(128, 2), ShardChoice(Partition(128, 2), "earlier")),
         (64, Partition(64), ShardChoice(Partition(64), "setting")),
         (128, Partition(128, 2), ShardChoice(Partition(128, 2), "setting")),
+        (64, Partition(128, 2), ShardChoice(Partition(128, 2), "earlier")),  # it had so many before
         (192, Partition(64), ShardChoice(Partition(192, 3), "setting")),  # divided
         (4096, Partition(128, 2), ShardChoice(Partition(4096, 64), "setting")),
     ],
@@ -95,7 +97,7 @@ def test_a_run_keeps_its_shards_or_divides_them(setting: int, stored: Partition 
     [
         (124 * MILLION, 96, Partition(64)),
         (124 * MILLION, 64, Partition(128)),
-        (124 * MILLION, 64, Partition(128, 2)),
+        (124 * MILLION, 64, Partition(192, 2)),
         (100, 128, Partition(64)),  # a slice of one value has no two parts
         (0, 128, Partition(64)),  # named values
     ],
@@ -125,3 +127,37 @@ def test_a_division_says_into_how_many_parts(first: int, parts: int, factor: int
     assert stored.divisor(into) == factor
     assert stored.divisor(Partition(into.shards, other)) == (factor if other == into.parts else 0)
     assert into.divisor(stored) == (1 if factor == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("present", "values", "nodes", "expected"),
+    [
+        (Partition(64), 124 * MILLION, 32, None),
+        (Partition(64), 124 * MILLION, 33, Partition(256, 4)),  # four per node again
+        (Partition(256, 4), 124 * MILLION, 128, None),
+        (Partition(256, 4), 124 * MILLION, 129, Partition(1024, 16)),
+        (Partition(48, 3), 124 * MILLION, 40, Partition(192, 12)),
+        (Partition(2048), 1000 * MILLION, 5000, Partition(4096, 2)),
+        (Partition(4096), 1000 * MILLION, 5000, None),  # no more than the messages carry
+        (Partition(64), 64 * 3 * 4096, 1000, Partition(128, 2)),  # no part has less than a block
+        (Partition(64), 64 * 4097, 1000, None),
+        (Partition(64), 16, 1000, None),
+        (Partition(64), 0, 1000, None),  # named values
+    ],
+)
+def test_a_swarm_outgrows_its_shards(present: Partition, values: int, nodes: int, expected: Partition | None) -> None:
+    """With fewer than two for each node they are divided until there are four, as far as that goes."""
+    assert outgrown(present, values, nodes) == expected
+
+
+@given(
+    nodes=st.integers(1, 5000), others=st.integers(1, 5000), values=st.integers(1, 10**9), first=st.integers(1, 4096)
+)
+def test_of_two_divisions_one_is_a_division_of_the_other(nodes: int, others: int, values: int, first: int) -> None:
+    """Whatever two nodes think of how many nodes there are: so it does not matter who divides first."""
+    found = [outgrown(Partition(first), values, count) for count in (nodes, others)]
+    smaller, larger = sorted(one or Partition(first) for one in found)
+
+    assert smaller.divisor(larger)
+    for one in found:
+        assert one is None or is_partition(values, *one)

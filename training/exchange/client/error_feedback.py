@@ -43,6 +43,12 @@ class ErrorFeedback:
         start, stop = self._bounds[shard]
         return self._residual[start:stop]
 
+    def divide(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """The shards were divided; what each value lacks stays."""
+        factor = len(bounds) // len(self._bounds)
+        self._bounds = bounds
+        self.residual_shards = {factor * shard + part for shard in self.residual_shards for part in range(factor)}
+
     def encode(self, shard: int, values: Vector, codec: CodecName, *, is_last: bool = False) -> codecs.Encoded:
         """Encode values and residual, which becomes what the encoding lacks; that of the last delta is lost."""
         sparse_values = max(LAST_SPARSE_VALUES, self._sparse_values) if is_last else self._sparse_values

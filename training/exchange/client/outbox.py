@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.codecs import CodecName
+from training.encoding.cutting import cut
 from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
@@ -56,6 +57,20 @@ class Outgoing:
     @property
     def framed_bytes(self) -> int:
         return framed_bytes(self.codec, self.values, len(self.encoded))
+
+    def parts(self, sizes: Sequence[int]) -> list[Outgoing]:
+        """The same of parts of these sizes, which refer to no memory of the trainer."""
+        first = self.shard * len(sizes)
+        return [
+            Outgoing(
+                first + part,
+                bytes(encoded) if self.is_borrowed else encoded,
+                self.codec,
+                sizes[part],
+                is_started=self.is_started,
+            )
+            for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
+        ]
 
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""
@@ -104,6 +119,8 @@ class Outbox:
         self._directory = directory
         self._deltas = deltas
         self._deliveries: dict[int, Delivery] = {}
+        #: The shards are being divided: another outbox goes on.
+        self._is_halted = False
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         #: One at a time sends to an owner: the lock of each, and how many hold it or wait for it.
@@ -119,6 +136,26 @@ class Outbox:
         """How long the delivery has waited that has waited longest; 0 without any."""
         now = self._context.environment.clock.monotonic()
         return max((now - delivery.since for delivery in self._deliveries.values()), default=0.0)
+
+    async def halt(self) -> None:
+        """Send nothing more; the deliveries stay, for `adopt`."""
+        self._is_halted = True
+        for delivery in self._deliveries.values():
+            delivery.interrupted = True
+        await self.stop()
+
+    def adopt(self, whole: Outbox, sizes: Sequence[Sequence[int]]) -> None:
+        """Go on with the deliveries of another outbox, which was halted. Its shards were divided into parts of these
+        sizes: each part of a delta has the identity of the delta, and is delivered by itself."""
+        for delivery in whole._deliveries.values():
+            delivery.push = msgspec.structs.replace(delivery.push, genesis=self._context.genesis)
+            delivery.unacknowledged = {
+                part.shard: part for item in delivery.unacknowledged.values() for part in item.parts(sizes[item.shard])
+            }
+            delivery.interrupted = False
+            since = delivery.since
+            self.add(delivery)
+            delivery.since = since
 
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
@@ -214,6 +251,8 @@ class Outbox:
     # -- delivery -----------------------------------------------------------------------------------------------
 
     def _start(self, delivery: Delivery) -> None:
+        if self._is_halted:
+            return
         delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{delivery.push.step}")
 
     async def _deliver(self, delivery: Delivery) -> None:

@@ -12,7 +12,8 @@ as if it had been sent. Only where an owner clips or clamps does it see one delt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +30,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
+from training.exchange.store.division import sizes_of_parts
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 
@@ -92,6 +94,42 @@ class PushClient:
         self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
         self._is_last = False
+        #: Deltas that are being encoded; `idle` waits for them.
+        self._encoding = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Deltas, residuals and the outbox are being changed together."""
+        self._encoding += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._encoding -= 1
+            if not self._encoding:
+                self._is_idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no delta is being encoded."""
+        await self._is_idle.wait()
+
+    async def halt(self) -> None:
+        """Send nothing more, until the shards are divided."""
+        await self._outbox.halt()
+
+    def divide(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
+        """The shards were divided: go on with all that the owners have not acknowledged. Only while this is `idle` and
+        halted; a push that waits for its answers waits on."""
+        sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
+        former = self._outbox
+        self._context, self._store, self._deltas = context, context.store, deltas
+        self.record.continue_with(context)
+        self._outbox = Outbox(context, directory, deltas)
+        self._feedback.divide(self._store.bounds)
+        self._runs = _runs(self._store.bounds)
+        self._outbox.adopt(former, sizes)
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -144,18 +182,22 @@ class PushClient:
             shards=[],
         )
         delivery = Delivery(push, {}, asyncio.Event())
-        returned = await self._take_back(delta, weight)
-        try:
-            rest = await self._add_unreplicated(delivery, delta, returned)
+        with self._at_work():
+            returned = await self._take_back(delta, weight)
+            try:
+                rest = await self._add_unreplicated(delivery, delta, returned)
+                if rest:
+                    encoded = await self._encode_all(rest, delta, returned, borrows=on_taken is None)
+                    delivery.unacknowledged = {item.shard: item for item in encoded}
+            except BaseException:
+                self._counters.lost += len(returned)
+                raise
+            if on_taken is not None:
+                on_taken()
             if rest:
-                delivery.unacknowledged = {
-                    item.shard: item for item in await self._encode_all(rest, delta, returned, borrows=on_taken is None)
-                }
-        except BaseException:
-            self._counters.lost += len(returned)
-            raise
-        if on_taken is not None:
-            on_taken()
+                limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
+                delivery.wait = StepWait(limit_s)
+                self._outbox.add(delivery)
         if rest:
             await self._deliver(delivery)
         return PushReport(
@@ -174,7 +216,8 @@ class PushClient:
         """
         self._is_last = is_last
         if is_plain(self._context.codec.codec) and not self._context.synchronous:
-            await self._executor.run(self._feedback.move_to, delta)
+            with self._at_work():
+                await self._executor.run(self._feedback.move_to, delta)
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for the outbox; returns how many steps are still in it."""
@@ -237,9 +280,7 @@ class PushClient:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Deliver what is encoded; returns when every shard has its answer, or when nothing moves."""
-        limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
-        delivery.wait = StepWait(limit_s)
-        self._outbox.add(delivery)
+        assert delivery.wait is not None
         done = asyncio.ensure_future(delivery.done.wait())
         try:
             is_done = await delivery.wait.until(done, lambda: delivery.unacknowledged)

@@ -37,6 +37,10 @@ class PushLog:
         except BadRecord as error:
             self._log.warning("push_record_unreadable", reason=str(error))
 
+    def continue_with(self, context: ExchangeContext) -> None:
+        """The shards were divided. Identities are of steps, whatever the shards."""
+        self._context = context
+
     def begin(self, step: int) -> DeltaId:
         """The delta of a step is about to be pushed."""
         identity = DeltaId(self._context.swarm.node_id, self._context.run.incarnation, step)

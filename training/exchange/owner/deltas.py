@@ -45,6 +45,8 @@ class DeltaHandler:
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         self._validator = DeltaValidator(context)
         self._replicator = DeltaReplicator(context, self._validator)
+        #: Pushes on their way in.
+        self._intakes: dict[PushIntake, None] = {}
         #: In a run without a model.
         self.values = ValueHandler(context, ValueRounds(context, self._replicator, self._in_flight))
 
@@ -79,6 +81,8 @@ class DeltaHandler:
             return owned is not None and owned.has_targets
 
         intake = PushIntake(push, read, self.accept, refuse, has_targets)
+        self._intakes[intake] = None
+        intake.on_end(self._intakes.pop)
         is_streamed = False
         try:
             results = await intake.results(SIGN_INTERVAL_S if push.streams else None)
@@ -89,6 +93,14 @@ class DeltaHandler:
         if results is None:
             return Response(encode(PushAnswer([], streams=True)), ResultStream(intake))
         return Response(encode(PushAnswer(results)))
+
+    async def halt(self) -> None:
+        """Add nothing more: pushes on their way in end without the answers that they have not got."""
+        await asyncio.gather(*(intake.close() for intake in list(self._intakes)))
+
+    def take_from(self, whole: DeltaHandler, factor: int) -> None:
+        """Go on after another handler, whose shards were divided into so many parts each."""
+        self._replicator.take_from(whole._replicator, factor)
 
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""

@@ -54,6 +54,10 @@ class PushIntake:
         self._task = asyncio.create_task(self._run(), name=f"push-{push.step}")
         self._task.add_done_callback(lambda _task: self._is_fresh.set())
 
+    def on_end(self, call: Callable[[PushIntake], object]) -> None:
+        """Call it when the work has ended, in whatever way."""
+        self._task.add_done_callback(lambda _task: call(self))
+
     async def results(self, within_s: float | None) -> list[PushResult] | None:
         """All results, in the order of the push; None if that takes longer. Raises what reading or adding raised."""
         await asyncio.wait([self._task], timeout=within_s)
@@ -71,6 +75,8 @@ class PushIntake:
             except TimeoutError:
                 return []
         if self._task.done():
+            if self._task.cancelled():
+                return None  # closed: the origin sends again what has no answer
             self._task.result()
             if not self._fresh:
                 return None

@@ -39,6 +39,11 @@ class LateCopies:
         self._untold: dict[int, None] = {}
         self._told_s = 0.0
 
+    def take_from(self, former: LateCopies, factor: int) -> None:
+        """Go on after another one, whose shards were divided into so many parts each."""
+        self._recorded = former._recorded
+        self._untold = {factor * shard + part: None for shard in former._untold for part in range(factor)}
+
     # -- the node that comes late -------------------------------------------------------------------------------
 
     def remember(self) -> None:

@@ -79,10 +79,12 @@ class SplitReconciler:
         self._random = context.environment.entropy.random
         self._directory = directory
         self._deltas = deltas
-        self._late = LateCopies(context, directory)
+        #: What this node knows of a time before its swarm was started again.
+        self.late = LateCopies(context, directory)
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
-        self._returned: dict[bytes, None] = {}
+        #: Peers that were declared dead and are back: they are sent the claims.
+        self.returned: dict[bytes, None] = {}
         self._mended, self._mended_lost, self._mended_at = 0, 0, 0.0
         self._rpc.register("offer", Offer, self._on_offer)
         self._rpc.register("seek", FindDeltas, self._on_seek)
@@ -91,22 +93,22 @@ class SplitReconciler:
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
         if change.kind == "returned":
-            self._returned[change.node_id] = None
+            self.returned[change.node_id] = None
 
     def due(self) -> bool:
         """Whether to send anything now. It also advances the clock of the log, and reports an occasion that is over."""
         now = self._clock.monotonic()
         self._report_mended(now)
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
-        if (now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled()) or self._late.due():
+        if (now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled()) or self.late.due():
             return True
-        return bool(self._store.owned) and (bool(self._returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
+        return bool(self._store.owned) and (bool(self.returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
         """Send the claims of this node, and offer the deltas of its superseded copies."""
         await self._send_claims()
-        if self._late.due():
-            await self._late.tell()
+        if self.late.due():
+            await self.late.tell()
         if not (unsettled := self._unsettled()):
             return
         self._offered_at = self._clock.monotonic()
@@ -148,9 +150,9 @@ class SplitReconciler:
         if not claims:
             return
         known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
-        receivers = [known[node] for node in list(self._returned)[:MAX_CLAIMS_PER_TICK] if node in known]
-        for node in list(self._returned)[:MAX_CLAIMS_PER_TICK]:
-            del self._returned[node]
+        receivers = [known[node] for node in list(self.returned)[:MAX_CLAIMS_PER_TICK] if node in known]
+        for node in list(self.returned)[:MAX_CLAIMS_PER_TICK]:
+            del self.returned[node]
         if not receivers and known:
             receivers = [known[self._random.choice(sorted(known))]]
         for contact in receivers:
@@ -191,7 +193,7 @@ class SplitReconciler:
             await self._send(owner, batch)
 
     def remember_disk(self) -> None:  # `LateCopies.remember`
-        self._late.remember()
+        self.late.remember()
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
         if copy.is_broken:
@@ -216,7 +218,7 @@ class SplitReconciler:
             return
         self._own_again(shard, copy, history.term, Applied.of_rows(history.written_off))
         self._claimed_at = 0.0  # the other node is informed at once
-        self._returned[history.term.node] = None
+        self.returned[history.term.node] = None
 
     def _own_again(self, shard: int, copy: SupersededCopy, above: Term, written_off: Applied) -> None:
         term = self._store.next_term(shard, above)
@@ -245,7 +247,7 @@ class SplitReconciler:
         if self._store.superseded.get(shard) is copy:
             missing = only_here(copy, history, () if unclear else self._store.log.entries(shard))
             if copy.is_late and missing.count():
-                await self._late.keep_aside(shard, copy, missing)
+                await self.late.keep_aside(shard, copy, missing)
                 if self._store.superseded.get(shard) is not copy:
                     return []  # it was settled meanwhile, or another copy was merged with it, which has deltas too
             missing = missing.without(Applied.of_rows(history.written_off))  # the owner has told those itself
@@ -350,7 +352,7 @@ class SplitReconciler:
                 if histories and left_rows < 0:
                     break  # the sender asks again for the others
                 histories.append(history)
-        await self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
+        await self.late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
         return Response(encode(OwnedHistories(histories)))
 
     def _history(self, shard: int) -> OwnedHistory:

@@ -101,6 +101,14 @@ class Ownership:
         """The fences taken by `take_unsaved_fences` could not be written."""
         self._has_unsaved_fences = True
 
+    def take_from(self, whole: Ownership, factor: int) -> None:
+        """Each shard of another record was divided into `factor` of these: what is known of it is known of
+        them."""
+        self.trust, self._highest, self._has_unsaved_fences = whole.trust, whole._highest, True
+        for part in range(factor):
+            self.fences |= {factor * shard + part: term for shard, term in whole.fences.items()}
+            self.known_owners |= {factor * shard + part: known for shard, known in whole.known_owners.items()}
+
     # -- known owners -------------------------------------------------------------------------------------------
 
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:

@@ -173,20 +173,20 @@ class ShardStore:
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
         state.recent.clear()
-        self._place(state)
+        self.place(state)
         owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup, first_term=term)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
 
-    def _place(self, state: ShardState) -> None:
+    def place(self, state: ShardState) -> None:
+        """Keep the arrays of a state that is owned or backed up where the settings say."""
         if self.space is not None:
             state.keep_at(self.space.moved)
 
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
-        owned = self.owned.pop(shard)
-        self._keep_superseded(shard, owned.term, owned.state, is_broken=owned.is_broken)
+        self._keep_superseded(shard, (owned := self.owned.pop(shard)).term, owned.state, is_broken=owned.is_broken)
 
     def drop_broken_backup(self, shard: int) -> None:
         """The values of a copy are of no use. Which deltas it had is still of use."""
@@ -288,7 +288,7 @@ class ShardStore:
             self.add(shard, item, state)
         if not self._close_all(state, backed.closed_windows):
             return False
-        self._place(state)
+        self.place(state)
         backed.state, backed.promised, backed.base = state, promised, None
         return True
 

@@ -11,7 +11,6 @@ from overlay.peers import Contact
 from tests.harness.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stores import contact, store_of
 from tests.harness.virtual_loop import run
-from training.exchange.context import exchange_genesis
 
 
 def test_the_context_does_not_change_but_the_own_address_may() -> None:
@@ -27,16 +26,6 @@ def test_the_context_does_not_change_but_the_own_address_may() -> None:
         assert context.me() == Contact(swarm.node_id, swarm.address)
 
     run(scenario())
-
-
-def test_each_division_has_a_genesis_of_its_own() -> None:
-    """A run that was never divided has its own, as ever; the golden value is protocol."""
-    own = bytes(range(16))
-
-    assert exchange_genesis(own, 1) == own
-    assert len({exchange_genesis(own, parts) for parts in range(1, 65)}) == 64
-    assert len({exchange_genesis(bytes([first, *own[1:]]), 2) for first in range(256)}) == 256
-    assert exchange_genesis(own, 2).hex() == "8dc0228bf869fa854056169e886284c3"
 
 
 def test_jitter_spreads_by_half_in_both_directions() -> None:

@@ -339,7 +339,7 @@ def test_a_copy_that_another_is_merged_with_while_it_is_kept_aside_stays() -> No
         async def keep_aside(*_: Any) -> None:
             low.store.superseded[0] = newer
 
-        low.reconciler._late.keep_aside = keep_aside  # type: ignore[method-assign]
+        low.reconciler.late.keep_aside = keep_aside  # type: ignore[method-assign]
         await low.reconciler._settle(0, copy, high.reconciler._history(0))
 
         assert low.store.superseded == {0: newer}
