@@ -58,7 +58,7 @@ def test_after_a_restart_the_rest_comes_first_and_begun_tasks_before_others(path
     """No record is lost, and none that was trained comes again."""
     connection = RecordConnection(tasks_of(path, 2), ends=True)
     draws = draws_of(connection)
-    drawn(draws, 7)
+    drawn(draws, 9)
     draws.count(5)
     draws.restart()
 
