@@ -76,6 +76,7 @@ class StepExchange:
         self._exchange = exchange
         self._trainer = trainer
         self._waiter = waiter
+        waiter.leave_out(exchange.view.is_left_out)
         self._settings = settings
         self._clock = environment.clock
         self._log = environment.log

@@ -5,6 +5,7 @@ Each attack runs against four honest nodes (`tests.harness.swarm`) for a minute,
 * `harmless`: seconds until the others make at least 80 % of their former steps again, and go on doing so;
 * `rate`: their steps from the sixteenth second of the attack on, as a share of those before it;
 * `lasting`: what is wrong twenty seconds after the node has gone, if anything is;
+* `left out`: deltas of the others, by shard, that one shard lacks and another has, twenty seconds after it has gone;
 * `restart`: their steps after all of them were killed and started again, as that share, or what is wrong then.
 
 `python -m tests.harness.attacks` prints it as Markdown; `--only NAME` plays one. What takes the node's processor or its
@@ -34,8 +35,9 @@ from training.encoding.frames import Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
 from training.exchange.messages import decode, encode
-from training.exchange.store.repair_log import to_mend
+from training.exchange.store.repair_log import identities_of, to_mend
 from training.exchange.terms import GENERATION, Fence, OwnerInfo, Term
+from training.shards.applied import DeltaId
 
 HONEST = ("n0", "n1", "n2", "n3")
 LIAR = "n4"
@@ -433,6 +435,71 @@ async def _best_copies(a: Attacker) -> None:
     await for_ever(lambda: a.tell_all("appeal", moves.TakeoverRequest(a.genesis, list(range(SHARDS)))), 2.0)
 
 
+async def _own(a: Attacker) -> list[int]:
+    """The shards that it owns by right; where it has none, it takes one over as an owner does."""
+    store, owner = a.host.living.exchange.store, a.owner_of(0)
+    if not store.owned and owner is not None:
+        term = Term(a.term(0).number + 1, a.me.node_id)
+        state = owner.living.exchange.store.owned[0].state.copy()
+        store.own(0, state, term, a.me, a.swarm.clock.monotonic(), by_handover=False)
+        await a.claim(0, term, a.me)
+        await asyncio.sleep(5.0)
+    return list(store.owned)
+
+
+@attack("owns a shard, and changes its values by a hundredth twice a second")
+async def _wrong_values(a: Attacker) -> None:
+    await _own(a)
+
+    async def work() -> None:
+        for owned in a.host.living.exchange.store.owned.values():
+            signs = [a.chance.choice((-0.01, 0.01)) for _ in range(owned.state.value.size)]
+            owned.state.value += np.array(signs, np.float32)
+
+    await for_ever(work)
+
+
+@attack("owns a shard, and acknowledges every delta without adding it")
+async def _adds_nothing(a: Attacker) -> None:
+    await _own(a)
+    handlers, store = a.host.living.overlay._requests._handlers, a.host.living.exchange.store
+    honest = handlers["push"]
+
+    async def lie(sender: Contact, payload: bytes, stream: Any) -> Response:
+        push = decode(payload, steps.Push)
+        if not all(shard in store.owned for shard in push.shards):
+            return await honest(sender, payload, stream)
+        results = [steps.PushResult(shard, "ok", store.owned[shard].state.version) for shard in push.shards]
+        return Response(encode(steps.PushAnswer(results)))
+
+    handlers["push"] = lie
+    await asyncio.sleep(ATTACK_S)
+
+
+@attack("owns a shard, and answers with versions of any time")
+async def _any_versions(a: Attacker) -> None:
+    await _own(a)
+
+    def change(message: Any, body: list[bytes]) -> tuple[Any, list[bytes]]:
+        found = [msgspec.structs.replace(one, version=a.chance.choice((0, 1, 1 << 40))) for one in message.results]
+        return steps.PullAnswer(found), body
+
+    a.answers("pull", change)
+    await asyncio.sleep(ATTACK_S)
+
+
+@attack("owns a shard, and serves the chain of its first answer for ever")
+async def _first_chain(a: Attacker) -> None:
+    await _own(a)
+    first: dict[tuple[int, ...], tuple[Any, list[bytes]]] = {}
+
+    def change(message: Any, body: list[bytes]) -> tuple[Any, list[bytes]]:
+        return first.setdefault(tuple(one.shard for one in message.results), (message, body))
+
+    a.answers("pull", change)
+    await asyncio.sleep(ATTACK_S)
+
+
 @attack("takes every request and answers none")
 async def _silent(a: Attacker) -> None:
     handlers = a.host.living.overlay._requests._handlers
@@ -497,6 +564,7 @@ class Row:
     rate: float = 0.0
     lasting: str = ""
     after: float = 0.0
+    left_out: int = 0
     restart: str = ""
     distrusted: int = 0
     #: Steps of the honest nodes, by second.
@@ -504,7 +572,8 @@ class Row:
 
     def markdown(self) -> str:
         harmless = "not within a minute" if self.harmless_s is None else f"{self.harmless_s:.0f} s"
-        return f"| {self.name} | {harmless} | {self.rate:.0%} | {self.lasting or 'nothing'} | {self.restart} |"
+        lasting = self.lasting or "nothing"
+        return f"| {self.name} | {harmless} | {self.rate:.0%} | {lasting} | {self.left_out} | {self.restart} |"
 
 
 def wrong(swarm: Swarm) -> str:
@@ -530,6 +599,23 @@ def wrong(swarm: Swarm) -> str:
         if not np.isfinite(exchange.context.replica.vector).all():
             return "a replica has values that are not finite"
     return ""
+
+
+def left_out(swarm: Swarm) -> int:
+    """How many deltas of the honest nodes the owners of some shards have, and those of others have not, by shard."""
+    stores = [swarm.hosts[name].living.exchange.store for name in HONEST]
+    states = [store.owned[shard].state for store in stores for shard in store.owned]
+    known = [identities_of(state) for state in states]
+    # What a replica had is not known by identity.
+    first = max(state.era_step for state in states) + 1
+    count = 0
+    for name in HONEST:
+        living = swarm.hosts[name].living
+        on_its_way = living.exchange.push_client.outstanding_steps
+        for step in range(first, living.progress.step - 3):
+            has = sum(DeltaId(living.overlay.node_id, living.incarnation, step) in one for one in known)
+            count += (len(known) - has) if has and step not in on_its_way else 0
+    return count
 
 
 async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
@@ -562,7 +648,7 @@ async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
     if swarm.hosts[LIAR].task is not None:
         await swarm.kill(LIAR)
     await asyncio.sleep(AFTER_S)
-    row.lasting = wrong(swarm)
+    row.lasting, row.left_out = wrong(swarm), left_out(swarm)
     before = made()
     await asyncio.sleep(AFTER_S)
     row.after = (made() - before) / AFTER_S / usual
@@ -627,13 +713,14 @@ def main() -> None:
     parser.add_argument("--method", default="pbsp")
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("N", "OF"), help="Every OF-th attack.")
     chosen = parser.parse_args()
-    print("| attack | harmless after | rate of the others | lasting | after a restart |\n|---|---|---|---|---|")
+    print("| attack | harmless after | rate of the others | lasting | deltas left out | after a restart |")
+    print("|---|---|---|---|---|---|")
     first, every = chosen.part
     for name in [chosen.only] if chosen.only else list(ATTACKS)[first::every]:
         try:
             print(play(name, seed=chosen.seed, method=chosen.method).markdown(), flush=True)
         except Exception as error:
-            print(f"| {name} | {type(error).__name__}: {str(error)[:200]} | | | |", flush=True)
+            print(f"| {name} | {type(error).__name__}: {str(error)[:200]} | | | | |", flush=True)
 
 
 if __name__ == "__main__":

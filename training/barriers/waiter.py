@@ -4,7 +4,8 @@ A peer known to have completed enough steps is not queried: within an incarnatio
 draws a **fresh** sample; holding one sample until it passes is a different, much slower algorithm. Under a sampled
 barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
 failure detector declares it dead. Under every barrier a peer that answers but makes no progress stops counting
-(`Peer.counts_for_barrier`), whatever step time it announces (`training.barriers.patience`).
+(`Peer.counts_for_barrier`), whatever step time it announces (`training.barriers.patience`). One that this node leaves
+out is not waited for (`training.exchange.trust`).
 
 With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
 Nodes of nearly equal speed then pull and begin their steps together, as under bsp; nobody waits for a slower node.
@@ -48,6 +49,7 @@ class BarrierWaiter:
         self.queries = 0
         #: Whether the last wait with grace ended with this node among the others; see `predicates.is_abreast`.
         self.is_abreast = False
+        self._is_left_out: Callable[[bytes], bool] = _is_none
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
         #: How long after it each node was first seen to have ended its first step.
@@ -57,6 +59,10 @@ class BarrierWaiter:
         """Mark the start of training: a peer that is ready now counts as if it had become ready at this moment."""
         self._began_at = self._clock.monotonic()
         self._first_steps_s.clear()
+
+    def leave_out(self, is_left_out: Callable[[bytes], bool]) -> None:
+        """Do not wait for these nodes: what they do to others may hold themselves up."""
+        self._is_left_out = is_left_out
 
     async def wait(
         self, step: int, step_seconds: float, *, overlaps: bool = False, is_void: Callable[[], bool] | None = None
@@ -113,8 +119,10 @@ class BarrierWaiter:
     def _sample(self) -> list[Peer]:
         """A fresh sample, or all members where the barrier looks at all."""
         if self.barrier.complete:
-            return self._swarm.all_members(self._began_at)
-        return self._swarm.sample(self.sample_now(), self._began_at)
+            sample = self._swarm.all_members(self._began_at)
+        else:
+            sample = self._swarm.sample(self.sample_now(), self._began_at)
+        return [peer for peer in sample if not self._is_left_out(peer.node_id)]
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""
@@ -176,3 +184,7 @@ class BarrierWaiter:
 
     def _has_stepped(self, peer: Peer) -> bool:
         return peer.step_seconds > 0.0 and self._swarm.is_alive(peer.node_id)
+
+
+def _is_none(_node_id: bytes) -> bool:
+    return False

@@ -92,6 +92,24 @@ class ExchangeContext:
             if info.owner == node and self.store.ownership.is_plausible(info.term):
                 self.claims.note(node, info.shard, info.term, now_s)
 
+    def believed(self, teller: bytes, infos: Iterable[OwnerInfo]) -> list[OwnerInfo]:
+        """Of what a member says unasked about owners, what is believed: what it says of itself, and of shards that it
+        owned, or that have no living owner. Another node that it names is asked before anything is changed."""
+        known_owners, found = self.store.ownership.known_owners, list[OwnerInfo]()
+        for info in infos:
+            known = known_owners.get(info.shard)
+            is_own = info.owner == teller or (known is not None and known.owner.node_id == teller)
+            if is_own or not self._displaces(info):
+                found.append(info)
+            elif info.owner != self.swarm.node_id:
+                self.rebalance.check(info)
+        return found
+
+    def _displaces(self, info: OwnerInfo) -> bool:
+        """Whether a claim raises the term of a shard whose known owner lives."""
+        known = self.store.ownership.known_owners.get(info.shard)
+        return known is not None and info.term > known.term and not self.view.is_gone(known.owner.node_id)
+
     def denied(self, node: bytes, shard: int, named: Term | None, asked_s: float, fence: Term = ZERO_TERM) -> None:
         """A member that was asked at this moment does not own a shard, as it says (`SelfClaims.contradicts`)."""
         if self.claims.contradicts(node, shard, named, asked_s, fence):

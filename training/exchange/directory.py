@@ -26,6 +26,8 @@ QUESTION_TIMEOUT_S = 1.0
 PARTNER_TIMEOUT_S = 3.0
 #: After an owner denied that it owns a shard, claims of others that it does are ignored for this long.
 DENIAL_S = 5.0
+#: What others say is checked after this long: what made the member the owner may still be on its way to it.
+CHECK_AFTER_S = 0.1
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
 #: Candidates asked per shard. By the next round the failure detector has removed the silent ones, so others follow.
@@ -212,6 +214,19 @@ class OwnerDirectory:
         await self._send_fences()
         await self._request_takeovers({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
+    async def check_claims(self, claimants: list[tuple[Contact, list[OwnerInfo]]]) -> None:
+        """Ask nodes about shards that they own, as others say, in spite of an owner that lives. A living one that does
+        not answer is believed to own them: a line may be cut that others go round."""
+        await asyncio.sleep(CHECK_AFTER_S)
+        me = self._swarm.node_id
+        jobs = [self._check(contact, infos) for contact, infos in claimants if contact.node_id != me]
+        await asyncio.gather(*jobs)
+
+    async def _check(self, contact: Contact, infos: list[OwnerInfo]) -> None:
+        is_answered = await self._ask(contact, [info.shard for info in infos])
+        if not is_answered and not self._view.is_gone(contact.node_id):
+            self._store.note_owners(infos)
+
     def _others(self) -> list[Contact]:
         """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
         than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
@@ -234,20 +249,22 @@ class OwnerDirectory:
             return shard not in self._store.owned
         return self._view.is_gone(owner) or self._is_denied(shard)
 
-    async def _ask(self, contact: Contact, shards: list[int], fences: list[Fence] | None = None) -> None:
+    async def _ask(self, contact: Contact, shards: list[int], fences: list[Fence] | None = None) -> bool:
+        """Ask a node for the owners of shards; False if it does not answer."""
         ownership, asked_s = self._store.ownership, self._clock.monotonic()
         known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
         question = LocateOwners(self._context.genesis, shards, known, fences or ownership.stale_fences(shards))
         try:
             answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
-            return
+            return False
         named = {info.shard: info for info in answer.known}
         self._context.answered_about(contact.node_id, shards, named)
         for shard, info in named.items():
             if info.owner != contact.node_id:
                 self._context.denied(contact.node_id, shard, info.term, asked_s)
         self._note(contact, answer.known)
+        return True
 
     def _note(self, contact: Contact, infos: Sequence[OwnerInfo]) -> None:
         """A member has named owners, itself perhaps."""

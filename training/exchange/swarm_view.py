@@ -72,6 +72,10 @@ class SwarmView:
             return False
         return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
 
+    def is_left_out(self, node_id: bytes) -> bool:
+        """Whether this node leaves a member out, for good or for a while: it may live, and train."""
+        return node_id not in self.trust
+
     def incarnation_of(self, node_id: bytes) -> int | None:
         """The present start of a node; None for one that is not known to be alive."""
         if node_id == self._swarm.node_id:

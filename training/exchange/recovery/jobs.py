@@ -28,6 +28,7 @@ class JobKind(StrEnum):
     INSPECT = "inspect"
     REPAIR = "repair"
     FORGET = "forget"
+    CHECK_CLAIMS = "claims"
 
 
 class Jobs:

@@ -134,6 +134,9 @@ class Rebalancer:
             self._jobs.start(JobKind.TAKE_OVER, b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
         if self._rebalance.has_challenges:
             self._jobs.start(JobKind.ANSWER_FENCES, b"", self._failover.answer_challenges)
+        if self._rebalance.has_unchecked and not self._jobs.is_running(JobKind.CHECK_CLAIMS):
+            unchecked = self._rebalance.collect_unchecked()
+            self._jobs.start(JobKind.CHECK_CLAIMS, b"", partial(self._directory.check_claims, unchecked))
         if self._reconciler.due():
             self._jobs.start(JobKind.RECONCILE, b"", self._reconciler.reconcile)
         await self._plan_moves()

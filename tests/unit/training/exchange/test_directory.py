@@ -308,3 +308,45 @@ def test_an_owner_that_answers_under_a_term_below_one_seen_here_is_told() -> Non
         assert question.fences == [Fence(0, *term(9, "x"))]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("how", ["says so", "cannot be reached", "is gone"])
+def test_another_node_that_is_named_is_believed_when_it_says_so_itself(how: str) -> None:
+    """Until then the known owner stays; one that does not own the shard is not blamed for what others say of it. One
+    that lives and cannot be reached from here is believed to own it."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, context = directory_of(store)
+        store.note_owner(0, term(3, "b"), B)
+        claim = OwnerInfo.of(0, term(4, "c"), C)
+        for _ in range(2 * MISBEHAVIOURS):
+            assert context.believed(IDS["x"], [claim]) == []
+            await directory.check_claims(context.rebalance.collect_unchecked())
+            await asyncio.sleep(FAILURE_APART_S)
+        assert store.ownership.known_owners[0].owner == B
+        assert store.ownership.fence(0) == term(3, "b")
+        assert C.node_id in context.view.trust
+
+        if how == "says so":
+            swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([claim])
+        else:
+            swarm.answers["where_is"] = lambda *_: TransportError("timeout", C.address, "was silent")
+        swarm.gone += [C.node_id] if how == "is gone" else []
+        assert context.believed(IDS["x"], [claim]) == []
+        await directory.check_claims(context.rebalance.collect_unchecked())
+        assert store.ownership.known_owners[0].owner == (B if how == "is gone" else C)
+
+    run(scenario())
+
+
+def test_this_node_does_not_ask_itself() -> None:
+    """It knows what it owns."""
+
+    async def scenario() -> None:
+        directory, swarm, _ = directory_of(store_of("a"))
+        claim = OwnerInfo.of(0, term(4, "c"), ME)
+        await directory.check_claims([(ME, [claim]), (B, [claim])])
+        assert [to for _, to, _ in swarm.requests] == [B]
+
+    run(scenario())
