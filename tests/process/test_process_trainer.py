@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.harness.repository import ROOT
+from tests.process.harness.forked_python import with_torch
 from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
 from training.layout import Layout
 from training.supervisor import process
@@ -323,6 +324,7 @@ def test_a_warning_of_the_trainer_reaches_the_log(world: World) -> None:
 )
 def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str, Any], reason: str) -> None:
     """One sentence and a hint; no process and no socket stays behind."""
+    with_torch()  # the server of the forks stays, and has a descriptor here
     before = descriptors()
 
     async def scenario(world: World) -> None:
