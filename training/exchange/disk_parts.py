@@ -10,14 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from training.exchange.exchange import Exchange
-from training.exchange.store.mapped_slots import ArraySpace, MappedSlots, PayloadFile
+from training.exchange.store.array_space import UNIT_BYTES, ArraySpace
+from training.exchange.store.mapped_slots import MappedSlots, PayloadFile
 
 #: Payloads of the log share slots of so many bytes, or of the largest shard.
 LOG_SLOT_BYTES = 16 << 20
 #: Slots beside those that the log fills: its oldest and its newest are filled in part.
 FURTHER_LOG_SLOTS = 2
-#: A mapping begins at a page.
-PAGE_BYTES = 4096
 
 
 async def keep_on_disk(exchange: Exchange) -> None:
@@ -41,6 +40,6 @@ async def keep_on_disk(exchange: Exchange) -> None:
         count = -(-settings.log_bytes // slot_bytes) + FURTHER_LOG_SLOTS
         store.log.keep_in(PayloadFile(MappedSlots(await mapped("log", count * slot_bytes), slot_bytes)))
     if "shards" in settings.on_disk and total:
-        slot_bytes = -(-shard_bytes // PAGE_BYTES) * PAGE_BYTES
+        array_bytes = -(-shard_bytes // UNIT_BYTES) * UNIT_BYTES
         count = len(store) * (2 if store.rule.outer_momentum else 1)
-        store.space = ArraySpace(MappedSlots(await mapped("shards", count * slot_bytes), slot_bytes))
+        store.space = ArraySpace(await mapped("shards", count * array_bytes))

@@ -12,8 +12,6 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-from training.encoding.codecs import Vector
-
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview
 
@@ -67,34 +65,3 @@ class PayloadFile:
         place[:] = np.frombuffer(payload, np.uint8)
         self._end += size
         return place.data.toreadonly()
-
-
-class ArraySpace:
-    """Arrays of float32, each in a slot of its own."""
-
-    def __init__(self, slots: MappedSlots) -> None:
-        self._slots = slots
-        #: The arrays that are in the file, by id, while they are there.
-        self._arrays: dict[int, None] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        """Memory of the slots in use."""
-        return self._slots.used_bytes
-
-    def has(self, array: Vector) -> bool:
-        """Whether this array, no view of it, is in the file."""
-        return id(array) in self._arrays
-
-    def moved(self, array: Vector) -> Vector:
-        """A copy of the array in the file, or the array itself where it is there already or no slot has room."""
-        if self.has(array) or array.nbytes > self._slots.slot_bytes or not array.nbytes:
-            return array
-        slot = self._slots.take()
-        if slot is None:
-            return array
-        found = slot[: array.nbytes].view(np.float32)
-        np.copyto(found, array)
-        self._arrays[id(found)] = None
-        finalize(found, self._arrays.pop, id(found)).atexit = False
-        return found

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
-
-from training.exchange.store.mapped_slots import ArraySpace, MappedSlots, PayloadFile
+from training.exchange.store.mapped_slots import MappedSlots, PayloadFile
 
 
 def slots_of(count: int, slot_bytes: int = 64) -> MappedSlots:
@@ -70,27 +68,3 @@ def test_a_payload_in_the_file_cannot_be_written_to() -> None:
 
     assert isinstance(found, memoryview)
     assert found.readonly
-
-
-def test_arrays_move_once_and_into_a_slot_that_has_room() -> None:
-    """An array that is in the file stays where it is, one that is too large stays in memory, and a freed slot is used
-    again."""
-    space = ArraySpace(slots_of(1))
-    values = np.arange(16, dtype=np.float32)
-
-    there = space.moved(values)
-    assert there is not values
-    assert space.has(there)
-    assert not space.has(values)
-    np.testing.assert_array_equal(there, values)
-    assert space.moved(there) is there
-    assert space.moved(values) is values
-    assert space.used_bytes == 64
-
-    view = there[4:]
-    del there
-    assert not space._arrays  # another array may have its id now
-    assert space.moved(values) is values
-    del view
-    assert space.moved(values) is not values
-    assert ArraySpace(slots_of(1)).moved(too_large := np.zeros(17, np.float32)) is too_large
