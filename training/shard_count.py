@@ -86,6 +86,13 @@ def outgrown(present: Partition, values: int, nodes: int) -> Partition | None:
     return None if factor == 1 else Partition(factor * present.shards, factor * present.parts)
 
 
+def is_expected(shards: int, nodes: int) -> bool:
+    """Whether a swarm of about `nodes` nodes may have divided its shards into so many: one member that says so is
+    believed. It has four times what `outgrown` gives for this estimate, which is not that of others. Of two nodes one
+    has no third to ask."""
+    return nodes <= 2 or shards <= max(MIN_SHARDS, 4 * SHARDS_PER_NODE * nodes)
+
+
 def choose(values: int, setting: int, stored: Partition | None, nodes: int = 1) -> ShardChoice:
     """What a node proposes. `setting`: `exchange.shards`, 0 for none; `stored`: the shards of the run when this node
     was in it last, None if it was not.

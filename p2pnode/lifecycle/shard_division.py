@@ -1,8 +1,8 @@
 """Divides the shards of a swarm that has outgrown them, and follows every division of this node's shards.
 
 The rule is `training.shard_count.outgrown`, for the number of nodes as this node estimates it. It does not matter which
-node is the first: whoever hears of a division follows (`training.exchange.divider`). A node whose `exchange.shards` is
-given begins none.
+node is the first: whoever hears of a division follows (`training.exchange.divider`), from two members where it is far
+finer than that number explains. A node whose `exchange.shards` is given begins none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2pnode.config.settings import Config
 from training import manifest_check
 from training.exchange.exchange import Exchange
 from training.manifest import Manifest
-from training.shard_count import outgrown
+from training.shard_count import is_expected, outgrown
 
 #: The swarm has outgrown its shards when it is so large at so many looks in a row.
 LOOK_INTERVAL_S, LOOKS = 10.0, 3
@@ -41,8 +41,12 @@ class ShardDivision:
 
         manifest_check.register(self._overlay, exchange.manifest)
         exchange.on_divided(divided)
+        exchange.expect_divisions(lambda shards: is_expected(shards, self._nodes()))
         if not self._is_fixed:
             self._begin(self._watch(exchange))
+
+    def _nodes(self) -> int:
+        return round(self._overlay.population().estimate)
 
     def _begin(self, work: Awaitable[None]) -> None:
         async def run() -> None:
@@ -58,7 +62,7 @@ class ShardDivision:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             present, values = exchange.manifest.partition, exchange.manifest.layout.total
-            wanted = outgrown(present, values, round(self._overlay.population().estimate))
+            wanted = outgrown(present, values, self._nodes())
             looks = 0 if wanted is None else looks + 1
             if wanted is not None and looks >= LOOKS:
                 exchange.divide(wanted)

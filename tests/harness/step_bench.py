@@ -58,6 +58,7 @@ class RecordingExchange:
             worker_count=lambda: self.workers,
             step_of_others=lambda: self.step_of_others,
             invalidate=self._went_back,
+            is_left_out=lambda _node: False,
         )
 
     def _went_back(self) -> None:
@@ -175,7 +176,9 @@ class LoopBench:
 
     def make_loop(self) -> StepLoop:
         """A loop over what the bench has now."""
-        waiter: Any = SimpleNamespace(begin=lambda: None, wait=self._wait, is_abreast=self.is_abreast)
+        waiter: Any = SimpleNamespace(
+            begin=lambda: None, wait=self._wait, is_abreast=self.is_abreast, leave_out=lambda _is_left_out: None
+        )
         fakes: Any = (self.swarm, self.exchange)
         return StepLoop(
             swarm=fakes[0],

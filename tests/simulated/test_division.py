@@ -179,6 +179,27 @@ def test_windows_and_clipped_deltas_are_divided_too(robust: Any) -> None:
     assert sum(tally.windows + tally.clipped for tally in tallies) >= 50
 
 
+def test_one_member_that_divides_beyond_reason_is_not_followed() -> None:
+    """The others take over what it had, and train on with their shards; a second one that divides so is followed."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hosts = swarm.start_many(5)
+        await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="steps everywhere")
+        assert hosts[4].living.exchange.divide(Partition(128, 128 // SHARDS))
+        await swarm.until(lambda: 128 in shards_of(swarm), within_s=10, what="one has divided")
+        await asyncio.sleep(20.0)
+        goal = min(steps(swarm)[:4]) + 5
+        await swarm.until(lambda: min(steps(swarm)[:4]) >= goal, within_s=20, what="the others go on")
+        assert shards_of(swarm) == [SHARDS] * 4 + [128]
+        rows = [list(host.living.progress.steps)[-3:-1] for host in hosts[:4]]
+        assert all(row["acknowledged"] == SHARDS for found in rows for row in found), rows
+
+        assert hosts[0].living.exchange.divide(Partition(128, 128 // SHARDS))
+        await swarm.until(lambda: shards_of(swarm) == [128] * 5, within_s=30, what="all have divided")
+
+    simulate(scenario, seed=69, barrier__method="asp")
+
+
 def test_a_node_that_was_cut_off_follows() -> None:
     """One of four is cut off while the others divide; it trains on alone. When it meets them again it divides its own
     shards, the two sides are reconciled as after every split, and it trains with the others."""

@@ -3,7 +3,8 @@
 Every message of the exchange names the division by its genesis (`exchange_genesis`), because its shards are those of
 that division. A node that receives a finer one divides its own shards, and answers nothing before. One that receives a
 coarser one refuses it, and says into how many parts (`refusal`). Two divisions by powers of two are always one of the
-other, so it does not matter who divides first, or that two nodes do so at once.
+other, so it does not matter who divides first, or that two nodes do so at once. A division that the size of the swarm
+does not explain is followed when a second member has named it, or a finer one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ DIVIDED = "shards were divided; parts of each: "
 #: A request that came while this node divides its shards: the sender asks again.
 DIVIDING = "this node divides its shards: ask again"
 OTHER_SWARM = "another swarm: the genesis differs"
+#: Members whose divisions are remembered.
+MOST_NAMED = 64
 
 
 def exchange_genesis(run_genesis: bytes, shard_parts: int) -> bytes:
@@ -38,6 +41,10 @@ class Divisions:
         self._is_wanted = asyncio.Event()
         #: Whether this node can divide its shards into so many parts of each that the run began with.
         self.can_divide: Callable[[int], bool] = lambda _parts: False
+        #: Whether one member is believed that shards were divided into so many.
+        self.is_expected: Callable[[int], bool] = lambda _parts: True
+        #: The finest division that each member has named, of those that one alone is not believed.
+        self._named: dict[bytes, int] = {}
         self._known: dict[bytes, int] = {}
         self._note()
 
@@ -84,15 +91,40 @@ class Divisions:
         """Until more parts are wanted than there are."""
         await self._is_wanted.wait()
 
-    def refusal(self, genesis: bytes) -> str:
-        """Why a message under another genesis is refused; empty if it is of another swarm, and its sender foreign. One
-        of a finer division makes this node divide."""
+    def refusal(self, genesis: bytes, node: bytes) -> str:
+        """Why a message of a member under another genesis is refused; empty if it is of another swarm, and its sender
+        foreign. One of a finer division makes this node divide."""
         theirs = self.parts_in(genesis)
         if theirs and theirs < self.parts:
             return f"{DIVIDED}{self.parts}"
-        return DIVIDING if theirs and self.want(theirs) else ""
+        return DIVIDING if theirs and self._follow(theirs, node) else ""
 
-    def told(self, reason: str) -> None:
-        """A request of this node was refused for this reason."""
+    def told(self, reason: str, node: bytes) -> None:
+        """A request of this node was refused by a member, for this reason."""
         if reason.startswith(DIVIDED) and reason[len(DIVIDED) :].isdecimal() and len(reason) < len(DIVIDED) + 6:
-            self.want(int(reason[len(DIVIDED) :]))
+            self._follow(int(reason[len(DIVIDED) :]), node)
+
+    def _follow(self, parts: int, node: bytes) -> bool:
+        """A member has divided its shards into so many parts; whether this node can, and then does or may yet."""
+        if parts <= self.parts or parts % self.parts or not self.can_divide(parts):
+            return False
+        if not self.is_expected(parts):
+            self._named.pop(node, None)
+            self._named[node] = parts
+            if len(self._named) > MOST_NAMED:
+                del self._named[next(iter(self._named))]
+            if sum(named >= parts for named in self._named.values()) < 2:
+                return True
+        self.want(parts)
+        return True
+
+    def disbelieves(self, node: bytes) -> bool:
+        """Whether this member has named a division that this node does not follow."""
+        return self._named.get(node, 0) > self.wanted
+
+    def take_believed(self) -> list[bytes]:
+        """The members that were not believed, and are since the last call."""
+        found = [node for node, parts in self._named.items() if parts <= self.wanted]
+        for node in found:
+            del self._named[node]
+        return found

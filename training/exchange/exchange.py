@@ -202,6 +202,12 @@ class Exchange:
         division of the present ones, or of shards that cannot be cut (`training.exchange.store.division`)."""
         return self._divider.want(partition)
 
+    def expect_divisions(self, is_expected: Callable[[int], bool]) -> None:
+        """Follow one member alone only into so many shards as `is_expected` says."""
+        self._divider.divisions.is_expected = lambda parts: is_expected(
+            self.manifest.shards * parts // self.manifest.shard_parts
+        )
+
     def on_divided(self, call: Callable[[Manifest], None]) -> None:
         """Call it each time that the shards have been divided, before anything is served of the parts."""
         self._divider.callbacks.append(call)

@@ -124,10 +124,21 @@ class ExchangeRpc:
         """Why a message under another genesis is refused. A node that takes part in another swarm, or whose shards no
         division makes equal to these, is asked nothing for a while: its answers are refusals, and each would be
         followed by the next request."""
-        if self._divisions is not None and (reason := self._divisions.refusal(genesis)):
+        if self._divisions is not None and (reason := self._divisions.refusal(genesis, node)):
+            self._judge(node, self._divisions)
             return reason
-        self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
+        self._leave_out(node)
         return OTHER_SWARM
+
+    def _leave_out(self, node: bytes) -> None:
+        self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
+
+    def _judge(self, node: bytes, divisions: Divisions) -> None:
+        """A member has named a division. While it is not believed others take over what it owned: it answers nobody."""
+        if divisions.disbelieves(node):
+            self._leave_out(node)
+        for believed in filter(self._trust.is_served, divisions.take_believed()):
+            self._trust.forgive(believed)
 
     async def close(self) -> None:
         """Handle nothing any more: what is being handled is refused, wherever it waits."""
@@ -194,7 +205,8 @@ class ExchangeRpc:
         elif error.kind == "rejected":
             self._reliability.answered(to.node_id, self._clock.monotonic())
             if self._divisions is not None:
-                self._divisions.told(error.detail)
+                self._divisions.told(error.detail, to.node_id)
+                self._judge(to.node_id, self._divisions)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         seconds = self.timeouts.timeout_s(kind, to.node_id)

@@ -19,6 +19,7 @@ from training.shard_count import (
     ShardChoice,
     ShardsFixed,
     choose,
+    is_expected,
     outgrown,
     shard_count,
 )
@@ -161,3 +162,14 @@ def test_of_two_divisions_one_is_a_division_of_the_other(nodes: int, others: int
     assert smaller.divisor(larger)
     for one in found:
         assert one is None or is_partition(values, *one)
+
+
+def test_one_member_is_believed_of_four_times_what_this_node_would_choose() -> None:
+    """Estimates of the same swarm differ by less. With one other node there is nobody else to ask."""
+    for nodes in (3, 5, 40, 500):
+        wanted = outgrown(Partition(1), 1 << 40, nodes)
+        assert wanted is not None
+        assert is_expected(2 * wanted.shards, nodes)
+        assert not is_expected(2 * max(MIN_SHARDS, 16 * nodes), nodes)
+    assert is_expected(64, 3)
+    assert is_expected(4096, 2)

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis
+from training.exchange.divisions import DIVIDED, DIVIDING, MOST_NAMED, Divisions, exchange_genesis
 
 RUN = bytes(range(16))
+A, B = b"a" * 20, b"b" * 20
 
 
 def divisions(parts: int = 1) -> Divisions:
@@ -32,8 +33,8 @@ def test_a_message_of_a_finer_division_makes_the_node_divide() -> None:
     async def scenario() -> None:
         mine = divisions()
         waiting = asyncio.create_task(mine.wait())
-        assert mine.refusal(exchange_genesis(RUN, 4)) == DIVIDING
-        assert mine.refusal(exchange_genesis(RUN, 2)) == DIVIDING
+        assert mine.refusal(exchange_genesis(RUN, 4), A) == DIVIDING
+        assert mine.refusal(exchange_genesis(RUN, 2), A) == DIVIDING
         assert mine.wanted == 4
         await waiting
         mine.reached(4)
@@ -49,11 +50,11 @@ def test_a_message_of_a_finer_division_makes_the_node_divide() -> None:
 def test_a_message_of_a_coarser_division_is_told_of_this_one() -> None:
     """And the other node, which is told, divides."""
     mine, other = divisions(8), divisions(2)
-    reason = mine.refusal(exchange_genesis(RUN, 2))
+    reason = mine.refusal(exchange_genesis(RUN, 2), A)
 
     assert reason == f"{DIVIDED}8"
     assert mine.wanted == 8
-    other.told(reason)
+    other.told(reason, A)
     assert other.wanted == 8
 
 
@@ -62,8 +63,8 @@ def test_what_no_division_leads_to_is_another_swarm(parts: int) -> None:
     """Shards in three parts and shards in four have no common parts: the sender is foreign."""
     mine = divisions(4)
 
-    assert mine.refusal(exchange_genesis(RUN, parts)) == ""
-    assert mine.refusal(b"another swarm...") == ""
+    assert mine.refusal(exchange_genesis(RUN, parts), A) == ""
+    assert mine.refusal(b"another swarm...", A) == ""
     assert mine.wanted == 4
 
 
@@ -71,8 +72,8 @@ def test_a_run_that_was_divided_by_three_is_divided_further() -> None:
     """Thirds can become sixths, and are no quarters."""
     mine = divisions(3)
 
-    assert mine.refusal(exchange_genesis(RUN, 4)) == ""
-    assert mine.refusal(exchange_genesis(RUN, 6)) == DIVIDING
+    assert mine.refusal(exchange_genesis(RUN, 4), A) == ""
+    assert mine.refusal(exchange_genesis(RUN, 6), A) == DIVIDING
     assert mine.wanted == 6
 
 
@@ -82,7 +83,7 @@ def test_a_run_that_was_divided_by_three_is_divided_further() -> None:
 def test_no_other_refusal_makes_a_node_divide(reason: str) -> None:
     """Nor one with a number that is no division of this node's shards."""
     mine = divisions(2)
-    mine.told(reason)
+    mine.told(reason, A)
 
     assert mine.wanted == 2
 
@@ -91,5 +92,42 @@ def test_a_node_whose_shards_cannot_be_divided_stays() -> None:
     """The sender of a finer message is foreign to it."""
     mine = Divisions(RUN, 1)
 
-    assert mine.refusal(exchange_genesis(RUN, 2)) == ""
+    assert mine.refusal(exchange_genesis(RUN, 2), A) == ""
     assert not mine.want(2)
+
+
+def test_one_member_alone_is_not_followed_beyond_what_the_swarm_explains() -> None:
+    """However often it says so, it is refused. When a second member has said so, or of more, both are believed."""
+    mine = divisions()
+    mine.is_expected = lambda parts: parts <= 4
+    for _ in range(3):
+        assert mine.refusal(exchange_genesis(RUN, 64), A) == DIVIDING
+        mine.told(f"{DIVIDED}64", A)
+    assert mine.wanted == 1
+    assert mine.disbelieves(A)
+    assert not mine.disbelieves(B)
+
+    mine.told(f"{DIVIDED}16", B)
+    assert mine.wanted == 16
+    assert mine.disbelieves(A)
+    assert mine.take_believed() == [B]
+    assert mine.refusal(exchange_genesis(RUN, 64), A) == DIVIDING
+    assert mine.wanted == 16
+    assert mine.refusal(exchange_genesis(RUN, 64), B) == DIVIDING
+    assert mine.wanted == 64
+    assert mine.take_believed() == [A, B]
+    assert mine.take_believed() == []
+
+
+def test_only_so_many_members_are_remembered() -> None:
+    """Those that were heard last."""
+    mine = divisions()
+    mine.is_expected = lambda _parts: False
+    for number in range(MOST_NAMED + 1):
+        mine.told(f"{DIVIDED}{2 if number else 8}", bytes([number]) * 20)
+    assert mine.wanted == 2
+
+    mine.told(f"{DIVIDED}8", A)
+    assert mine.wanted == 2  # the first that has named 8 is forgotten
+    mine.told(f"{DIVIDED}8", B)
+    assert mine.wanted == 8
