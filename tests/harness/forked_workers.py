@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -126,7 +127,8 @@ class Controller:
         """Workers whose test has gone on too long. They are replaced as those that died."""
         for connection, (number, pid) in self._workers.items():
             place = self._queue.running(number)
-            limit_s = 0.0 if place is None else self._limit_s(self._session.items[place])
+            # Without a test it ends: what it waits for then is of no test.
+            limit_s = STOP_S if place is None else self._limit_s(self._session.items[place])
             if limit_s and time.monotonic() - self._heard[connection] > limit_s + self._config.option.worker_grace:
                 os.kill(pid, signal.SIGKILL)
 
@@ -218,6 +220,8 @@ class Worker:
             with contextlib.suppress(BaseException):
                 self._session._setupstate.teardown_exact(None)
             with contextlib.suppress(BaseException):
+                for child in multiprocessing.active_children():
+                    child.kill()  # it may have the other end of what an exit function waits for
                 threading._shutdown()  # type: ignore[attr-defined]
                 atexit._run_exitfuncs()
             os._exit(code)

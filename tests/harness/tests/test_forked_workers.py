@@ -17,7 +17,7 @@ from tests.process.harness.trainer_world import is_running
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux alone")
 
 MODULE = """
-import os, signal, sys, time, warnings
+import atexit, multiprocessing, os, signal, sys, time, warnings
 from pathlib import Path
 import pytest
 
@@ -102,6 +102,12 @@ def test_hangs():
     time.sleep(60 if "WAIT" in os.environ else 0)
 
 
+def test_leaves_a_child():
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    child.start()
+    atexit.register(child.join)  # as one that waits for the other end of a pipe
+
+
 def test_waits(shared):
     (HERE / "waits").touch()
     time.sleep(60 if "WAIT" in os.environ and "LIMIT" not in os.environ else 0)
@@ -125,10 +131,10 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
     """Two tests that wait for each other run at once. Module fixtures are made once per worker that needs them.
     What a test prints, a warning, a skip and an error at the end are reported. A crash fails the test that ran, and the
-    rest of its unit runs elsewhere."""
+    rest of its unit runs elsewhere. A child that a test has left does not keep its worker."""
     output = start(tmp_path, "--workers", "2").communicate(timeout=60)[0]
 
-    assert "2 failed, 12 passed, 1 skipped, 1 warning, 1 error" in output
+    assert "2 failed, 13 passed, 1 skipped, 1 warning, 1 error" in output
     assert "printed" in output
     assert "a warning" in output
     assert "why not" in output

@@ -41,6 +41,9 @@ DAEMON = ("p2pnode.cli", "p2pnode.daemon", "p2pnode.lifecycle.node", "p2pnode.st
 #: The process ids of this process's servers.
 RUNNING: dict[int, None] = {}
 
+#: How long a server may take to end by itself.
+END_S = 5.0
+
 #: A file or a descriptor.
 Stream = IO[Any] | int
 
@@ -73,7 +76,11 @@ class ForkServer:
         """End the server. Its forks go on."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:  # a fork of this process has its end of the pipe, too
+            self._process.kill()
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -184,8 +184,10 @@ def test_a_node_that_fails_is_told_of_while_the_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Nobody has to end the others to see why they wait: the line comes at once, and says how many go on."""
-    lasts = "signal.signal(15, lambda *_: sys.exit(0)); time.sleep(60)"
-    scripted(monkeypatch, UP + f"\nif number == '2': sys.exit(3)\n{lasts}")
+    begins = "import os, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\n"
+    other = "folder + '/../3/status.json'"
+    fails = f"if number == '2':\n    while not os.path.exists({other}): time.sleep(0.01)\n    sys.exit(3)\n"
+    scripted(monkeypatch, f"{begins}{UP}\n{fails}time.sleep(60)")
     printed: list[str] = []
 
     def write(text: str) -> int:
