@@ -56,6 +56,9 @@ class SynchronousSgd(RuleBasedStateMachine):
         self.has_lost = False
         #: Workers that have died and not asked since.
         self.dead: dict[bytes, None] = {}
+        #: Workers that have died since all that was due was in the values. One that begins anew, and has no report, is
+        #: taken for one that knows of the commit under way.
+        self.anew: dict[bytes, None] = {}
 
     def new_core(self, record: ServerRecord) -> ServerCore:
         self.policy = Quota(self.grads, self.tolerance)
@@ -102,7 +105,8 @@ class SynchronousSgd(RuleBasedStateMachine):
             core.claim(worker.lease, self.now)
         if worker.report is not None:
             outcome = core.report(worker.report, self.now)
-        core.told(name, [] if worker.report is None else [worker.report.name])
+        held = {one.task: one.attempt for one in (worker.lease, worker.report) if one is not None}
+        core.told(name, list(held.items()))
         core.reassign(self.now)
         for passed in core.passed(self.now):
             core.give(passed, [], self.now)
@@ -132,7 +136,7 @@ class SynchronousSgd(RuleBasedStateMachine):
         """It begins anew, without what it had."""
         self.core.leave(name)
         self.workers[name] = Worker()
-        self.dead[name] = None
+        self.dead[name] = self.anew[name] = None
 
     @precondition(lambda self: self.takeover is None)
     @rule()
@@ -152,6 +156,7 @@ class SynchronousSgd(RuleBasedStateMachine):
             self.check(commit)
             self.apply(commit, len(KEYS))
             self.core.committed(commit)
+        self.anew.clear()
 
     @precondition(lambda self: self.takeover is None)
     @rule(keys=st.integers(0, len(KEYS)), is_new=st.booleans())
@@ -171,6 +176,7 @@ class SynchronousSgd(RuleBasedStateMachine):
     def next_server(self) -> None:
         """It hears all workers of the commit, makes it again, and goes on."""
         takeover = self.takeover
+        self.has_lost = self.has_lost or any(name in self.anew for name in takeover.awaited)
         for name in takeover.awaited:
             report = self.workers[name].report
             if name in self.dead:

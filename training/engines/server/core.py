@@ -47,11 +47,13 @@ Work = list[tuple[bytes, bytes | None]]
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A worker in the record: its completed steps, and its last committed updates, of which it may not know."""
+    """A worker in the record: its completed steps, and its last committed updates, of which it may not know.
+    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have finished."""
 
     worker: bytes
     step: int
     counted: list[Name] = []
+    outdated: list[Name] = []
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +128,7 @@ class ServerCore:
         for one in record.workers:
             self.gate.join(one.worker, 0, one.step)
             self._counted[one.worker] = dict.fromkeys(one.counted)
+            self.leases.note_outdated(one.worker, one.outdated)
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +157,10 @@ class ServerCore:
         self._counted.pop(worker, None)
 
     def claim(self, lease: LeasedTask[Work], now: float) -> None:
-        """A worker holds a task that a server before gave it. One that the last server did not know has lost it."""
+        """A worker holds a task that a server before gave it. One that the last server did not know has lost it, and so
+        has one whose task another worker has finished."""
+        if _name(lease) in self.leases.outdated(lease.worker):
+            return
         is_of_before = lease.task <= self.epoch * TASKS_PER_EPOCH
         if is_of_before and lease.worker in self._before and not self._is_known(lease.worker, _name(lease)):
             self.leases.adopt(lease, now)
@@ -198,9 +204,11 @@ class ServerCore:
         return name in self._waiting.get(worker, ())
 
     def told(self, worker: bytes, repeated: Collection[Name]) -> None:
-        """The worker repeats these reports only: it has been told of all others that are committed."""
+        """The worker has these attempts only, to report or at work: it has been told of all others that are committed
+        or lost."""
         counted = self._counted.get(worker, {})
         self._counted[worker] = {name: None for name in counted if name in repeated}
+        self.leases.note_outdated(worker, [name for name in self.leases.outdated(worker) if name in repeated])
 
     def is_counted(self, worker: bytes, name: Name) -> bool:
         """Whether this update is committed, and its worker may not know."""
@@ -295,7 +303,8 @@ class ServerCore:
         """What is to be stored before the commit under way, or without one."""
         pending = () if self._in_flight is None else self._in_flight.contributions
         workers = [
-            WorkerProgress(one, self._safe_step(one), list(self._counted.get(one, ()))) for one in self.gate.steps
+            WorkerProgress(one, self._safe_step(one), list(self._counted.get(one, ())), self.leases.outdated(one))
+            for one in self.gate.steps
         ]
         return ServerRecord(
             epoch=self.epoch,

@@ -259,7 +259,7 @@ class Serving:
             elif computed.failure:
                 core.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
                 found[computed.name] = "failed"
-        core.told(worker, list(found))
+        core.told(worker, [*found, *([] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)])])
         if poll.holds is not None:
             held = poll.holds
             answer = core.alive(worker, held.task, held.attempt, now)

@@ -96,4 +96,4 @@ def _with(progress: WorkerProgress, counted: list[Pending]) -> WorkerProgress:
     """A worker's row after these updates of it are in the values."""
     step = max([progress.step, *(one.step for one in counted)])
     names = [*progress.counted, *(one.name for one in counted)]
-    return WorkerProgress(progress.worker, step, list(dict.fromkeys(names)))
+    return WorkerProgress(progress.worker, step, list(dict.fromkeys(names)), progress.outdated)

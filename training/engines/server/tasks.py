@@ -8,6 +8,7 @@ moment when the schedule names it, so there is no queue to store. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -62,6 +63,10 @@ class TaskLeases(Generic[Work]):
         self._orphans: dict[int, None] = {}
         self._adopted: dict[int, None] = {}
         self._finished: dict[bytes, tuple[int, int]] = {}
+        #: Workers that have lost an open task, with their attempts: they may still be at work on it.
+        self._former: dict[int, list[tuple[bytes, int]]] = {}
+        #: By worker, the attempts that it lost of tasks which another worker has finished.
+        self._outdated: dict[bytes, dict[tuple[int, int], None]] = {}
         self._head = HeadRow()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -81,6 +86,17 @@ class TaskLeases(Generic[Work]):
     def open_steps(self) -> list[int]:
         """The steps of all open tasks."""
         return [lease.step for lease in self._open.values()]
+
+    def outdated(self, worker: bytes) -> list[tuple[int, int]]:
+        """Task and attempt of the leases that this worker has lost, and perhaps does not know of: others have finished
+        these tasks."""
+        return list(self._outdated.get(worker, ()))
+
+    def note_outdated(self, worker: bytes, attempts: Iterable[tuple[int, int]]) -> None:
+        """These are its outdated attempts, as far as it has not heard."""
+        self._outdated[worker] = dict.fromkeys(attempts)
+        if not self._outdated[worker]:
+            del self._outdated[worker]
 
     @property
     def lease_s(self) -> float:
@@ -153,6 +169,9 @@ class TaskLeases(Generic[Work]):
         if answer is not None:
             return answer
         self._observe(now - self._open[task].leased_at)
+        for former, lost in self._former.get(task, ()):
+            if former != worker:
+                self._outdated.setdefault(former, {})[task, lost] = None
         self._close(task)
         self._finished[worker] = (task, attempt)
         self.done += 1
@@ -184,6 +203,7 @@ class TaskLeases(Generic[Work]):
         if task is not None:
             self._end(task, Cause.DEATH, "its worker ended")
         self._finished.pop(worker, None)
+        self._outdated.pop(worker, None)
 
     def expire(self, now: float) -> list[bytes]:
         """End the leases whose deadline has passed; their workers."""
@@ -198,6 +218,8 @@ class TaskLeases(Generic[Work]):
         is_loss = cause is not Cause.ERROR
         ended = replace(lease, worker=b"", errors=lease.errors + (not is_loss), losses=lease.losses + is_loss)
         self._of.pop(lease.worker, None)
+        if cause is not Cause.DEATH:
+            self._former.setdefault(task, []).append((lease.worker, lease.attempt))
         self._open[task] = ended
         if ended.errors > self.rules.max_failures or ended.losses > self.rules.max_losses:
             self._close(task)
@@ -209,6 +231,7 @@ class TaskLeases(Generic[Work]):
         lease = self._open.pop(task)
         self._of.pop(lease.worker, None)
         self._orphans.pop(task, None)
+        self._former.pop(task, None)
 
     def _observe(self, seconds: float) -> None:
         head = self._head

@@ -255,3 +255,40 @@ def test_the_counts_follow_every_task():
     assert (core.counts().again, core.counts().waiting, core.counts().given) == (1, 0, 2)
     assert core.report(done(again, version=0), 3.0) == "stale"
     assert (core.counts().refused, core.counts().held) == (1, 1)
+
+
+def test_a_task_that_another_worker_has_finished_is_not_taken_up_at_the_next_server():
+    """A slow worker, which does not know that its lease ended, still holds it: its update would count a second time."""
+    core = server("asp", EachAtOnce())
+    leases = give(core)
+    core.report(done(leases[A]), 1.0)
+    commit_all(core)
+    core.expire(1000.0)
+    (again,) = core.reassign(1000.0)
+    assert (again.worker, again.task) == (A, leases[B].task)
+    core.report(done(again, 1), 1001.0)
+    commit_all(core)
+
+    for _ in range(2):  # and at the one after that
+        core = server("asp", EachAtOnce(), [A], record=core.record())
+        core.claim(leases[B], 1002.0)
+        core.join(B)
+        assert core.leases.of(B) is None
+        assert core.report(done(leases[B], 1), 1002.0) == "superseded"
+        core.told(B, [done(leases[B]).name])
+    assert core.leases.outdated(B) == [done(leases[B]).name]
+    core.told(B, [])
+    assert not any(one.outdated for one in core.record().workers)
+
+
+def test_a_task_that_nobody_has_finished_is_taken_up_at_the_next_server():
+    """Also by a worker whose lease had ended: it may be the only one that has it."""
+    core = server("asp", EachAtOnce())
+    leases = give(core)
+    core.expire(1000.0)
+    core = server("asp", EachAtOnce(), [A], record=core.record())
+    core.claim(leases[B], 1001.0)
+
+    assert core.leases.of(B) is not None
+    core.join(B)
+    assert core.report(done(leases[B]), 1002.0) == "waits"
