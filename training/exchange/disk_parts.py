@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from training.exchange.exchange import Exchange
-from training.exchange.store.array_space import UNIT_BYTES, ArraySpace
-from training.exchange.store.mapped_slots import MappedSlots, PayloadFile
+from training.exchange.store.mapped_extents import UNIT_BYTES, ArraySpace, PayloadFile
 
-#: Payloads of the log share slots of so many bytes, or of the largest shard.
-LOG_SLOT_BYTES = 16 << 20
-#: Slots beside those that the log fills: its oldest and its newest are filled in part.
-FURTHER_LOG_SLOTS = 2
+#: Payloads of the log share extents of so many bytes, or of the largest shard.
+LOG_CHUNK_BYTES = 16 << 20
+#: Extents beside those that the log fills: its oldest and its newest are filled in part.
+FURTHER_LOG_CHUNKS = 2
 
 
 async def keep_on_disk(exchange: Exchange) -> None:
@@ -36,9 +35,9 @@ async def keep_on_disk(exchange: Exchange) -> None:
     if "residual" in settings.on_disk and total:
         exchange.push_client.keep_residual_in(np.frombuffer(await mapped("residual", 4 * total), np.float32))
     if "log" in settings.on_disk and settings.log_bytes and store.log.seconds:
-        slot_bytes = max(LOG_SLOT_BYTES, shard_bytes)
-        count = -(-settings.log_bytes // slot_bytes) + FURTHER_LOG_SLOTS
-        store.log.keep_in(PayloadFile(MappedSlots(await mapped("log", count * slot_bytes), slot_bytes)))
+        chunk_bytes = max(LOG_CHUNK_BYTES, -(-shard_bytes // UNIT_BYTES) * UNIT_BYTES)
+        count = -(-settings.log_bytes // chunk_bytes) + FURTHER_LOG_CHUNKS
+        store.log.keep_in(PayloadFile(await mapped("log", count * chunk_bytes), chunk_bytes))
     if "shards" in settings.on_disk and total:
         array_bytes = -(-shard_bytes // UNIT_BYTES) * UNIT_BYTES
         count = len(store) * (2 if store.rule.outer_momentum else 1)

@@ -19,6 +19,8 @@ from training.shard_count import MAX_SHARDS
 DIVIDED = "shards were divided; parts of each: "
 #: A request that came while this node divides its shards: the sender asks again.
 DIVIDING = "this node divides its shards: ask again"
+#: A request of a division that this node has heard of from one member only, and does not follow.
+ONE_MEMBER = "this node has not divided its shards: only you say that they were"
 OTHER_SWARM = "another swarm: the genesis differs"
 #: Members whose divisions are remembered.
 MOST_NAMED = 64
@@ -97,7 +99,9 @@ class Divisions:
         theirs = self.parts_in(genesis)
         if theirs and theirs < self.parts:
             return f"{DIVIDED}{self.parts}"
-        return DIVIDING if theirs and self._follow(theirs, node) else ""
+        if not theirs or not self._follow(theirs, node):
+            return ""
+        return ONE_MEMBER if self.disbelieves(node) else DIVIDING
 
     def told(self, reason: str, node: bytes) -> None:
         """A request of this node was refused by a member, for this reason."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from training.encoding.codecs import CodecName
 from training.encoding.cutting import cut
-from training.exchange.store.mapped_slots import PayloadFile
+from training.exchange.store.mapped_extents import PayloadFile
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState

@@ -23,7 +23,7 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding.codecs import Vector
 from training.exchange.messages import ForwardStatus, Window
-from training.exchange.store.array_space import ArraySpace
+from training.exchange.store.mapped_extents import ArraySpace
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of

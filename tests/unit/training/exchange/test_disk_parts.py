@@ -12,13 +12,13 @@ import pytest
 
 from tests.harness.exchange_swarm import World
 from tests.harness.virtual_loop import run
-from training.exchange.disk_parts import FURTHER_LOG_SLOTS, LOG_SLOT_BYTES
+from training.exchange.disk_parts import FURTHER_LOG_CHUNKS, LOG_CHUNK_BYTES
 from training.exchange.exchange import Exchange
 from training.exchange.held_memory import disk_bytes, held_memory
 from training.settings import ExchangeSettings
 
 VALUES, SHARDS = 8192, 8
-SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, outer_momentum=0.5, log_bytes=LOG_SLOT_BYTES)
+SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, outer_momentum=0.5, log_bytes=LOG_CHUNK_BYTES)
 Part = Literal["residual", "log", "shards"]
 
 
@@ -64,7 +64,7 @@ def test_what_is_in_files_does_not_count_as_memory() -> None:
 
     assert (held.residual, held.repair_log, held.owned, held.backed) == (0, 0, 0, 0)
     assert on_disk["residual_bytes"] == 4 * VALUES
-    assert on_disk["log_bytes"] == LOG_SLOT_BYTES
+    assert on_disk["log_bytes"] == LOG_CHUNK_BYTES
     count = len(exchange.store.owned) + len(exchange.store.backed)
     assert on_disk["shards_bytes"] == 2 * 4 * VALUES // SHARDS * count > 0
 
@@ -82,7 +82,7 @@ def test_each_part_is_put_on_disk_alone(part: Part) -> None:
 
 @pytest.mark.parametrize(
     ("part", "megabytes"),
-    [("residual", "0.0"), ("log", f"{(1 + FURTHER_LOG_SLOTS) * LOG_SLOT_BYTES / 1e6:.1f}"), ("shards", "0.1")],
+    [("residual", "0.0"), ("log", f"{(1 + FURTHER_LOG_CHUNKS) * LOG_CHUNK_BYTES / 1e6:.1f}"), ("shards", "0.1")],
 )
 def test_a_full_disk_is_an_error_that_names_the_part_and_its_size(part: Part, megabytes: str) -> None:
     """Before anything is served."""

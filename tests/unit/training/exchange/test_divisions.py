@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from training.exchange.divisions import DIVIDED, DIVIDING, MOST_NAMED, Divisions, exchange_genesis
+from training.exchange.divisions import DIVIDED, DIVIDING, MOST_NAMED, ONE_MEMBER, Divisions, exchange_genesis
 
 RUN = bytes(range(16))
 A, B = b"a" * 20, b"b" * 20
@@ -101,7 +101,7 @@ def test_one_member_alone_is_not_followed_beyond_what_the_swarm_explains() -> No
     mine = divisions()
     mine.is_expected = lambda parts: parts <= 4
     for _ in range(3):
-        assert mine.refusal(exchange_genesis(RUN, 64), A) == DIVIDING
+        assert mine.refusal(exchange_genesis(RUN, 64), A) == ONE_MEMBER
         mine.told(f"{DIVIDED}64", A)
     assert mine.wanted == 1
     assert mine.disbelieves(A)
@@ -111,7 +111,7 @@ def test_one_member_alone_is_not_followed_beyond_what_the_swarm_explains() -> No
     assert mine.wanted == 16
     assert mine.disbelieves(A)
     assert mine.take_believed() == [B]
-    assert mine.refusal(exchange_genesis(RUN, 64), A) == DIVIDING
+    assert mine.refusal(exchange_genesis(RUN, 64), A) == ONE_MEMBER
     assert mine.wanted == 16
     assert mine.refusal(exchange_genesis(RUN, 64), B) == DIVIDING
     assert mine.wanted == 64

@@ -7,8 +7,8 @@ import pytest
 
 from tests.harness.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, owner_of, store_of, term, zeros
 from training.encoding import codecs
-from training.exchange.store.array_space import ArraySpace
 from training.exchange.store.division import Slices, can_divide, divide_replica, divide_store
+from training.exchange.store.mapped_extents import ArraySpace
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.replica import NO_POSITION, Position, Replica

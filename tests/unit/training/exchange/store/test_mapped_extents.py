@@ -1,4 +1,4 @@
-"""Arrays in a mapped file: one user at a time, free again when nobody has anything of them, of any size."""
+"""Arrays and payloads in a mapped file: one user at a time, free again when nobody has anything of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from training.exchange.store.array_space import UNIT_BYTES, ArraySpace, MappedExtents
+from training.exchange.store.mapped_extents import UNIT_BYTES, ArraySpace, MappedExtents, PayloadFile
 
 VALUES = UNIT_BYTES // 4
 
@@ -92,3 +92,57 @@ def test_the_end_of_the_memory_is_used_to_its_last_byte() -> None:
     assert all(one is not None for one in taken)
     assert extents.take(1) is None
     assert MappedExtents(memoryview(b"")).take(1) is None
+
+
+def test_an_extent_is_free_when_neither_array_nor_view_nor_memoryview_is_left() -> None:
+    """A view of a part, and memory that is being sent, keep it; no third user gets the memory of either of two."""
+    extents = MappedExtents(memoryview(bytearray(2 * UNIT_BYTES)))
+    first, second = extents.take(UNIT_BYTES), extents.take(UNIT_BYTES)
+    assert first is not None
+    assert second is not None
+    assert extents.take(1) is None
+    view, sent = first[8:16], first[:4].data
+
+    del first
+    assert extents.used_bytes == 2 * UNIT_BYTES
+    del view
+    assert extents.used_bytes == 2 * UNIT_BYTES
+    del sent
+    assert extents.used_bytes == UNIT_BYTES
+    assert extents.take(1) is not None
+
+
+def payload_file(units: int) -> PayloadFile:
+    return PayloadFile(memoryview(bytearray(units * UNIT_BYTES)), UNIT_BYTES)
+
+
+def test_payloads_stay_as_they_were_whatever_is_dropped_and_added() -> None:
+    """A thousand payloads in random order of dropping: each that is kept has its bytes. What finds no room, or
+    is larger than an extent, is kept as it is; and at the end the whole file is free but for the extent in use."""
+    chance = random.Random(7)
+    file, kept = payload_file(8), list[tuple[bytes, bytes | bytearray | memoryview]]()
+    in_file = in_memory = 0
+    for number in range(1000):
+        payload = bytes([number % 251]) * chance.randrange(1, UNIT_BYTES * 5 // 4)
+        found = file.kept(payload)
+        in_memory += found is payload
+        in_file += found is not payload
+        assert (found is payload) or len(payload) <= UNIT_BYTES
+        kept.append((payload, found))
+        while len(kept) > 12 or (kept and chance.random() < 0.3):
+            kept.pop(chance.randrange(len(kept)))
+        assert all(bytes(held) == expected for expected, held in kept)
+    assert in_file > 300
+    assert in_memory > 100
+
+    kept.clear()
+    del found
+    assert file.used_bytes <= UNIT_BYTES
+
+
+def test_a_payload_in_the_file_cannot_be_written_to() -> None:
+    """It is sent from there, perhaps twice."""
+    found = payload_file(1).kept(b"abc")
+
+    assert isinstance(found, memoryview)
+    assert found.readonly

@@ -1,9 +1,9 @@
-"""Arrays in memory that is mapped from a file, each in an extent of its own size, whatever sizes come and go.
+"""Arrays and payloads in memory that is mapped from a file, in extents of whatever sizes come and go.
 
 An extent is free again when nothing refers to its memory any more: no array, no view of one, no memoryview. So whoever
 still sends what is in it keeps it, and nothing is ever written over it. Free extents that touch are one: when shards
-are divided, their parts fit where the wholes were. Where none is large enough the caller keeps the array in memory: the
-file is as large as what is normal. Pure.
+are divided, their parts fit where the wholes were. Where none is large enough the caller keeps what it has in memory:
+the file is as large as what is normal. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from training.encoding.codecs import Vector
 
 Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | bytearray | memoryview
 #: Extents begin at multiples of so many bytes: a page of memory.
 UNIT_BYTES = 4096
 
@@ -60,6 +61,35 @@ class MappedExtents:
             touches = bool(joined) and joined[-1][1] == begin
             joined.append((joined.pop()[0] if touches else begin, end))
         self._free = joined
+
+
+class PayloadFile:
+    """Copies of payloads, one after the other in an extent of `chunk_bytes`, which is free again when all of them are
+    gone."""
+
+    def __init__(self, memory: memoryview, chunk_bytes: int) -> None:
+        self._extents = MappedExtents(memory)
+        self._chunk_bytes = chunk_bytes
+        self._chunk: Bytes | None = None
+        self._end = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the extents in use."""
+        return self._extents.used_bytes
+
+    def kept(self, payload: Buffer) -> Buffer:
+        """A copy of the payload in the file, or the payload itself where no extent has room for it."""
+        size = len(payload)
+        if self._chunk is None or self._end + size > self._chunk_bytes:
+            chunk = self._extents.take(self._chunk_bytes) if size <= self._chunk_bytes else None
+            if chunk is None:
+                return payload
+            self._chunk, self._end = chunk, 0
+        place = self._chunk[self._end : self._end + size]
+        place[:] = np.frombuffer(payload, np.uint8)
+        self._end += size
+        return place.data.toreadonly()
 
 
 class ArraySpace:
