@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,46 @@ def test_ci_runs_the_readme_commands() -> None:
     # One runs beside the others, and its status is that of the script where nothing else has failed.
     assert [bool(text) for text in redirections] == [command == "make test-browser" for command in commands]
     assert lines[-1] == 'exit "$browser_status"'
+
+
+@pytest.fixture
+def ci_with_stub_make(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs a copy of .ci/run where every installed program is found and `make` fails at one target alone."""
+    checkout = tmp_path / "checkout"
+    (checkout / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("nft", "promtool", "etcd", "chromium", "apt-get"):
+        (programs / name).write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    (programs / "make").write_text(
+        '#!/bin/sh\necho "ran: $*"\nif [ "$*" = "$FAILING" ]; then exit 7; fi\n', encoding="utf-8"
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+
+    def run(failing: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "FAILING": failing}
+        return subprocess.run(
+            [checkout / ".ci" / "run"], env=environment, text=True, capture_output=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("failing", "status"),
+    [("", 0), ("test", 7), ("test ARGS=-m long", 7), ("test-browser", 7), ("check", 7)],
+)
+def test_ci_succeeds_only_where_every_target_does(
+    ci_with_stub_make: Callable[[str], subprocess.CompletedProcess[str]], failing: str, status: int
+) -> None:
+    """.ci/run has status 0 where every target of make has, and else that of the one that fails."""
+    done = ci_with_stub_make(failing)
+
+    assert done.returncode == status, done.stdout + done.stderr
+    # What runs beside the others is told of as well, unless something before it has failed.
+    assert ("ran: test-browser" in done.stdout) == (failing not in ("test", "test ARGS=-m long", "check"))
 
 
 def test_licence_is_apache_2() -> None:
