@@ -1,7 +1,7 @@
 """data_coverage: 2,000 random histories of nodes that share a data set; samples trained twice, and samples skipped.
 
-The histories are those of the tests (`tests/harness/data_histories.py`), longer and with more data. A history that is
-not as promised is printed with its seed, and counted.
+The histories are those of the tests (`tests/harness/histories/data_histories.py`), longer and with more data. A history
+that is not as promised is printed with its seed, and counted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks.record import Outcome, Series
-from tests.harness.data_histories import Tally, play
+from tests.harness.histories.data_histories import Tally, play
 
 HISTORIES = 2000
 #: Simulated seconds in which nodes come and go.

@@ -1,7 +1,7 @@
 """fuzz: minutes of mutated datagrams and request heads into the overlay of a node, one swarm after another.
 
-The fuzzer is the one of the tests (`tests/harness/fuzz.py`), the swarm is simulated, the overlay's code is the real
-one. A failure is printed with its seed and the last bytes, and counted; the next seed follows.
+The fuzzer is the one of the tests (`tests/harness/attacks/fuzz.py`), the swarm is simulated, the overlay's code is the
+real one. A failure is printed with its seed and the last bytes, and counted; the next seed follows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections import Counter
 
 from benchmarks.record import Outcome, Series
 from benchmarks.start import resident_bytes
-from tests.harness.fuzz import NODES, ROUND, Fuzz
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.attacks.fuzz import NODES, ROUND, Fuzz
+from tests.harness.environment.virtual_loop import VirtualLoop
 
 MINUTES = 10.0
 #: Rounds of one swarm: long enough for what piles up to show, short enough for many seeds.

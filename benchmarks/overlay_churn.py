@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from benchmarks.record import Outcome, Series
 from overlay.discovery.lookup_service import Finished
 from overlay.overlay import Overlay
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 NODES = 200
 MINUTES = 60.0

@@ -3,7 +3,7 @@
 Simulated network, real overlay code, virtual time. All nodes join at one moment, look each other up, and train for some
 minutes while nodes die, leave, return and are replaced. Then a few die at one moment, and last half of all that are
 left. From the first to the last moment datagrams are lost and the loops of nodes stall. Signatures are keyed hashes
-(tests/harness/quick_identity.py): none of the figures is a time of this machine.
+(tests/harness/environment/quick_identity.py): none of the figures is a time of this machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.overlay_scale import Found, Joined, join, pairs_of, recall, reso
 from benchmarks.record import Outcome, Series
 from overlay.overlay import Overlay
 from overlay.peers import PeerChange
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.quick_identity import quick_identities
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.quick_identity import quick_identities
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 NODES = 1000
 REPETITIONS = 5

@@ -18,8 +18,8 @@ from benchmarks.record import Outcome, Series
 from overlay.ids import random_id
 from overlay.overlay import Overlay
 from overlay.peers import PeerChange
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 NODES = 100
 MINUTES = 60.0

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.record import Outcome, Series
 from overlay.discovery.population import Estimator
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 SIZES = (50, 200, 1000)
 LOOKUPS = 16

@@ -31,9 +31,9 @@ from overlay.kademlia.routing_table import ContactTable
 from overlay.local_node import LocalNode
 from overlay.peers import Activity, Contact, Peer
 from overlay.system import SystemClock
-from tests.harness.environment import make_environment
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 SIZES = (200, 1000)
 DRAWS = 200_000

@@ -18,8 +18,8 @@ from benchmarks.record import Outcome, Series
 from overlay.discovery.lookup_service import Finished
 from overlay.ids import distance, random_id
 from overlay.overlay import Overlay
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 NODES = 1000
 BOOTSTRAPS = 3

@@ -44,7 +44,7 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
     from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
     from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-    from tests.harness.environment import NoLog, make_environment
+    from tests.harness.environment.simulated import NoLog, make_environment
 
     # As in a daemon, threads write to the disk: one pool of them for all nodes.
     clock, entropy, log, executor = SystemClock(), SystemEntropy(), NoLog(), ThreadExecutor()

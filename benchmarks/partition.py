@@ -32,7 +32,7 @@ CUT_S = 30.0
 BOUND_S = 10.0
 SHARDS = 24
 SETTINGS: dict[str, Any] = {
-    "training.task": "tests.harness.tasks:Ledger",
+    "training.task": "tests.harness.trainers.tasks:Ledger",
     "training.local_steps": 1,
     "training.eval_steps": 0,
     "training.checkpoint_s": 5.0,

@@ -149,7 +149,7 @@ def _overlay(folder: Path) -> Any:
     from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
     from overlay.sockets.transport import SocketTransport
     from overlay.system import FolderDisk, SystemClock, SystemEntropy
-    from tests.harness.environment import NoLog, make_environment
+    from tests.harness.environment.simulated import NoLog, make_environment
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
     disk = FolderDisk(folder)

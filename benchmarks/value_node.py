@@ -28,7 +28,7 @@ from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, Sw
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.malloc import trim_heap
-from tests.harness.environment import NoLog
+from tests.harness.environment.simulated import NoLog
 from training.exchange.client.values import shard_of
 from training.exchange.exchange import Exchange
 from training.exchange.held_memory import state_bytes

@@ -1,8 +1,8 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
 Tests with several daemons measure seconds; two of them at once would measure each other. Tests whose processes are
-forks share a worker because they share the server that forks. Groups begin first. `tests.harness.forked_workers` makes
-the workers.
+forks share a worker because they share the server that forks. Groups begin first. `tests.harness.runner.forked_workers`
+makes the workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.harness.forked_workers"]
+pytest_plugins = ["tests.harness.runner.forked_workers"]
 
 # An example that waits for a core, or imports something, is late and not wrong.
 hypothesis.settings.register_profile("p2pnode", deadline=None)
@@ -141,7 +141,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Nodes of a simulated network verify each other's signatures in one process: those that it has made are known."""
     if item.path.parent != SIMULATED_TESTS:
         return (yield)
-    from tests.harness.quick_identity import known_signatures
+    from tests.harness.environment.quick_identity import known_signatures
 
     with known_signatures():
         return (yield)

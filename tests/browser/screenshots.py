@@ -27,7 +27,7 @@ from rich.text import Text
 from tests.browser.chromium import LAPTOP, PHONE, TABLET, Tab, browser, missing
 from tests.browser.scenes import SCENES
 from tests.browser.staged_node import StagedNode
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.daemons import Daemon, Daemons, daemons, status
 from p2pnode.errors import ExitCode
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode, with_daemon
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.trainer_world import World, is_running, until
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft

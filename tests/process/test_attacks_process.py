@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from benchmarks.daemons import status, wait_until
-from tests.harness.attacks import ATTACKS
+from tests.harness.attacks.member_attacks import ATTACKS
 from tests.process.harness.head_attacks import HEAD_ATTACKS
 from tests.process.harness.odd_swarm import SHARDS, described, odd_swarm
 

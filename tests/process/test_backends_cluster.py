@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.engines.mapreduce.engine import MapReduce
 from training.engines.mapreduce.errors import BadRequest, FunctionFailed, WorkersLost
 

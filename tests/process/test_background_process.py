@@ -13,7 +13,7 @@ from p2pnode.client import find
 from p2pnode.directory_lock import is_locked
 from p2pnode.errors import ExitCode
 from p2pnode.log_file import LOG_FILE
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 TRAINER = [sys.executable, "-m", "tests.process.harness.plain_trainer"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from p2pnode.client import STATUS_FILE
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
 
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.

@@ -20,7 +20,7 @@ import pytest
 from p2pnode.demo.plan import DemoPlan
 from p2pnode.demo.run import run
 from p2pnode.terminal.numbers import number
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import with_torch
 
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")

@@ -16,8 +16,8 @@ import torch
 
 from overlay.environment import Environment
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from tests.harness.repository import ROOT
-from tests.harness.tasks import Plain
+from tests.harness.project.repository import ROOT
+from tests.harness.trainers.tasks import Plain
 from tests.process.harness.trainer_world import World, is_running, until
 from tests.process.test_shared_data_process import sharing
 from training.devices.host import HostTrainer
@@ -33,7 +33,7 @@ NODE = b"n" * 20
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ROOT)  # Where `tests.harness.tasks` is found.
+    monkeypatch.chdir(ROOT)  # Where `tests.harness.trainers.tasks` is found.
     return World(tmp_path / "state")
 
 
@@ -42,7 +42,7 @@ def host(world: World, devices: str, command: list[str] | None = None, **setting
     of_devices = {
         key: settings.pop(key) for key in ("period", "step", "c1", "p1", "avg_size", "merge") if key in settings
     }
-    settings = {"task": "tests.harness.tasks:Plain", "threads": 1, **settings}
+    settings = {"task": "tests.harness.trainers.tasks:Plain", "threads": 1, **settings}
     environment = Environment(
         clock=SystemClock(),
         entropy=SystemEntropy(),
@@ -119,7 +119,12 @@ def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_wait
 
     async def scenario(world: World) -> None:
         trainer = host(
-            world, "cpu*3", local_steps=20, hang_s=0.3, task="tests.harness.tasks:Slow", options={"seconds": 0.01}
+            world,
+            "cpu*3",
+            local_steps=20,
+            hang_s=0.3,
+            task="tests.harness.trainers.tasks:Slow",
+            options={"seconds": 0.01},
         )
         await trainer.start()
         await trainer.train(order(1, 20))
@@ -192,7 +197,7 @@ def test_trainers_that_raise_in_their_first_turn_end_the_run(world: World) -> No
     """A fault of the task is the same on every device: the step fails with the reason, and nothing is restarted."""
 
     async def scenario(world: World) -> None:
-        trainer = host(world, "cpu*2", local_steps=2, task="tests.harness.tasks:Vectorial")
+        trainer = host(world, "cpu*2", local_steps=2, task="tests.harness.trainers.tasks:Vectorial")
         await trainer.start()
         async with asyncio.timeout(20.0):
             with pytest.raises(TrainerFailed) as failed:

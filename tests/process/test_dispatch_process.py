@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.dispatch_world import Chaos, ChaosPlan, ChaosResult
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 from tests.process.harness.swarm_world import ProcessNode, until

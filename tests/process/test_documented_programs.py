@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import documents
-from tests.harness.documents import Shown
+from tests.harness.project import documents
+from tests.harness.project.documents import Shown
 from tests.process.harness.document_rules import RULES, SMALL, World, founding, rule_of
 from tests.process.harness.snippet_scripts import SCRIPTS, script_of
 

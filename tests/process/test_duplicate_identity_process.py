@@ -15,7 +15,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS
 
@@ -31,7 +31,7 @@ class Daemon:
         self._log = state_dir.with_suffix(".log")
         arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        arguments += ["--task", "tests.harness.tasks:Slow"]
+        arguments += ["--task", "tests.harness.trainers.tasks:Slow"]
         for setting in (*SHORT_STEPS, "training.checkpoint_s=0", "training.options={seconds = 0.02}"):
             arguments += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}

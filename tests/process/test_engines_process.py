@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from p2pnode.errors import ExitCode
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.swarm_world import ProcessNode, kill_all, until
 
 Start = Callable[..., ProcessNode]

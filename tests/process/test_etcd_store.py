@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from overlay.environment import Environment
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from tests.harness.environment import ListLog
-from tests.harness.repository import ROOT
+from tests.harness.environment.simulated import ListLog
+from tests.harness.project.repository import ROOT
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, Json, coded
 from training.dispatch.etcd_store import EtcdStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, run_p2pnode, trainers_are_forks, with_daemon, with_torch
 
 if not sys.platform.startswith("linux"):

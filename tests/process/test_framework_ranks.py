@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 RANKS, STEPS, LOCAL_STEPS, BATCH = 2, 3, 2, 4
 

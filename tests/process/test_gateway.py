@@ -13,7 +13,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.nat.port_mapping import GatewayFailed, Mapped
 from overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
 from tests.process.harness.sockets import Run, run
 

@@ -19,7 +19,7 @@ from overlay.addresses import Address
 from overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
 from overlay.bootstrap.mdns import OnAnnouncement, ZeroconfLan, is_installed
 from overlay.kademlia.messages import PROTOCOL_VERSION
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.sockets import Run, run
 
 __all__ = ["run"]

@@ -13,7 +13,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 
@@ -64,7 +64,7 @@ def test_nodes_on_one_machine_find_each_other(tmp_path: Path, local: Callable[..
     # A task that sleeps: three that compute would take all cores from the other tests.
     given = (*SHORT_STEPS[1:], "training.checkpoint_s=0", "training.options={seconds = 0.02}")
     settings = [part for setting in given for part in ("--set", setting)]
-    two = local("--local", "2", "--run", "digits", "--task", "tests.harness.tasks:Slow", *settings)
+    two = local("--local", "2", "--run", "digits", "--task", "tests.harness.trainers.tasks:Slow", *settings)
     until(lambda: train(2), START_S, "two train")
     one = local("--local")
     until(lambda: train(3), START_S, "the third trains")

@@ -15,7 +15,7 @@ import pytest
 from overlay.sealing.swarm_key import SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.namespaces import command, inside, missing, namespaces
 from tests.process.test_swarm_process import START_S, until
 from tests.process.test_swarm_process import Daemon as LoopbackDaemon

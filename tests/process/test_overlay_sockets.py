@@ -28,7 +28,7 @@ from overlay.peers import Heartbeat
 from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock, SystemEntropy
-from tests.harness.environment import ListLog, MemoryDisk, Record, make_environment
+from tests.harness.environment.simulated import ListLog, MemoryDisk, Record, make_environment
 
 V4, V6 = "127.0.0.1", "::1"
 GENESIS = b"genesis of tests"

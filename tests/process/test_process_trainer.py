@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import with_torch
 from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
 from training.layout import Layout
@@ -27,7 +27,7 @@ from training.trainer_link.interface import StepOrder, TrainerFailed
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.chdir(ROOT)  # Where `tests.harness.tasks` is found.
+    monkeypatch.chdir(ROOT)  # Where `tests.harness.trainers.tasks` is found.
     return World(tmp_path / "state")
 
 
@@ -44,7 +44,7 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
         trainer = world.trainer("Line")
         hello = await trainer.start()
         assert isinstance(hello.layout, Layout)
-        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.harness.tasks:Line", "1", True)
+        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.harness.trainers.tasks:Line", "1", True)
         assert trainer.vector.shape == trainer.delta.shape == (hello.layout.total,)
         assert trainer.vector.any()
         before = await trainer.evaluate(0)
@@ -99,7 +99,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     them each turn overlaps with the exchange of the one before: its base is its own, and its delta waits."""
     import torch
 
-    from tests.harness import tasks
+    from tests.harness.trainers import tasks
     from training.trainer.snapshot import seed_all
     from training.trainer_link.messages import derive_node_seed
 
@@ -317,8 +317,8 @@ def test_a_warning_of_the_trainer_reaches_the_log(world: World) -> None:
     ("settings", "reason"),
     [
         ({"task": "no_such_module:Task"}, "does not import"),
-        ({"task": "tests.harness.tasks:Frozen"}, "no trainable parameter"),
-        ({"task": "tests.harness.tasks:DiesAtStart"}, "exit code 5: library version mismatch"),
+        ({"task": "tests.harness.trainers.tasks:Frozen"}, "no trainable parameter"),
+        ({"task": "tests.harness.trainers.tasks:DiesAtStart"}, "exit code 5: library version mismatch"),
         ({"task": "text", "data_dir": "/nowhere/book.txt"}, "finds no file /nowhere/book.txt"),
     ],
 )

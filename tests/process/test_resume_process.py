@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from overlay.system import FolderDisk
 from p2pnode.commands.files import newest_checkpoint
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.swarm_world import START_S, ProcessNode, until
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
@@ -27,7 +27,7 @@ NODES = 3
 TOTAL, SHARDS = NODES * 64, 8
 BOUNDS = shard_bounds(TOTAL, SHARDS)
 SETTINGS: dict[str, Any] = {
-    "training.task": "tests.harness.tasks:Ledger",
+    "training.task": "tests.harness.trainers.tasks:Ledger",
     "training.local_steps": 1,
     "training.eval_steps": 0,
     "training.checkpoint_s": 1.5,

@@ -18,7 +18,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
 
 #: Importing torch on a loaded machine is most of every wait here.

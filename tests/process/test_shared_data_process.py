@@ -13,7 +13,7 @@ import pytest
 
 from overlay.environment import Environment
 from overlay.system import SystemClock
-from tests.harness.environment import InlineExecutor, MemoryDisk, SeededEntropy
+from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, SeededEntropy
 from tests.process.harness.trainer_world import World, until
 from tests.process.test_attached_swarm import BEGIN, LAUNCHER
 from tests.unit.training.sharing.test_service import FakeSwarm

@@ -14,7 +14,7 @@ from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, run_p2pnode, start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 

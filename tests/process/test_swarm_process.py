@@ -15,7 +15,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, start_p2pnode
 
 #: The documented detection bound.

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import START_S, until
 

@@ -20,7 +20,7 @@ from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck
 from p2pnode.doctor.line_speed import READ_BYTES
 from p2pnode.doctor.visit import visit
-from tests.harness.environment import NoLog
+from tests.harness.environment.simulated import NoLog
 from training.encoding.frames import sized
 from training.exchange.messages import Pull, PullAnswer, decode, encode
 from training.shard_count import MIN_SHARDS

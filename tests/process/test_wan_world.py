@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.lan_world import NotPermitted
 from tests.process.harness.line_model import Cable
 from tests.process.harness.swarm_world import until

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.repository import PACKAGES, ROOT
+from tests.harness.project.repository import PACKAGES, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 

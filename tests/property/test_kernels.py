@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training import kernels
 from training.dispatch.recordio import chunk
 from training.encoding import codecs

@@ -13,8 +13,8 @@ from overlay.addresses import Address
 from overlay.kademlia import messages as wire
 from overlay.peers import Heartbeat
 from overlay.transport import RequestRejected
-from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import GENESIS, OverlayWorld, endpoint
 
 STRANGER = Address("10.7.7.7", 4000)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.fuzz import Fuzz
-from tests.harness.long_run import more
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.attacks.fuzz import Fuzz
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 
 ROUNDS = 40
 

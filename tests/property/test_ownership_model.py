@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.long_run import more
-from tests.harness.ownership_model import RULES, SCENARIOS, search
+from tests.harness.ownership.model import RULES, SCENARIOS, search
+from tests.harness.runner.long_run import more
 
 #: Where leaving a rule out shows soonest.
 SHOWN_IN = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.recordio import encode
+from tests.harness.builders.recordio import encode
 from training.dispatch.recordio import Compressor, RecordFile, RecordWriter, TornChunk, read_chunk, read_index
 from training.dispatch.recordio import chunk as chunks
 

@@ -1,7 +1,7 @@
 """One shard among four stores: no delta is lost or added twice, whatever is late, lost, suspected, or dead.
 
-`tests.harness.store_histories` plays the services around the stores and checks the invariants. Random histories reach
-far; Hypothesis shrinks a failing one.
+`tests.harness.histories.store_histories` plays the services around the stores and checks the invariants. Random
+histories reach far; Hypothesis shrinks a failing one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.harness.long_run import more
-from tests.harness.store_histories import DELTAS, NAMES, World
+from tests.harness.histories.store_histories import DELTAS, NAMES, World
+from tests.harness.runner.long_run import more
 
 ACTIONS = {
     "push": 6,

@@ -1,6 +1,7 @@
 """Random and extreme values in every field of every message: nothing fails but the sender, and nothing of it lasts.
 
-What is generated fits the definitions of the messages, so that it passes the decoders (`tests.harness.typed_values`).
+What is generated fits the definitions of the messages, so that it passes the decoders
+(`tests.harness.attacks.typed_values`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.harness import lying_member
-from tests.harness.environment import ListLog, MemoryDisk, VirtualClock
-from tests.harness.exchange_swarm import GENESIS
-from tests.harness.lying_member import BOUNDS, KINDS, SHARDS, VALUES
-from tests.harness.typed_values import Typed
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.attacks import lying_member
+from tests.harness.attacks.lying_member import BOUNDS, KINDS, SHARDS, VALUES
+from tests.harness.attacks.typed_values import Typed
+from tests.harness.environment.simulated import ListLog, MemoryDisk, VirtualClock
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import GENESIS
 from training import checkpoint
 from training.exchange import ownership_messages as moves
 from training.exchange.fence_file import FENCES_FILE, _Rows
@@ -34,7 +35,7 @@ from training.shards.outer_rule import Rule
 
 #: Each has found a fault that the others did not.
 SEEDS = (1, 4, 13, 14, 19, 49)
-#: More of both: `python -m tests.harness.lying_member --histories 1000`.
+#: More of both: `python -m tests.harness.attacks.lying_member --histories 1000`.
 FIXED = settings(
     derandomize=True, database=None, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

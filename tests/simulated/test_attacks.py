@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import attacks
-from tests.harness.attacks import ATTACKS, ENOUGH
+from tests.harness.attacks import member_attacks as attacks
+from tests.harness.attacks.member_attacks import ATTACKS, ENOUGH
 
 #: Attacks that slow the others down as long as their member is there, and the least rate that is left to them.
 HOLDS_UP = {

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import Member, World
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import Member, World
 from training.encoding.codecs import CodecName
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Pull, PullAnswer, decode, encode

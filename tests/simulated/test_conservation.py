@@ -1,4 +1,4 @@
-"""Nothing acknowledged is lost: histories full of faults over the real exchange (`tests.harness.conservation`)."""
+"""Nothing acknowledged is lost: histories of `tests.harness.histories.conservation` over the real exchange."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness import conservation
-from tests.harness.conservation import Tally, play
-from tests.harness.long_run import more
+from tests.harness.histories import conservation
+from tests.harness.histories.conservation import Tally, play
+from tests.harness.runner.long_run import more
 from training.exchange.cooperative import LoopTurns, LoopYielder
 from training.exchange.held_memory import disk_bytes
 from training.settings import ExchangeSettings
@@ -33,7 +33,9 @@ FIRST_BLOCK = pytest.mark.worker_group("first histories")
 
 @functools.cache
 def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
-    print(f"seed {seed}: python -m tests.harness.conservation --nodes {nodes} --seed {seed} --robust '{robust}'")
+    print(
+        f"seed {seed}: python -m tests.harness.histories.conservation --nodes {nodes} --seed {seed} --robust '{robust}'"
+    )
     return play(seed, nodes, robust)
 
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.harness.stub_device import StubDevice, host_of
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_device import StubDevice, host_of
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.devices.coordination import Coordination
 from training.devices.host import HostTrainer
 from training.trainer_link.interface import Vector

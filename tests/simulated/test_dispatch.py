@@ -11,7 +11,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
 from p2pnode.terminal.status_view import status_text
-from tests.harness.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
+from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
 from training.dispatch.store import MemoryStore
 
 

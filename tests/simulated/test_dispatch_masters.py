@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import SeededEntropy, make_environment
-from tests.harness.fake_etcd import FakeCalls, FakeEtcd
-from tests.harness.long_run import more
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import SeededEntropy, make_environment
+from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.long_run import more
+from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from training.dispatch import stored_queue
 from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
 from training.dispatch.chunks import ChunkTable, DatasetChunk

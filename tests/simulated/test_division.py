@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.conservation import play
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer, exponential, initial_vector
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.histories.conservation import play
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector
 from tests.simulated.test_swarm_resume import SHARDS, applied, fold, simulate, switch_off, whole
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 from training.encoding.codecs import Vector
@@ -162,7 +162,8 @@ def test_divisions_amid_faults_lose_and_double_nothing(first: int, histories: in
     tallies = [play(seed, 8, divides=True) for seed in range(first, first + histories)]
 
     print(
-        f"seeds {first} to {first + histories - 1}: python -m tests.harness.conservation --nodes 8 --divides --seed N"
+        f"seeds {first} to {first + histories - 1}: "
+        "python -m tests.harness.histories.conservation --nodes 8 --divides --seed N"
     )
     assert sum(tally.divided for tally in tallies) >= 8 * histories
     assert sum(tally.taken_over for tally in tallies) >= 4 * histories

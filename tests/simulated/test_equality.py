@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.harness import tasks as world_tasks
-from tests.harness.real_trainer import InlineTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers import tasks as world_tasks
+from tests.harness.trainers.real_trainer import InlineTrainer
 from training.progress import Progress
 from training.tasks.task import TrainSpec
 from training.trainer_link.interface import StepOrder, StepReport

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import Member, World
-from tests.harness.long_run import more
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.exchange_swarm import Member, World
 from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings
 

@@ -1,4 +1,4 @@
-"""One fault at a time over the real exchange, on the light network of `tests.harness.exchange_swarm`."""
+"""One fault at a time over the real exchange, on the light network of `tests.harness.swarms.exchange_swarm`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_swarm import GENESIS, Links, Member, World
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
 from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import Push

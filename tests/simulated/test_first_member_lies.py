@@ -16,10 +16,10 @@ import pytest
 
 from overlay.peers import Activity, Contact
 from overlay.transport import Response
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training import manifest_check
 from training.encoding.frames import Part, frames
 from training.exchange import messages

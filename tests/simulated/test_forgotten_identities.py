@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.conservation import play
-from tests.harness.exchange_swarm import GENESIS, World
+from tests.harness.histories.conservation import play
+from tests.harness.swarms.exchange_swarm import GENESIS, World
 from tests.simulated.test_exchange_faults import (
     BOUND_S,
     ONES,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from overlay.sockets import concurrency
-from tests.harness.exchange_swarm import World
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import World
 from tests.simulated.test_exchange_faults import exchange_of, join
 from training.settings import ExchangeSettings
 

@@ -19,12 +19,12 @@ from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from p2pnode.lifecycle import checkpoints
 from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
-from tests.harness.lying_member import KINDS
-from tests.harness.stores import contact, owner_of, store_of, term
-from tests.harness.stub_trainer import StubTrainer, exponential
-from tests.harness.swarm import Host, Swarm
-from tests.harness.typed_values import Typed
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.attacks.lying_member import KINDS
+from tests.harness.attacks.typed_values import Typed
+from tests.harness.builders.stores import contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.dispatch.messages import WhoServes
 from training.duplicate_data import FirstDelta
 from training.encoding.frames import Part, frames

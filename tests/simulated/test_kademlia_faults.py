@@ -27,9 +27,9 @@ from overlay.kademlia.routing_table import ContactTable
 from overlay.overlay import NotThisSwarm
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import MAX_DATAGRAM_BYTES, RequestRejected
-from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
-from tests.harness.stock_kademlia import StockNetwork, ids_in, known
-from tests.harness.virtual_loop import Unhandled, VirtualLoop
+from tests.harness.environment.virtual_loop import Unhandled, VirtualLoop
+from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
+from tests.harness.swarms.stock_kademlia import StockNetwork, ids_in, known
 
 TAG = messages.swarm_tag("tests", GENESIS)
 SOMEBODY = Address("10.7.7.7", 4000)

@@ -7,9 +7,9 @@ from typing import Any
 
 from overlay.bootstrap.local_network import Announcement
 from overlay.kademlia.messages import PROTOCOL_VERSION
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 OnAnnouncement = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 

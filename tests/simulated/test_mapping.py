@@ -10,9 +10,9 @@ from typing import Any
 from overlay.addresses import Address
 from overlay.nat.port_mapping import LEASE_S, REMOVE_TIMEOUT_S, GatewayFailed, Mapped
 from overlay.report import PortMappingReport
-from tests.harness.nat import Nat
-from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.network.nat import Nat
+from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 
 PUBLIC = "93.184.216.34"
 #: What the router grants, less than it is asked for.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import p2pnode
-from tests.harness.script_trainer import Together, train_together
+from tests.harness.swarms.script_swarm import Together, train_together
 
 STEPS = 8
 ROWS = 16

@@ -16,11 +16,11 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.terminal.status_view import status_text
-from tests.harness.nat import Nat
-from tests.harness.overlay_swarm import OverlayWorld, address_of
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.network.nat import Nat
+from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.shards.applied import DeltaId
 
 PUBLIC = "203.0.113.7"

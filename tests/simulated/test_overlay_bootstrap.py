@@ -13,9 +13,9 @@ import pytest
 from overlay.addresses import Address
 from overlay.bootstrap.dialer import MAX_RETRY_DELAY_S, REMIND_S
 from overlay.overlay import Overlay
-from tests.harness.long_run import more
-from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of, endpoint
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of, endpoint
 
 HOUR_S = 3600.0
 #: Of a node without the others: the pause between two dials is at its longest after two minutes.

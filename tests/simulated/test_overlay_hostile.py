@@ -20,8 +20,8 @@ from overlay.membership.members import MAX_PEERS
 from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
 from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from overlay.peers import Activity, Contact, Heartbeat
-from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
 TAG = messages.swarm_tag("tests", GENESIS)
 STRANGER = Address("10.7.7.7", 4000)

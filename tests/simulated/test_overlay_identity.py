@@ -16,9 +16,9 @@ from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import RequestRejected
-from tests.harness.environment import MemoryDisk
-from tests.harness.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import MemoryDisk
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 
 TAG = messages.swarm_tag("tests", GENESIS)
 

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import overlay_large, overlay_liveness, overlay_population
 from overlay.membership.members import EAGER_VIEW
-from tests.harness.overlay_swarm import OverlayWorld
-from tests.harness.quick_identity import quick_identities
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.quick_identity import quick_identities
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:

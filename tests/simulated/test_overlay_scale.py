@@ -14,8 +14,8 @@ from benchmarks import overlay_churn, overlay_liveness, overlay_population, over
 from overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
-from tests.harness.overlay_swarm import OverlayWorld, address_of
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:

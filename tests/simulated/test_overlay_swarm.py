@@ -13,8 +13,8 @@ from overlay.ids import distance, random_id
 from overlay.overlay import NotThisSwarm, Overlay
 from overlay.peers import Activity
 from overlay.transport import ReceivedResponse, Response, TransportError
-from tests.harness.overlay_swarm import PORT, OverlayWorld, address_of
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 
 DETECTION_S = 6.0
 

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from p2pnode.lifecycle.node import Node
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer, exponential
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from tests.simulated.test_swarm_training import EXACT, SHARDS, SIZE, settle
 
 #: Detection, the grace period for a backup and a survey; and a push that fails first, for nobody notices before.

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.harness.server_swarm import World
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.server_swarm import World
 from training.engines.server.core import Pending, ServerRecord, WorkerProgress
 from training.engines.server.fencing import RECORD_KEY, encode_record
 from training.engines.server.options import ServerOptions

@@ -13,9 +13,9 @@ from examples.linear_regression import TRUE, Regression
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from tests.harness.engine_script import EngineScript
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import START_S, run
+from tests.harness.environment.virtual_loop import START_S, run
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.engine_script import EngineScript
 from training.engines.program import Context, Program
 from training.values.store import NewValue, UpdateFailed, ValueUpdate
 
@@ -186,7 +186,7 @@ def test_a_node_that_is_told_to_leave_ends_its_script_and_hands_over() -> None:
 def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> None:
     """A node whose script trains a model cannot join a swarm of an engine: the error says so, at its start."""
     from p2pnode.errors import ExitCode, UserError
-    from tests.harness.stub_trainer import StubTrainer
+    from tests.harness.trainers.stub_trainer import StubTrainer
 
     async def play() -> None:
         swarm = world(25, {"n0": Exact(1000)}, "asp", 1)

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, restart
-from tests.harness.stub_trainer import exponential, initial_vector
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.histories.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, restart
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import exponential, initial_vector
 
 
 @pytest.mark.parametrize("restarts", [((1, 30.0), (2, 30.0)), ((3, 30.0), (34, 60.0))])

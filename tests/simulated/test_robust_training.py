@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer, exponential
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 

@@ -9,11 +9,11 @@ from statistics import median
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import Member, World
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.encoding.codecs import CodecName
 from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings

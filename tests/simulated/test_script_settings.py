@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import p2pnode
-from tests.harness.script_trainer import Together, train_together
+from tests.harness.swarms.script_swarm import Together, train_together
 
 
 def build() -> nn.Module:

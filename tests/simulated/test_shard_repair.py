@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.harness.long_run import more
-from tests.harness.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, counted
-from tests.harness.stub_trainer import exponential
-from tests.harness.swarm import Host, Swarm, configured
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.histories.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, counted
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Host, Swarm, configured
+from tests.harness.trainers.stub_trainer import exponential
 from training.exchange.store.records import Owned
 
 #: A good copy is found and used within this long.

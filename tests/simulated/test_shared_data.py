@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.trainer_link.data_messages import (
     Claim,
     DataGranted,

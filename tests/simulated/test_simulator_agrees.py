@@ -13,10 +13,10 @@ from random import Random
 import pytest
 
 from benchmarks.agreement import Run, simulated
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StepTime, StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 from training.settings import BarrierMethod, BarrierSettings
 from training.simulation.model.random_streams import DURATIONS, RandomStream
 from training.simulation.model.step_times import StepTimes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from overlay.transport import Request, Response, SizedBody, TransportError
-from tests.harness.network import MemoryTransport, Network
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.network.network import MemoryTransport, Network
 
 MBIT = 1e6 / 8
 MB = 1 << 20

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import Links, Member, World
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Delivery

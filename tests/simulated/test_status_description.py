@@ -25,10 +25,10 @@ from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
 from p2pnode.status.samples import Sampler
 from p2pnode.status.schema import Status, Update
-from tests.harness import exposition
-from tests.harness.stub_trainer import StubTrainer, exponential
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.project import exposition
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
 SEED = 41
 

@@ -11,9 +11,9 @@ import msgspec
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from tests.harness.stub_trainer import StubTrainer, exponential
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 
 SEED = 101

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
-from tests.harness.long_run import more
-from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 from training.exchange.exchange import Exchange
 from training.shard_count import Partition

@@ -9,14 +9,24 @@ import sys
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 SEED = 7
 STEPS = 40
 
 
 def history(hash_seed: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.harness.history", "--nodes", "200", "--steps", str(STEPS), "--crash", "0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.harness.histories.swarm_history",
+        "--nodes",
+        "200",
+        "--steps",
+        str(STEPS),
+        "--crash",
+        "0.1",
+    ]
     return subprocess.Popen(
         [*command, "--seed", str(SEED)],
         cwd=ROOT,

@@ -12,11 +12,11 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
-from tests.harness.long_run import more
-from tests.harness.standing import Standing
-from tests.harness.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import OWNER, VirtualLoop
+from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
+from tests.harness.histories.exchange_progress import Standing
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from training.budget import budget
 from training.shards.applied import DeltaId
 

@@ -14,10 +14,10 @@ from overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from tests.harness.exchange_swarm import Member, World
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.value_histories import play
+from tests.harness.histories.value_histories import play
 
 
 @pytest.mark.parametrize("seed", [3, 9, 21, 26, 64, 639])

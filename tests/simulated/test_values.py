@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import RETURNED_S
-from tests.harness.value_histories import append
-from tests.harness.value_swarm import KEYS, SHARDS, Few, play
+from tests.harness.histories.value_histories import append
+from tests.harness.swarms.exchange_swarm import RETURNED_S
+from tests.harness.swarms.value_swarm import KEYS, SHARDS, Few, play
 from training.exchange.client.values import TIMEOUT_S, shard_of
 from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.store import state_files

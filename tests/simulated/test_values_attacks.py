@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tests.harness.exchange_swarm import Member
-from tests.harness.value_swarm import SHARDS, Few, play
+from tests.harness.swarms.exchange_swarm import Member
+from tests.harness.swarms.value_swarm import SHARDS, Few, play
 from training.exchange.client.values import shard_of
 from training.exchange.store import state_files
 from training.exchange.terms import Term

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.harness.delta_ledger import TOLERANCE, Broken, Ledger
+from tests.harness.histories.delta_ledger import TOLERANCE, Broken, Ledger
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.trainer_world import is_running
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux alone")
@@ -117,7 +117,8 @@ def test_waits(shared):
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "test_module.py").write_text(MODULE)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  worker_group: shared\n  timeout: shared\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.harness.forked_workers", "-rA", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tests.harness.runner.forked_workers", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-rA"]
     return subprocess.Popen(
         [*command, *arguments],
         cwd=folder,

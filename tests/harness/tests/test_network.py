@@ -21,8 +21,8 @@ from overlay.transport import (
     Transport,
     TransportError,
 )
-from tests.harness.network import MemoryTransport, Network
-from tests.harness.virtual_loop import Unhandled, run
+from tests.harness.environment.virtual_loop import Unhandled, run
+from tests.harness.network.network import MemoryTransport, Network
 
 
 class Host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.harness.processor_time import processor_seconds, table
+from tests.harness.runner.processor_time import processor_seconds, table
 
 
 def test_the_time_of_a_child_is_counted_and_waiting_is_not() -> None:

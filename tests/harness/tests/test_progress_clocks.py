@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.progress_clocks import BOUND_S, STEP_MOST_S, ProgressClocks, retries_s
+from tests.harness.histories.progress_clocks import BOUND_S, STEP_MOST_S, ProgressClocks, retries_s
 
 LIMIT_S = ProgressClocks(2).limit_s()
 BOUNDS = [(0, 2), (2, 4)]

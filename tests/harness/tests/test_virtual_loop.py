@@ -13,7 +13,7 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from tests.harness.virtual_loop import OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
+from tests.harness.environment.virtual_loop import OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
 
 
 def test_time_jumps() -> None:
@@ -203,9 +203,9 @@ def test_speed() -> None:
 HISTORY = """
 import asyncio, random
 from overlay.transport import Response, TransportError
-from tests.harness.environment import ListLog, SeededEntropy, digest
-from tests.harness.virtual_loop import run
-from tests.harness.network import Network
+from tests.harness.environment.simulated import ListLog, SeededEntropy, digest
+from tests.harness.environment.virtual_loop import run
+from tests.harness.network.network import Network
 
 async def main():
     loop = asyncio.get_running_loop()

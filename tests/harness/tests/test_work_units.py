@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.work_units import WorkQueue, units_of
+from tests.harness.runner.work_units import WorkQueue, units_of
 
 
 def test_a_group_and_a_quick_module_are_units_and_begin_in_the_order_of_the_tests() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.harness.record_files import write_records
+from tests.harness.builders.record_files import write_records
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 
 #: A worker that starts again within the first is not noticed to be dead; after the second it is.

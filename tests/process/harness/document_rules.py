@@ -16,8 +16,8 @@ from pathlib import Path
 from shutil import which
 from typing import NamedTuple
 
-from tests.harness import documents
-from tests.harness.documents import Shown
+from tests.harness.project import documents
+from tests.harness.project.documents import Shown
 from tests.process.harness.documented import Home, programs, until
 from tests.process.harness.free_port import free_port
 from tests.process.harness.snippet_scripts import script_of

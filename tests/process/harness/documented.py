@@ -22,7 +22,7 @@ from typing import Any
 from p2pnode.client import NodeClient, RunningNode, find
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import with_daemon, with_torch
 from tests.process.harness.free_port import free_port
 

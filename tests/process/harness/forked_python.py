@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 #: A loaded machine imports torch slowly.
 START_S = 90.0

@@ -21,8 +21,8 @@ from benchmarks.stub_daemon import SIZE, SleepingTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.lifecycle.node import Node
-from tests.harness import attacks
-from tests.harness.attacks import ATTACKS, Attacker
+from tests.harness.attacks import member_attacks as attacks
+from tests.harness.attacks.member_attacks import ATTACKS, Attacker
 from tests.process.harness.head_attacks import HEAD_ATTACKS
 from training.settings import TrainingSettings
 from training.trainer_link.interface import Resume, TrainerHello

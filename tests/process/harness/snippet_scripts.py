@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.harness.documents import Shown
+from tests.harness.project.documents import Shown
 
 #: A model, data and the functions that the blocks leave to the reader.
 BEFORE = """\

@@ -18,7 +18,7 @@ from typing import Any
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, start_p2pnode
 
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.

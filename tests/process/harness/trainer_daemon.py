@@ -19,7 +19,7 @@ from training.trainer_link.interface import StepOrder
 
 async def main(state_dir: Path, seconds: float) -> None:
     trainer = ProcessTrainer(
-        TrainingSettings(task="tests.harness.tasks:Slow", options={"seconds": seconds}, threads=1),
+        TrainingSettings(task="tests.harness.trainers.tasks:Slow", options={"seconds": seconds}, threads=1),
         command=None,
         node=NodeStart(b"d" * 20, 1),
         state_dir=state_dir,

@@ -53,7 +53,7 @@ class World:
 
     def trainer(self, kind: str = "Plain", *, command: list[str] | None = None, **settings: Any) -> ProcessTrainer:
         settings.setdefault("threads", 1)
-        settings.setdefault("task", f"tests.harness.tasks:{kind}")
+        settings.setdefault("task", f"tests.harness.trainers.tasks:{kind}")
         trainer = ProcessTrainer(
             TrainingSettings(**settings),
             command=command,

@@ -6,7 +6,7 @@ import pytest
 
 from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
 from overlay.ids import node_id_of
-from tests.harness.environment import MemoryDisk, SeededEntropy
+from tests.harness.environment.simulated import MemoryDisk, SeededEntropy
 
 
 def test_an_identity_is_made_once_and_kept_private() -> None:

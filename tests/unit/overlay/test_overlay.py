@@ -10,8 +10,8 @@ from overlay.kademlia.messages import MemberState
 from overlay.overlay import Overlay
 from overlay.peers import Activity, PeerChange
 from overlay.transport import Response
-from tests.harness.overlay_swarm import GENESIS, OverlayWorld, endpoint
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.overlay_swarm import GENESIS, OverlayWorld, endpoint
 
 
 def play(story: Callable[[OverlayWorld], Coroutine[Any, Any, None]], *, nodes: int = 2) -> None:

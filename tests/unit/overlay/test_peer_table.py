@@ -9,7 +9,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.peer_table import RESTING_ROWS, PeerTable
 from overlay.peers import Activity, Peer
-from tests.harness.peers import heartbeat
+from tests.harness.builders.peers import heartbeat
 
 
 def test_steps_only_increase_within_an_incarnation() -> None:

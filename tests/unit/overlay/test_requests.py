@@ -27,10 +27,10 @@ from overlay.transport import (
     Response,
     TransportError,
 )
-from tests.harness.environment import VirtualClock
-from tests.harness.peers import heartbeat
-from tests.harness.stream_stub import StreamStub
-from tests.harness.virtual_loop import run
+from tests.harness.builders.peers import heartbeat
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.stream_stub import StreamStub
 
 OWN_ID, THEIR_ID = b"o" * 20, b"t" * 20
 SOURCE = Address("10.0.0.2", 50_000)

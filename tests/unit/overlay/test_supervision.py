@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supervised
-from tests.harness.environment import ListLog
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
 
 
 class Service:

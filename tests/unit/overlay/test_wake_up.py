@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from overlay.wake_up import WakeUp
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 
 
 def test_it_wakes_the_waiter_and_stays_set_until_it_is_cleared() -> None:

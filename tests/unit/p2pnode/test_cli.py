@@ -14,7 +14,7 @@ import pytest
 
 from p2pnode import cli
 from p2pnode.errors import INTERRUPTED
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 @pytest.fixture(autouse=True)

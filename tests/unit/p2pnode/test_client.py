@@ -17,7 +17,7 @@ import pytest
 from p2pnode import cli
 from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, find, status_file
 from p2pnode.errors import UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 @pytest.fixture(autouse=True)

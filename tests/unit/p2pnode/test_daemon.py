@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlay.settings import NodeSettings
 from p2pnode.config.settings import Config
 from p2pnode.daemon import _gateway
-from tests.harness.environment import SeededEntropy
+from tests.harness.environment.simulated import SeededEntropy
 
 
 def test_the_router_is_asked_only_on_request() -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 #: Brings many buffers one after the other, as a stream does, and prints its page faults. Without huge pages (Linux's
 #: PR_SET_THP_DISABLE): with them one fault brings 512 pages in, and how many there are depends on free memory.

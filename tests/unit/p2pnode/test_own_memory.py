@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 def audit() -> ModuleType:

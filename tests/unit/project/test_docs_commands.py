@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from tests.harness.documents import shell_lines
-from tests.harness.repository import ROOT
+from tests.harness.project.documents import shell_lines
+from tests.harness.project.repository import ROOT
 
 DOCUMENTS = (
     ROOT / "README.md",

@@ -17,9 +17,9 @@ from documentation.http_api import http_page
 from documentation.metrics import families, metrics_page
 from documentation.python_api import SECTIONS, Entry, public_members, python_page
 from p2pnode.config.load import load
-from tests.harness.documents import FENCE
-from tests.harness.exposition import known_families
-from tests.harness.repository import ROOT
+from tests.harness.project.documents import FENCE
+from tests.harness.project.exposition import known_families
+from tests.harness.project.repository import ROOT
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
 DOCUMENTS = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", *PAGES]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import get_args
 
 from overlay.peers import ChangeKind
-from tests.harness.repository import ROOT, sources, syntax_nodes
+from tests.harness.project.repository import ROOT, sources, syntax_nodes
 
 GLOSSARY = ROOT / "docs" / "events.md"
 #: Calls that log: methods of a log, and functions that are given the event as their first argument.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes, syntax_tree
+from tests.harness.project.repository import PACKAGES, ROOT, sources, syntax_nodes, syntax_tree
 
 TRAINERS_SIDE = ("training/trainer/", "training/tasks/", "p2pnode/integrations/")
 

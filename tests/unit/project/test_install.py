@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from p2pnode import screen
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 SCRIPT = ROOT / ".ci" / "install.py"
 MB = 1e6

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import p2pnode
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 NEEDING_PACKAGES = ("demo", "test", "mutations", "check", "format", "generated", "bench")

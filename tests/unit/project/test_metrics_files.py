@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.harness.exposition import complaints, known_families
-from tests.harness.repository import ROOT
+from tests.harness.project.exposition import complaints, known_families
+from tests.harness.project.repository import ROOT
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "p2pnode.rules.yml"

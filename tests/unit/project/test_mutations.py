@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.mutations.runner import run, stale
 from tests.mutations.table import MUTATIONS, Change, Mutation
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes
+from tests.harness.project.repository import PACKAGES, ROOT, sources, syntax_nodes
 
 
 @cache

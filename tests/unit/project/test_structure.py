@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
-from tests.harness.repository import PACKAGES, ROOT, sources, syntax_nodes
+from tests.harness.project.repository import PACKAGES, ROOT, sources, syntax_nodes
 
 MAX_LINES = 450
 #: Modules that may be longer, each with the reason.

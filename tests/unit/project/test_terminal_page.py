@@ -17,7 +17,7 @@ from p2pnode.client import RunningNode
 from p2pnode.commands import stop
 from p2pnode.demo.plan import DemoPlan, DemoResult, summary
 from p2pnode.doctor import gather
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (`[a-z ]+`(?:, `[a-z ]+`)*) \| (.+) \|$", re.MULTILINE)

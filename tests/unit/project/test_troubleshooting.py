@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from overlay.bootstrap import advice
 from p2pnode.commands.forget import WRITTEN
 from p2pnode.errors import LASTING, ExitCode
-from tests.harness.repository import ROOT, syntax_nodes
+from tests.harness.project.repository import ROOT, syntax_nodes
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 #: Where findings are made, and the functions and arguments that make them; None: every function of the module.

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from overlay.environment import Disk
 from overlay.system import FolderDisk
-from tests.harness.environment import MemoryDisk
+from tests.harness.environment.simulated import MemoryDisk
 from training import checkpoint
 from training.checkpoint import Checkpoint, CheckpointState
 from training.encoding.codecs import Vector

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from overlay.transport import RequestRejected
-from tests.harness.environment import ListLog
-from tests.harness.news import PEERS, NewsSwarm, exchange_news
+from tests.harness.environment.simulated import ListLog
+from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
 from training.duplicate_data import SAMPLED_VALUES, DuplicateData, FirstDelta, FirstDeltaAnswer, delta_digest
 
 GENESIS = b"g" * 16

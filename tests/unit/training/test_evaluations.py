@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.environment import NoLog
+from tests.harness.environment.simulated import NoLog
 from training.evaluations import CONFIRMATIONS, UNEVALUATED_STEPS, Evaluations
 from training.progress import Progress
 from training.settings import TrainingSettings

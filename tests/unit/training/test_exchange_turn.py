@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from overlay.peers import Activity
-from tests.harness.step_bench import LoopBench
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.step_bench import LoopBench
 from training.settings import ExchangeSettings
 from training.trainer_link.interface import Evaluation, TrainerFailed
 

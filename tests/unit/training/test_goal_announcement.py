@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from overlay.transport import RequestRejected
-from tests.harness.environment import ListLog
-from tests.harness.news import PEERS, NewsSwarm, exchange_news
+from tests.harness.environment.simulated import ListLog
+from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
 from training.goal_announcement import GoalAnnouncement, GoalReached
 
 GENESIS, UNTIL = b"g" * 16, "accuracy>=0.9"

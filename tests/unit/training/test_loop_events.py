@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.harness.environment import ListLog, VirtualClock
+from tests.harness.environment.simulated import ListLog, VirtualClock
 from training.loop_events import NO_END, note_left, note_start
 
 

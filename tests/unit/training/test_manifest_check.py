@@ -14,7 +14,7 @@ from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.requests import Handler
 from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from tests.harness.stub_trainer import plain_layout
+from tests.harness.trainers.stub_trainer import plain_layout
 from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain
 from training.manifest_check import ManifestAnswer, ManifestRefused, compare_with, register
 from training.shards.outer_rule import Rule

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.record_turns import NoRecords, RecordsOver, unless_over
 
 

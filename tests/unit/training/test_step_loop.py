@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from overlay.peers import Activity
-from tests.harness.step_bench import LoopBench
-from tests.harness.stub_trainer import delta_of, initial_vector
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.step_bench import LoopBench
+from tests.harness.trainers.stub_trainer import delta_of, initial_vector
 from training.exchange_turn import CONFIRMED_S
 from training.settings import ExchangeSettings
 from training.step_loop import CRASH_LOOP_FAILURES

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.harness.environment import ListLog, MemoryDisk, Record, VirtualClock
-from tests.harness.stub_trainer import plain_layout
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.trainers.stub_trainer import plain_layout
 from training import checkpoint, stored_shards
 from training.checkpoint import Checkpoint, CheckpointState
 from training.encoding.codecs import Vector

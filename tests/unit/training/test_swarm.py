@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlay.overlay import Overlay
-from tests.harness.exchange_context import ScriptedSwarm
+from tests.harness.stubs.exchange_context import ScriptedSwarm
 from training.swarm import Swarm
 
 MEMBERS = [name for name in vars(Swarm) if not name.startswith("_")]

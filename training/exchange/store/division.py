@@ -5,7 +5,7 @@ divided is as one whose parts have had the same history all along, and a node th
 parts move together. Nothing is decided anew: terms, fences, promises, partners and identities are those of the whole.
 Only what was under way is given up, as a lost message is: a catch-up whose state has not arrived begins again.
 
-`tests/harness/ownership_model.py` searches the orders of events with nodes that divide at any moment.
+`tests/harness/ownership/model.py` searches the orders of events with nodes that divide at any moment.
 """
 
 from __future__ import annotations

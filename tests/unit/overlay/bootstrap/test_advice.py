@@ -8,7 +8,7 @@ import pytest
 
 from overlay.bootstrap.advice import MAX_EXPLAINED, OTHERWISE, explained, what_to_do
 from overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 #: Modules that make reasons, and the calls that do.
 MAKERS = {

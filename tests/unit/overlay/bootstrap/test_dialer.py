@@ -14,8 +14,8 @@ from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm, On
 from overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
 from overlay.local_node import LocalNode
 from overlay.peers import Contact
-from tests.harness.environment import ListLog, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, make_environment
+from tests.harness.environment.virtual_loop import run
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
 GENESIS = b"genesis of tests"

@@ -21,7 +21,7 @@ from overlay.kademlia.messages import PROTOCOL_VERSION, pack_contact
 from overlay.local_node import LocalNode
 from overlay.peers import Contact
 from overlay.transport import Request, RequestRejected
-from tests.harness.environment import SeededEntropy
+from tests.harness.environment.simulated import SeededEntropy
 
 US, THEM = identity_from_seed(b"u" * 32), identity_from_seed(b"t" * 32)
 HOME = Address("10.0.0.2", 8468)

@@ -17,9 +17,9 @@ from overlay.bootstrap.peer_store import PeerStore
 from overlay.local_node import LocalNode
 from overlay.peer_table import PeerTable
 from overlay.peers import Contact
-from tests.harness.environment import ListLog, Record, make_environment
-from tests.harness.peers import heartbeat, ids
-from tests.harness.virtual_loop import run
+from tests.harness.builders.peers import heartbeat, ids
+from tests.harness.environment.simulated import ListLog, Record, make_environment
+from tests.harness.environment.virtual_loop import run
 
 OWN, A, B, C = ids(4)
 HERE = Address("10.0.0.9", 8468)

@@ -11,8 +11,8 @@ from overlay.bootstrap.lan_discovery import LanDiscovery
 from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, SEARCH_S, Announcement, LocalNetwork
 from overlay.ids import ID_BYTES
 from overlay.local_node import LocalNode
-from tests.harness.environment import ListLog, Record
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, Record
+from tests.harness.environment.virtual_loop import run
 
 OWN, LOWER, LOWEST = (bytes([first]) * ID_BYTES for first in (0x50, 0x40, 0x30))
 BOUND = Address("10.0.0.9", 9000)

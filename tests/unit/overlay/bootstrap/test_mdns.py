@@ -12,7 +12,7 @@ from overlay.bootstrap import mdns
 from overlay.bootstrap.local_network import SERVICE, Announcement
 from overlay.bootstrap.mdns import MAX_CONCURRENT_QUERIES, ZeroconfLan
 from overlay.ids import ID_BYTES
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 
 zeroconf = pytest.importorskip("zeroconf")
 import zeroconf.asyncio as package  # noqa: E402

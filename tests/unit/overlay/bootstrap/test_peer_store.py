@@ -18,8 +18,8 @@ from overlay.bootstrap.peer_store import (
     PeerStore,
 )
 from overlay.peers import Activity, Contact, Peer
-from tests.harness.environment import InlineExecutor, MemoryDisk, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import run
 from tests.unit.training.test_checkpoint import Lines
 
 

@@ -15,10 +15,10 @@ from overlay.local_node import LocalNode
 from overlay.membership.negative_cache import NegativeCache
 from overlay.peers import Contact
 from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from tests.harness.environment import VirtualClock
-from tests.harness.peers import ids
-from tests.harness.recording_protocol import OWN, RecordedCall, RecordingProtocol
-from tests.harness.virtual_loop import run
+from tests.harness.builders.peers import ids
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.recording_protocol import OWN, RecordedCall, RecordingProtocol
 
 TARGET = b"t" * 20
 CONTACTS = [Contact(node_id, Address(f"10.0.1.{number}", 8468)) for number, node_id in enumerate(ids(60), 1)]

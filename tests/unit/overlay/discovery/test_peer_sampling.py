@@ -16,9 +16,9 @@ from overlay.ids import distance
 from overlay.local_node import LocalNode
 from overlay.peer_table import PeerTable
 from overlay.peers import Activity, Contact, PeerChange
-from tests.harness.environment import make_environment
-from tests.harness.peers import heartbeat, ids
-from tests.harness.virtual_loop import run
+from tests.harness.builders.peers import heartbeat, ids
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 
 OWN, *OTHERS = ids(301)
 K = 20

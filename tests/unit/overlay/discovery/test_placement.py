@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from overlay.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE
 from overlay.discovery.placement import _negative_log2, rank, weight
 from overlay.ids import key_id
-from tests.harness.peers import ids
+from tests.harness.builders.peers import ids
 
 
 def keys_of(count: int) -> list[bytes]:

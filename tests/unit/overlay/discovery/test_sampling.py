@@ -9,7 +9,7 @@ import pytest
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
 from overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept
 from overlay.ids import distance, random_id
-from tests.harness.peers import ids
+from tests.harness.builders.peers import ids
 
 
 def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:

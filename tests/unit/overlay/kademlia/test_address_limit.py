@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlay.addresses import Address
 from overlay.kademlia.address_limit import AddressLimit
 from overlay.peers import Contact
-from tests.harness.peers import contact, ids
+from tests.harness.builders.peers import contact, ids
 
 
 def test_the_first_few_ids_of_an_address_are_admitted() -> None:

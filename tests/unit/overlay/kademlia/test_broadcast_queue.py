@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import GOSSIP_PER_DATAGRAM, MAX_QUEUED, BroadcastQueue
-from tests.harness.peers import ids
+from tests.harness.builders.peers import ids
 
 
 def test_an_update_is_sent_a_bounded_number_of_times() -> None:

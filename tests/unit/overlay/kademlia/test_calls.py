@@ -13,8 +13,8 @@ from overlay.kademlia import calls
 from overlay.kademlia.calls import CallTable, PendingCall
 from overlay.kademlia.messages import Ping
 from overlay.peers import Contact
-from tests.harness.environment import SeededEntropy, VirtualClock
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import SeededEntropy, VirtualClock
+from tests.harness.environment.virtual_loop import VirtualLoop
 
 PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
 

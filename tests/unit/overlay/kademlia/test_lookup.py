@@ -6,7 +6,7 @@ import random
 
 from overlay.ids import distance, random_id
 from overlay.kademlia.lookup import Lookup
-from tests.harness.peers import contact, ids
+from tests.harness.builders.peers import contact, ids
 
 
 def test_a_lookup_ends_with_the_k_closest_that_answered() -> None:

@@ -10,7 +10,7 @@ from overlay.addresses import Address
 from overlay.kademlia import messages
 from overlay.peers import Contact
 from overlay.transport import MAX_DATAGRAM_BYTES
-from tests.harness.peers import heartbeat, ids
+from tests.harness.builders.peers import heartbeat, ids
 
 
 def test_datagrams_are_what_the_specification_says() -> None:

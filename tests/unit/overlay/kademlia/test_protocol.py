@@ -18,8 +18,8 @@ from overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.peer_table import PeerTable
 from overlay.peers import Contact, Heartbeat, Peer
-from tests.harness.environment import SeededEntropy, make_environment
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import SeededEntropy, make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
 
 TAG = b"swarmtag"
 

@@ -6,7 +6,7 @@ import pytest
 
 from overlay.kademlia.round_trips import RttEstimator
 from overlay.peer_table import PeerTable
-from tests.harness.peers import heartbeat
+from tests.harness.builders.peers import heartbeat
 
 
 def test_waits_follow_the_measured_round_trips() -> None:

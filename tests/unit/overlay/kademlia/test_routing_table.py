@@ -11,7 +11,7 @@ from overlay.addresses import Address
 from overlay.ids import distance, random_id
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact
-from tests.harness.peers import contact, ids
+from tests.harness.builders.peers import contact, ids
 
 
 def test_the_table_gives_the_exact_closest_and_the_target_itself() -> None:

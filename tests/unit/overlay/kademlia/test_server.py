@@ -9,8 +9,8 @@ import pytest
 from overlay.identity import identity_from_seed
 from overlay.kademlia.server import SwarmServer
 from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from tests.harness.environment import make_environment
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
 
 IDENTITY = identity_from_seed(b"r" * 32)
 

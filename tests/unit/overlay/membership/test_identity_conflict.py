@@ -11,7 +11,7 @@ from overlay.membership.actions import LogEvent, Notify, SendDuplicateIdentity, 
 from overlay.membership.identity_conflict import REPORT_PAUSE_S, IdentityConflicts, is_conflict, is_same_start
 from overlay.peer_table import PeerTable
 from overlay.peers import Contact, Peer
-from tests.harness.peers import heartbeat, ids
+from tests.harness.builders.peers import heartbeat, ids
 
 OWN, OTHER = ids(2)
 HERE, THERE = Address("10.0.0.1", 8468), Address("10.0.0.2", 8468)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlay.kademlia.messages import MemberState
 from overlay.membership.member_rows import NOTHING_REPORTED, MemberRows
-from tests.harness.peers import ids
+from tests.harness.builders.peers import ids
 
 
 def test_a_member_begins_with_nothing_of_the_one_whose_row_it_takes() -> None:

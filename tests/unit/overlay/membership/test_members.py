@@ -30,7 +30,7 @@ from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.members import EAGER_VIEW, FORGET_S, FULL_VIEW, MemberList, claimed_address
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.settings import LivenessSettings
-from tests.harness.peers import heartbeat, ids
+from tests.harness.builders.peers import heartbeat, ids
 
 OWN, A, B, C = ids(4)
 HERE, THERE = Address("10.0.0.1", 8468), Address("10.0.0.2", 8468)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlay.membership.negative_cache import MAX_ENTRIES, MAX_PAUSE_S, NegativeCache
-from tests.harness.peers import contact
+from tests.harness.builders.peers import contact
 
 
 def test_a_contact_that_timed_out_has_a_growing_pause_until_it_answers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from overlay.membership.probe_order import ProbeOrder
-from tests.harness.peers import ids
+from tests.harness.builders.peers import ids
 
 
 def order_of(members: list[bytes]) -> ProbeOrder:

@@ -10,9 +10,9 @@ import pytest
 from overlay.kademlia.messages import Nodes, Ping, Pong
 from overlay.membership.queries import PeerQueries
 from overlay.peer_table import PeerTable
-from tests.harness.peers import contact, heartbeat, ids
-from tests.harness.recording_protocol import RecordingProtocol
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.peers import contact, heartbeat, ids
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.recording_protocol import RecordingProtocol
 
 A, B = ids(2)
 

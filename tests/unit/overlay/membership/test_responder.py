@@ -28,11 +28,11 @@ from overlay.membership.responder import Responder
 from overlay.membership.service import Membership
 from overlay.peers import Contact
 from overlay.settings import LivenessSettings
-from tests.harness.environment import make_environment
-from tests.harness.peers import contact, heartbeat, ids
-from tests.harness.recording_protocol import OWN, RecordingProtocol
-from tests.harness.stream_stub import StreamStub
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.peers import contact, heartbeat, ids
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
+from tests.harness.stubs.stream_stub import StreamStub
 
 ASKER, TARGET, HERE = heartbeat(b"q" * 20), contact(b"t" * 20, 9), Address("10.0.0.7", 8468)
 

@@ -25,11 +25,11 @@ from overlay.membership.members import MemberList
 from overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, Membership
 from overlay.peers import Contact, PeerChange
 from overlay.settings import LivenessSettings
-from tests.harness.environment import ListLog, Record, make_environment
-from tests.harness.peers import heartbeat, ids
-from tests.harness.recording_protocol import OWN, RecordingProtocol
-from tests.harness.stream_stub import StreamStub
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.peers import heartbeat, ids
+from tests.harness.environment.simulated import ListLog, Record, make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
+from tests.harness.stubs.stream_stub import StreamStub
 
 A, B, C = ids(3)
 HERE = Address("10.0.0.1", 8468)

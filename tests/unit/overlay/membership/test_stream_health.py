@@ -14,10 +14,10 @@ from overlay.membership.service import Membership
 from overlay.membership.stream_health import STREAM_FAILURE_S, StreamHealth
 from overlay.peers import Contact
 from overlay.settings import LivenessSettings
-from tests.harness.environment import make_environment
-from tests.harness.peers import heartbeat, ids
-from tests.harness.recording_protocol import OWN, RecordingProtocol
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.peers import heartbeat, ids
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 
 PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
 

@@ -8,7 +8,7 @@ import pytest
 
 from overlay.membership import verification_limit
 from overlay.membership.verification_limit import VERIFY_PAUSE_S, VerificationLimit
-from tests.harness.peers import contact, ids
+from tests.harness.builders.peers import contact, ids
 
 
 def test_a_contact_is_verified_once_per_pause() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from overlay.addresses import Address
 from overlay.local_node import LocalNode
 from overlay.nat.port_mapping import LEASE_S, MIN_RETRY_DELAY_S, RENEW_SHARE, GatewayFailed, Mapped, PortMapper
-from tests.harness.environment import make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 
 BOUND = Address("10.0.0.1", 8468)
 OUTSIDE = Address("8.8.8.8", 4000)

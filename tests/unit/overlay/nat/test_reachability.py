@@ -16,9 +16,9 @@ from overlay.nat.reachability import DialBackAnswer, Reachability
 from overlay.peer_table import PeerTable
 from overlay.peers import Contact
 from overlay.transport import ReceivedResponse, TransportError
-from tests.harness.environment import make_environment
-from tests.harness.peers import heartbeat
-from tests.harness.virtual_loop import run
+from tests.harness.builders.peers import heartbeat
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 
 
 class Requests:

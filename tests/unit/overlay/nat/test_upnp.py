@@ -11,7 +11,7 @@ from overlay.addresses import Address
 from overlay.nat import upnp
 from overlay.nat.port_mapping import GatewayFailed, Mapped
 from overlay.nat.upnp import CONFLICT, MAX_DEVICES, MAX_PORT_ATTEMPTS, NO_SUCH_ENTRY, PERMANENT_ONLY, UpnpGateway
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 
 exceptions = pytest.importorskip("async_upnp_client.exceptions")
 

@@ -13,7 +13,7 @@ from overlay.sockets.connection import (
     Connection,
     ConnectionClosed,
 )
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.unit.overlay.sockets.wire import Wire
 
 

@@ -16,7 +16,7 @@ from overlay.sockets.send_queue import SendQueue
 from overlay.sockets.upload_meter import UploadMeter
 from overlay.system import SystemClock
 from overlay.transport import TransportError
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 PEER = Address("10.0.0.1", 9)

@@ -14,7 +14,7 @@ from overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
 from overlay.sockets.transport import SocketTransport
 from overlay.system import SystemClock
 from overlay.transport import Request, Response, Upload
-from tests.harness.environment import ListLog
+from tests.harness.environment.simulated import ListLog
 
 MBIT = 125_000
 

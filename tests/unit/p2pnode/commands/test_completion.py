@@ -12,7 +12,7 @@ import pytest
 
 from p2pnode.commands.completion import SHELLS, VARIABLE, completion
 from p2pnode.errors import ExitCode, UserError
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 @pytest.mark.parametrize("shell", SHELLS)

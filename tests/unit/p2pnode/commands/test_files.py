@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from p2pnode import cli
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
-from tests.harness.conversion import conversion_here
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
+from tests.harness.trainers.conversion import conversion_here
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import pytest
 
 from p2pnode import cli
 from p2pnode.commands import records as command
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
 
 

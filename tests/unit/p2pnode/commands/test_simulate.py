@@ -10,7 +10,7 @@ import pytest
 
 from p2pnode.cli import main
 from p2pnode.errors import ExitCode
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "psp.md"
 SMALL = ["simulate", "--nodes", "20", "--duration", "15", "--engine", "reference"]

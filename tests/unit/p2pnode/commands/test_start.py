@@ -17,7 +17,7 @@ from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, Given,
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 from p2pnode.local_run import LocalStart
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 @pytest.fixture(autouse=True)

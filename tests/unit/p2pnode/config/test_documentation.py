@@ -10,7 +10,7 @@ from p2pnode.config.documentation import config_page, node_toml, toml
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.values import description_of
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 
 @pytest.mark.parametrize(("name", "text"), [("node.toml", node_toml()), ("docs/config.md", config_page())])

@@ -9,7 +9,7 @@ import pytest
 from p2pnode.config.rules import check
 from p2pnode.config.settings import Config
 from p2pnode.config.tracker import PACKAGES, Tracker, parse_tracker
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.settings import TrainingSettings
 
 

@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture
 def in_two_nodes(tmp_path: Path) -> Callable[..., Any]:
     """Runs one script per node, each called with its number, for ten steps of three optimiser steps."""
-    from tests.harness.script_trainer import train_together
+    from tests.harness.swarms.script_swarm import train_together
 
     def run(*scripts: Callable[[], Any], steps: int = 10, **settings: Any) -> Any:
         named = {f"n{number}": script for number, script in enumerate(scripts)}

@@ -21,8 +21,8 @@ from p2pnode.errors import UserError
 from p2pnode.keys import closed_swarm
 from p2pnode.keys.closed_swarm import POLL_INTERVAL_S, ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import write_key_file
-from tests.harness.environment import InlineExecutor, ListLog, make_environment
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
 
 ONE, TWO = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 IDENTITY = identity_from_seed(b"i" * 32)

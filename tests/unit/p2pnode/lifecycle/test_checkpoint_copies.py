@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
-from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
-from tests.harness.stub_trainer import plain_layout
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.trainers.stub_trainer import plain_layout
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.exchange.store import state_files

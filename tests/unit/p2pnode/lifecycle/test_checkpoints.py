@@ -14,10 +14,10 @@ import pytest
 from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
-from tests.harness.environment import InlineExecutor, ListLog, VirtualClock
-from tests.harness.stub_trainer import StubTrainer, plain_layout
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
 from training import checkpoint
 from training.checkpoint import Checkpoint
 from training.exchange.store.replica import Replica
@@ -434,7 +434,7 @@ def test_no_checkpoint_is_read_or_written_on_the_event_loop(monkeypatch: pytest.
         assert "checkpoint_loaded" in events
         assert outside == []
 
-    monkeypatch.setattr("tests.harness.swarm.InlineExecutor", MarkingExecutor)
+    monkeypatch.setattr("tests.harness.swarms.swarm.InlineExecutor", MarkingExecutor)
     simulate(scenario)
 
 

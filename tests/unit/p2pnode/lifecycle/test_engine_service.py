@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from p2pnode.lifecycle.engine_service import KEYS_IN_A_PART, EngineService
-from tests.harness.environment import ListLog
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
 from training.errors import TrainingError
 from training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,

@@ -8,7 +8,7 @@ import pytest
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.memory_check import check_memory
-from tests.harness.environment import NoLog
+from tests.harness.environment.simulated import NoLog
 from training.budget import budget
 from training.settings import ExchangeSettings
 

@@ -23,9 +23,9 @@ from p2pnode import cli
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path, watched
-from tests.harness.conversion import conversion_here
-from tests.harness.environment import InlineExecutor, ListLog, VirtualClock
-from tests.harness.repository import ROOT
+from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
+from tests.harness.project.repository import ROOT
+from tests.harness.trainers.conversion import conversion_here
 from training.settings import TrainingSettings
 from training.trainer.model_description import ModelDescriber
 from training.trainer.vector import ModelVector

@@ -14,9 +14,9 @@ from overlay.addresses import Address
 from overlay.peers import Activity
 from p2pnode.lifecycle import node as node_module
 from p2pnode.lifecycle.node import Node
-from tests.harness.stub_trainer import StepTime, StubTrainer
-from tests.harness.swarm import Swarm
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 
 
 def simulate(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pnode.lifecycle.shard_copies import ATTEMPTS, copied
-from tests.harness.stores import delta, owner_of
+from tests.harness.builders.stores import delta, owner_of
 
 
 class Executor:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from p2pnode.errors import ExitCode
-from tests.harness.stub_trainer import StubTrainer
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:

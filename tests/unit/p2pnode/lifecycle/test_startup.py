@@ -15,10 +15,10 @@ from overlay.transport import TransportError
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S
-from tests.harness.environment import ListLog
-from tests.harness.stub_trainer import StubTrainer, initial_vector
-from tests.harness.swarm import Host, Swarm
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
 from training import checkpoint, manifest_check
 from training.shard_count import Partition
 

@@ -10,9 +10,9 @@ import pytest
 from p2pnode.config.directory_record import RECORD_FILE, Given
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.state_directory import GENESIS_FILE, StateDirectory
-from tests.harness.environment import MemoryDisk, make_environment
-from tests.harness.stub_trainer import plain_layout
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.trainers.stub_trainer import plain_layout
 from training.shard_count import Partition
 
 GENESIS = b"genesis of a run"

@@ -10,8 +10,8 @@ import pytest
 
 from p2pnode import __version__
 from p2pnode.status.health import LONG_WAIT_S, RECENT_S
-from tests.harness.status_swarm import report, simulate
-from tests.harness.swarm import Host, Swarm
+from tests.harness.swarms.status_swarm import report, simulate
+from tests.harness.swarms.swarm import Host, Swarm
 from training.trainer_link.interface import Evaluation
 
 

@@ -12,8 +12,8 @@ import pytest
 from p2pnode.config.settings import Config
 from p2pnode.status.live import PERIOD_S, LiveFeed, shown
 from p2pnode.status.schema import PeerStatus, Status
-from tests.harness.environment import VirtualClock
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
 from tests.process.harness.fake_node import PEER, STATUS, FakeSource
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from p2pnode.status.loop_delay import LoopDelay
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 
 
 class LateClock:

@@ -13,7 +13,7 @@ from p2pnode.config.settings import Config
 from p2pnode.status.metrics import collect, health_metrics
 from p2pnode.status.prometheus import render
 from p2pnode.status.schema import ExchangeStatus, Finding, LoopStatus
-from tests.harness.exposition import complaints
+from tests.harness.project.exposition import complaints
 from training.progress import Progress
 
 NODE: Any = SimpleNamespace(

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from p2pnode.status.schema import Ongoing
-from tests.harness.status_swarm import report, simulate
-from tests.harness.swarm import Host, Swarm
+from tests.harness.swarms.status_swarm import report, simulate
+from tests.harness.swarms.swarm import Host, Swarm
 
 
 def test_what_takes_long_says_how_far_it_is_and_the_time_to_go() -> None:

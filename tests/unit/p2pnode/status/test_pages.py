@@ -7,7 +7,7 @@ import re
 import tomllib
 
 from p2pnode.status.pages import END_LINE, POLICY, STATIC, lean, read_files
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 
 #: Bytes of a page with everything that it loads, uncompressed.
 MOST_BYTES = 150_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from p2pnode import __version__
-from tests.harness.status_swarm import report, simulate
-from tests.harness.swarm import Swarm
+from tests.harness.swarms.status_swarm import report, simulate
+from tests.harness.swarms.swarm import Swarm
 
 
 def test_peers_are_listed_furthest_ahead_first() -> None:

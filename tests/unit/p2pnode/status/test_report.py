@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from p2pnode.status.schema import BestStatus
-from tests.harness.status_swarm import report, simulate
-from tests.harness.swarm import Swarm
+from tests.harness.swarms.status_swarm import report, simulate
+from tests.harness.swarms.swarm import Swarm
 from training.trainer_link.interface import Evaluation
 
 

@@ -23,8 +23,8 @@ from p2pnode.tracking.service import (
     Tracking,
     Writing,
 )
-from tests.harness.environment import ListLog, NoLog, VirtualClock
-from tests.harness.virtual_loop import run as run_virtual
+from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
+from tests.harness.environment.virtual_loop import run as run_virtual
 from training.progress import Progress
 
 WRITING = Writing(Tracker("csv", "steps.csv"), Path("/state"), "digits", "a1b2")

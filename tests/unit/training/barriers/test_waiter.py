@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.harness.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
+from tests.harness.stubs.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
 from training.barriers.waiter import BarrierWaiter
 from training.settings import BarrierMethod
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from overlay.peers import Activity
-from tests.harness.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
+from tests.harness.stubs.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
 from training.barriers.waiter import BarrierWaiter
 from training.settings import BarrierMethod
 

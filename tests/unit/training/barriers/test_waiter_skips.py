@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from overlay.peers import STALL_FLOOR_S, Activity
-from tests.harness.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
+from tests.harness.stubs.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
 from training.barriers.waiter import BarrierWaiter
 from training.settings import BarrierMethod
 

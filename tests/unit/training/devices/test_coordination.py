@@ -13,8 +13,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.environment import make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 from training.devices.coordination import AVOID_S, MOST_SHARES, Coordination
 from training.devices.coordination_messages import LeaseSteps, StepsLeased, decode, encode
 from training.swarm import Swarm

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.environment import ListLog
-from tests.harness.stub_device import SIZE, StubDevice, host_of
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
+from tests.harness.trainers.stub_device import SIZE, StubDevice, host_of
 from training.devices.groups import DeviceGroups
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerFailed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.devices.opening import device_file, joint_hello, start_all
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.engine_messages import EngineOpened

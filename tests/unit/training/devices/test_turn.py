@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.harness.stub_device import StubDevice, host_of
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.trainers.stub_device import StubDevice, host_of
 from training.trainer_link.interface import StepOrder
 from training.trainer_link.step_messages import StepAnswer
 

@@ -14,8 +14,8 @@ from overlay.addresses import Address
 from overlay.kademlia.messages import pack_contact
 from overlay.peers import Contact
 from overlay.transport import ReceivedResponse, RequestRejected, TransportError
-from tests.harness.environment import make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 from training.dispatch.answers import ReportAnswer
 from training.dispatch.client import MasterClient
 from training.dispatch.directory import MasterDirectory

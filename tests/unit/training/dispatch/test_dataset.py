@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.record_files import write_records
+from tests.harness.builders.record_files import write_records
 from training.dispatch.dataset import RecordFilesMissing, find_files, path_of, read_dataset
 
 

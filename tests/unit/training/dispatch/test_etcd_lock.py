@@ -8,9 +8,9 @@ import asyncio
 
 import pytest
 
-from tests.harness.environment import ListLog, SeededEntropy, make_environment
-from tests.harness.fake_etcd import FakeCalls, FakeEtcd
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from training.dispatch.etcd_gateway import EtcdRefused, coded
 from training.dispatch.etcd_lock import MARGIN, EtcdLock
 from training.dispatch.store import StoreLost

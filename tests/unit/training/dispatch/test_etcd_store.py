@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import SeededEntropy, make_environment
-from tests.harness.fake_etcd import FakeCalls, FakeEtcd
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import SeededEntropy, make_environment
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from training.dispatch import etcd_store
 from training.dispatch.etcd_gateway import EtcdUnreachable
 from training.dispatch.etcd_store import EtcdStore

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.harness.environment import ListLog, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, make_environment
+from tests.harness.environment.virtual_loop import run
 from training.dispatch.master import REOPEN_S, MasterService
 from training.dispatch.store import MemoryStore, Store
 from training.settings import DispatchSettings

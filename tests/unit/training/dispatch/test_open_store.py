@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.environment import make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 from training.dispatch.etcd_store import EtcdStore
 from training.dispatch.open_store import BadStoreSetting, open_store
 from training.dispatch.sqlite_store import SqliteStore

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import run
 from training.dispatch.held import SavedTask
 from training.dispatch.position import STATE_FILE, PositionFile
 from training.trainer_link.record_messages import RecordTask

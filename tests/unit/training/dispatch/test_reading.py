@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.harness.record_files import tasks_of, write_records
+from tests.harness.builders.record_files import tasks_of, write_records
 from training.dispatch.reading import places_in_order, records_in_order
 from training.dispatch.recordio import CorruptChunk
 

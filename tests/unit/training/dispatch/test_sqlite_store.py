@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import InlineExecutor
-from tests.harness.repository import ROOT
+from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.project.repository import ROOT
 from training.dispatch.sqlite_store import SqliteStore
 from training.dispatch.store import MAX_ENTRY_BYTES, StoredQueueState, StoreHeld, StoreLost, StoreRefused
 
@@ -77,7 +77,7 @@ def test_a_second_master_is_refused(tmp_path: Path) -> None:
 WRITES_FOR_EVER = """
 import asyncio, itertools, sys
 from pathlib import Path
-from tests.harness.environment import InlineExecutor
+from tests.harness.environment.simulated import InlineExecutor
 from training.dispatch.sqlite_store import SqliteStore
 
 async def main():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.dispatch.store import (
     MAX_ENTRY_BYTES,
     MemoryStore,

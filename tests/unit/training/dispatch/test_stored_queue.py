@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import InlineExecutor, ListLog, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
+from tests.harness.environment.virtual_loop import run
 from training.dispatch import stored_queue
 from training.dispatch.answers import (
     Answer,

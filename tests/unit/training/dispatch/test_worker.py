@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.dispatch_swarm import dataset
-from tests.harness.environment import ListLog, MemoryDisk, make_environment
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.dispatch_swarm import dataset
 from training.dispatch.answers import Answer, Held, ReportAnswer
 from training.dispatch.messages import (
     DatasetTold,

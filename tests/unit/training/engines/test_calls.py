@@ -12,7 +12,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Activity, Contact
 from overlay.transport import ReceivedResponse, RequestRejected, TransportError
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.engines import calls
 from training.engines.calls import REQUEST, ScriptCalls
 from training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered

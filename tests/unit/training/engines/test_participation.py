@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from overlay.peers import Activity
-from tests.harness.environment import ListLog, VirtualClock
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog, VirtualClock
+from tests.harness.environment.virtual_loop import run
 from training.engines.participation import PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
 from training.progress import Progress
 from training.settings import TrainingSettings

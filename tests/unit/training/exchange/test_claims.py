@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.stores import IDS, term
+from tests.harness.builders.stores import IDS, term
 from training.exchange import claims
 from training.exchange.claims import SelfClaims
 from training.exchange.terms import Term

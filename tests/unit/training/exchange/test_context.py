@@ -8,9 +8,9 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.terms import OwnerInfo
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.harness.environment import InlineExecutor
-from tests.harness.loop_turns import counted_turns
+from tests.harness.environment.loop_turns import counted_turns
+from tests.harness.environment.simulated import InlineExecutor
 from training.exchange.cooperative import (
     VALUES_PER_PASS,
     VALUES_PER_TURN,

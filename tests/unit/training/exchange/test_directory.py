@@ -9,9 +9,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, TransportError
-from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
 from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, PushStatus, decode
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import World
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_swarm import World
 from training.exchange.disk_parts import FURTHER_LOG_CHUNKS, LOG_CHUNK_BYTES
 from training.exchange.exchange import Exchange
 from training.exchange.held_memory import disk_bytes, held_memory

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from overlay.transport import Buffer, RequestRejected
-from tests.harness.exchange_swarm import Member, World
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import Member, World
 from training.encoding.frames import Part, encoded_frames
 from training.exchange.divisions import DIVIDING
 from training.exchange.exchange import Exchange

@@ -13,12 +13,12 @@ import pytest
 from overlay.environment import Environment
 from overlay.peers import PeerChange
 from overlay.transport import TransportError
-from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, VirtualClock
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, records_of
-from tests.harness.exchange_swarm import StartEntropy
-from tests.harness.stores import IDS, contact, term
-from tests.harness.stub_trainer import plain_layout
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, term
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, records_of
+from tests.harness.swarms.exchange_swarm import StartEntropy
+from tests.harness.trainers.stub_trainer import plain_layout
 from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.environment import MemoryDisk
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, contact, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, store_of, term
+from tests.harness.environment.simulated import MemoryDisk
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.fence_file import FENCES_FILE, FenceFile
 from training.exchange.terms import TERM_LIMIT, ZERO_TERM
 

@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 
-from tests.harness.exchange_swarm import World
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_swarm import World
 from training.exchange.exchange import Exchange
 from training.exchange.held_memory import held_memory
 from training.exchange.store.records import StoredState

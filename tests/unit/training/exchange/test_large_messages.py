@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from overlay.rate_limits import RateLimit
-from tests.harness.environment import VirtualClock
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
 from training.exchange import large_messages
 from training.exchange.cooperative import LoopTurns
 from training.exchange.large_messages import (

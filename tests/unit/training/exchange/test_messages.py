@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.harness.exchange_context import GENESIS
-from tests.harness.stores import IDS, contact, term
+from tests.harness.builders.stores import IDS, contact, term
+from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.messages import (
     MAX_WINDOWS,
     Forwarded,

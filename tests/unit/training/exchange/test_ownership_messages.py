@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.harness.exchange_context import GENESIS
-from tests.harness.stores import IDS, term
+from tests.harness.builders.stores import IDS, term
+from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import (
     MAX_FETCHED,

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.lying_member import KINDS
-from tests.harness.typed_values import Typed
-from tests.harness.virtual_loop import run
+from tests.harness.attacks.lying_member import KINDS
+from tests.harness.attacks.typed_values import Typed
+from tests.harness.environment.virtual_loop import run
 from training.exchange import piecewise
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import FindDeltas, OwnedHistories, OwnedHistory, StateHead, StateTransfer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.exchange_swarm import chunks
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_swarm import chunks
 from training.encoding.frames import BadFrame
 from training.exchange.messages import PushResult
 from training.exchange.push_results import MAX_PIECE_BYTES, SIGN_OF_LIFE, piece_of, read_results

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from tests.harness.stores import contact, owner_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, owner_of, term
+from tests.harness.environment.virtual_loop import run
 from training.exchange.rebalance_requests import MAX_UNCHECKED, RebalanceRequests
 from training.exchange.terms import Fence, OwnerInfo
 

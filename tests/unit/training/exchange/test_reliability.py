@@ -9,9 +9,9 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.transport import TransportError
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, store_of
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import SurveyAnswer

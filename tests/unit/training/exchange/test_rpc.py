@@ -10,11 +10,11 @@ from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.rate_limits import RateLimit
 from overlay.transport import RequestRejected, Response, TransportError
-from tests.harness.environment import VirtualClock
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm
-from tests.harness.exchange_swarm import chunks
-from tests.harness.stores import contact
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
+from tests.harness.swarms.exchange_swarm import chunks
 from training.encoding.frames import BadFrame
 from training.exchange import large_messages
 from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis

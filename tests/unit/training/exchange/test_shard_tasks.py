@@ -8,8 +8,8 @@ from math import inf
 
 import uvloop
 
-from tests.harness.environment import ListLog
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
 from training.exchange.shard_tasks import FAULT_PAUSE_S, ShardTasks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.stores import contact
+from tests.harness.builders.stores import contact
 from training.exchange.term_reports import MAX_MEMBERS, TermReports
 from training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, OwnerInfo, Term
 

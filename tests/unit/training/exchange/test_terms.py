@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.stores import IDS, contact, term
+from tests.harness.builders.stores import IDS, contact, term
 from training.exchange.messages import decode, encode
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, Fence, OwnerInfo, Term
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from overlay.transport import RequestRejected
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import contact, owner_of, store_of, term
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.stores import contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.trust import APART_S, LIES, MAX_MEMBERS, WINDOW_S, MemberTrust
 

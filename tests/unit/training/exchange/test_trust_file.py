@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.environment import MemoryDisk
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, contact, owner_of
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.builders.stores import IDS, contact, owner_of
+from tests.harness.environment.simulated import MemoryDisk
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.trust import APART_S, LIES
 from training.exchange.trust_file import TRUST_FILE, TrustFile
 

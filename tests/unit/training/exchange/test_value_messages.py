@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.harness.value_updates import update
+from tests.harness.builders.value_updates import update
 from training.exchange.terms import Term
 from training.exchange.value_messages import MAX_ITEMS, KeysResult, ReadResult, ShardUpdate, decode_updates
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.value_updates import NODE, update
+from tests.harness.builders.value_updates import NODE, update
 from training.shards.applied import DeltaId
 from training.shards.value_batch import (
     MAX_UPDATES,

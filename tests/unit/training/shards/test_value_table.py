@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.value_updates import NODE, ROOM, UPDATES, batches_of, update, value_of
+from tests.harness.builders.value_updates import NODE, ROOM, UPDATES, batches_of, update, value_of
 from training.shards.value_batch import BadBatch, KeyResult, ValueBatch, decode_batch, encode_batch
 from training.shards.value_table import MAX_REFUSED, PIECE_BYTES, ValueTable
 from training.shards.value_updates import applied

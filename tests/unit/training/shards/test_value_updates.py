@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.value_updates import ROOM, UPDATES, batches_of, update, value_of
+from tests.harness.builders.value_updates import ROOM, UPDATES, batches_of, update, value_of
 from training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP
 from training.shards.value_table import ENTRY_BYTES, ValueTable
 from training.shards.value_updates import (

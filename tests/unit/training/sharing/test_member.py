@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.data_histories import play
-from tests.harness.long_run import more
+from tests.harness.histories.data_histories import play
+from tests.harness.runner.long_run import more
 from training.sharing.member import ADMISSION_S, LEAD_WAIT_S, SILENCE_S, DataMember
 from training.sharing.messages import ShareData
 from training.trainer_link.data_messages import Claim, DataShape, PartitionTrained

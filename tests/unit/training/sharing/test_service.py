@@ -15,8 +15,8 @@ from overlay.addresses import Address
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.transport import ReceivedResponse, RequestRejected, TransportError
-from tests.harness.environment import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.environment.virtual_loop import run
 from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
 from training.sharing.service import DataService

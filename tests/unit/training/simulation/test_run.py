@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import SEED, small_plan
+from tests.harness.builders.small_plans import SEED, small_plan
 from training.simulation.model.plan import Churn
 from training.simulation.run import REFERENCE_STEPS, NotCompiled, simulate
 

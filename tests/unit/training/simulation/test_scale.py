@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from overlay.discovery.placement import rank
 from overlay.ids import key_id
-from tests.harness.peers import ids
-from tests.harness.repository import ROOT
+from tests.harness.builders.peers import ids
+from tests.harness.project.repository import ROOT
 from training.budget import budget
 from training.simulation.scale import (
     DELAY_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.supervisor.handshake_link import HandshakeLink
 from training.trainer_link import messages
 from training.trainer_link.handshake import BufferHandshake

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.settings import TrainingSettings
 from training.supervisor.launch import KEEP_MEMORY, Launch
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.environment import ListLog
+from tests.harness.environment.simulated import ListLog
 from training.supervisor.process import OutputLog
 from training.supervisor.session import TrainerSession, hidden_package
 from training.trainer_link import messages

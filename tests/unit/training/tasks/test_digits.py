@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.tasks.digits import load_digits
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import p2pnode
-from tests.harness.script_trainer import train_together
+from tests.harness.swarms.script_swarm import train_together
 from training.trainer.accelerated import unwrapped
 from training.trainer.schedule import Schedule
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, with_torch
 from training.trainer.lazy_dynamo import import_later
 

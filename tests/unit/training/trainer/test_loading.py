@@ -26,13 +26,16 @@ def failure_of(name: str, data_dir: str = "") -> TrainerFailed:
     [
         ("digit", 'training.task = "digit" names no task'),
         ("no_such_module:Task", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("tests.harness.tasks:Nothing", "the module tests.harness.tasks has no Nothing"),
-        ("tests.harness.tasks:NoTask", "is not a task: it lacks build, batches, loss, evaluate"),
-        ("tests.harness.tasks:not_a_class", "is not a task"),
-        ("tests.harness.tasks:RaisesInInit", "__init__() of the task tests.harness.tasks:RaisesInInit raised KeyError"),
-        ("tests.harness.tasks:RaisesInBuild", "raised ValueError: width must be even"),
-        ("tests.harness.tasks:BuildsNothing", "returned NoneType, not a TrainSpec"),
-        ("tests.harness.tasks:SaysWhatToDo", "the corpus is empty"),
+        ("tests.harness.trainers.tasks:Nothing", "the module tests.harness.trainers.tasks has no Nothing"),
+        ("tests.harness.trainers.tasks:NoTask", "is not a task: it lacks build, batches, loss, evaluate"),
+        ("tests.harness.trainers.tasks:not_a_class", "is not a task"),
+        (
+            "tests.harness.trainers.tasks:RaisesInInit",
+            "__init__() of the task tests.harness.trainers.tasks:RaisesInInit raised KeyError",
+        ),
+        ("tests.harness.trainers.tasks:RaisesInBuild", "raised ValueError: width must be even"),
+        ("tests.harness.trainers.tasks:BuildsNothing", "returned NoneType, not a TrainSpec"),
+        ("tests.harness.trainers.tasks:SaysWhatToDo", "the corpus is empty"),
     ],
 )
 def test_a_task_that_cannot_be_built_says_why(name: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +45,7 @@ def test_a_task_that_cannot_be_built_says_why(name: str, reason: str, capfd: pyt
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A task that does not look for its data itself still gives the path."""
-    failure = failure_of("tests.harness.tasks:MissesData", str(tmp_path))
+    failure = failure_of("tests.harness.trainers.tasks:MissesData", str(tmp_path))
 
     assert str(tmp_path / "images.bin") in failure.reason
     assert "data_dir" in failure.hint
@@ -66,7 +69,7 @@ def test_a_users_folder_with_the_name_of_ours_is_named(
 
 def test_a_task_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules in the folder the node was started in import as with `python -m`."""
-    (tmp_path / "my_own_task.py").write_text("from tests.harness.tasks import Plain\nclass Mine(Plain): ...\n")
+    (tmp_path / "my_own_task.py").write_text("from tests.harness.trainers.tasks import Plain\nclass Mine(Plain): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness import tasks
-from tests.harness.task_node import TaskNode as Node
+from tests.harness.trainers import tasks
+from tests.harness.trainers.task_node import TaskNode as Node
 from training.tasks.task import TrainSpec
 from training.trainer.runner import MAX_SKIPPED
 from training.trainer.snapshot import seed_all

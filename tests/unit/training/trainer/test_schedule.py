@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.task_node import TaskNode as Node
+from tests.harness.trainers.task_node import TaskNode as Node
 from training.trainer_link.interface import TrainerFailed
 
 pytestmark = pytest.mark.usefixtures("one_thread")

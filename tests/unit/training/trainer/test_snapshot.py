@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.task_node import TaskNode as Node
+from tests.harness.trainers.task_node import TaskNode as Node
 from training.trainer import snapshot
 from training.trainer.snapshot import CannotWrite
 from training.trainer_link.interface import TrainerFailed

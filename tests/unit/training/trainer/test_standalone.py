@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.trainer import standalone
 
 

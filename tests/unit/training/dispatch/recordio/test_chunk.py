@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from tests.harness.recordio import encode
+from tests.harness.builders.recordio import encode
 from training import kernels
 from training.dispatch.recordio.chunk import Chunk, decode, record_ends
 from training.dispatch.recordio.compression import OutputTooLarge, compress

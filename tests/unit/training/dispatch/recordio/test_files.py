@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.recordio import encode
+from tests.harness.builders.recordio import encode
 from training.dispatch.recordio import (
     Compressor,
     CorruptChunk,

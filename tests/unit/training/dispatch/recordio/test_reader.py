@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.recordio import encode
+from tests.harness.builders.recordio import encode
 from training.dispatch.recordio import (
     Chunk,
     ChunkTooLarge,

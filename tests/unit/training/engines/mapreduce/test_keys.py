@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.repository import ROOT
+from tests.harness.project.repository import ROOT
 from training.engines.mapreduce.keys import bucket_of
 
 KEYS = st.recursive(

@@ -14,7 +14,7 @@ import pytest
 
 import p2pnode
 from overlay.peers import Activity
-from tests.harness.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
+from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
 from training.engines.link import NoNode
 from training.engines.peer.engine import PeerToPeer
 from training.engines.program import NoSuchValue, VerbFailed

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from examples.linear_regression import TRUE, Regression
-from tests.harness.peer_world import PeerWorld
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.peer_engine_swarm import PeerWorld
 from training.engines.program import Context, Program, VerbFailed
 from training.values.store import NewValue, UpdateFailed, ValueUpdate
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness.server_swarm import TableSurroundings
+from tests.harness.swarms.server_swarm import TableSurroundings
 from training.engines.program import VerbFailed
 from training.engines.server.fencing import RECORD_KEY
 from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs

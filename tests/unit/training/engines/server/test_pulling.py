@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.server_swarm import TableSurroundings
+from tests.harness.swarms.server_swarm import TableSurroundings
 from training.engines.server.core import ServerRecord
 from training.engines.server.fencing import RECORD_KEY, encode_record
 from training.engines.server.program import ServerVerbs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.engines.program import VerbFailed
 from training.engines.server import messages, succession
 from training.engines.server.core import Failure, ServerRecord

@@ -11,9 +11,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import RequestRejected
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from overlay.transport import TransportError
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, owner_of, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.buffers import BufferAgreement
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, owner_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, owner_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.codec_control import MIN_RECEIVED_S, CodecControl
 from training.exchange.context import ExchangeContext
 from training.settings import ExchangeSettings

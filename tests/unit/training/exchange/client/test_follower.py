@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from overlay.transport import Buffer
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import contact, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, new_memory
 from training.exchange.client.follower import ChainFollower
 from training.exchange.messages import PullResult

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.listing import DeltaLister
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.final_values import FinalValues

@@ -12,9 +12,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
-from tests.harness.stores import IDS, contact, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
 from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.context import ExchangeContext

@@ -9,9 +9,9 @@ from typing import Any
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, store_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, store_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.owner_pump import FIRST_RETRY_S, MAX_RETRY_S, REQUESTS_AT_ONCE, OwnerPump
 
 OWNER, OTHER = contact("b"), contact("c")

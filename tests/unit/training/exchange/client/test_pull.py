@@ -16,8 +16,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.transport import Buffer
-from tests.harness.environment import InlineExecutor, VirtualClock
-from tests.harness.virtual_loop import VirtualLoop
+from tests.harness.environment.simulated import InlineExecutor, VirtualClock
+from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.pull import MIN_RELIEF_DELAY_S, PullClient

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
-from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
-from tests.harness.stores import BOUNDS, contact, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
 from training.encoding import codecs
 from training.exchange.client.outbox import Outgoing
 from training.exchange.client.push import PushClient, TakenBack, _runs

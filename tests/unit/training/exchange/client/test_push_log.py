@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import contact, owner_of, store_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, owner_of, store_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.client.push_log import RECORD_FILE, WRITE_INTERVAL_S, PushLog
 from training.exchange.store.push_record import PushRecord
 from training.exchange.terms import GENERATION, Term

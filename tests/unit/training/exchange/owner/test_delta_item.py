@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.exchange_swarm import chunks
-from tests.harness.value_updates import update
-from tests.harness.virtual_loop import run
+from tests.harness.builders.value_updates import update
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_swarm import chunks
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.cooperative import VALUES_PER_UPDATE

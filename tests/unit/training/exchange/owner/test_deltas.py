@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from overlay.peers import Contact
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice

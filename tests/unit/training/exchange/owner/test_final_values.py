@@ -11,9 +11,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stores import contact, delta, owner_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, delta, owner_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.messages import decode
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues, value_digest
 from training.exchange.ownership_messages import CompareCopies, TransferResult

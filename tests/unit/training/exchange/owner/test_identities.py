@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.owner.identities import (
     LEAST_SILENT_S,
     LOOK_INTERVAL_S,

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import backup_of, contact, owner_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import backup_of, contact, owner_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.owner import inspection
 from training.exchange.owner.inspection import INTERVAL_S, ShardInspector
 from training.exchange.store.shard_store import ShardStore

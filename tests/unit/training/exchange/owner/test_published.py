@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.harness.stores import term
+from tests.harness.builders.stores import term
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.owner.published import (

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.exchange_swarm import chunks
-from tests.harness.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.swarms.exchange_swarm import chunks
 from training.encoding.codecs import CodecName
 from training.encoding.frames import FrameReader
 from training.exchange.owner import publishing

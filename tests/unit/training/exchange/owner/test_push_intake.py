@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.exchange_context import GENESIS
-from tests.harness.stores import IDS
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS
 from training.encoding.frames import BadFrame
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner import push_intake

@@ -10,9 +10,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, store_of, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, as_bytes
 from training.exchange.context import ExchangeContext

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment import VirtualClock
-from tests.harness.virtual_loop import run
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
 from training.exchange.owner.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls
 from training.exchange.owner.waiting_update import Waiting
 from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, contact, delta, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.encoding.codecs import encode
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushResult

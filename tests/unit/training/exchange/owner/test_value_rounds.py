@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.loop_turns import counted_turns
-from tests.harness.stores import IDS, SUM, contact, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, SUM, contact, term
+from tests.harness.environment.loop_turns import counted_turns
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
 from training.exchange.owner import value_rounds

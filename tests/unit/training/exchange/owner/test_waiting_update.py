@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.harness.virtual_loop import run
+from tests.harness.environment.virtual_loop import run
 from training.exchange.messages import PushResult
 from training.exchange.owner.waiting_update import Waiting, all_settled
 from training.shards.value_batch import KeyUpdate

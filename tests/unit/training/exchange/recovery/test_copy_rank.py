@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.stores import term
+from tests.harness.builders.stores import term
 from training.exchange.ownership_messages import CopyStatus
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.terms import ZERO_TERM, Role, Term

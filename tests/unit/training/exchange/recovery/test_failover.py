@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 
 from overlay.transport import NOT_SERVED, TransportError
-from tests.harness.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from tests.harness.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer

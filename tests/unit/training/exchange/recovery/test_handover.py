@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from overlay.transport import TransportError
-from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of
-from tests.harness.stores import IDS, contact, owner_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, contact, owner_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
 from training.exchange.owner.publishing import UNUSED_S, Publisher
 from training.exchange.ownership_messages import HandOver, TransferResult
 from training.exchange.recovery.handover import ShardHandover

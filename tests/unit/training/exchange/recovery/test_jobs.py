@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from overlay.transport import TransportError
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import contact, store_of
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, store_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.recovery.jobs import JobKind, Jobs
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import numpy as np
 
-from tests.harness.exchange_context import GENESIS
-from tests.harness.stores import BOUNDS, IDS, PARAMETERS, contact, term
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, contact, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS
 from tests.unit.training.exchange.recovery.test_reconciliation import reconcile, split
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog

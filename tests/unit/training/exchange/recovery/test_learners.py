@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from overlay.transport import Response, TransportError
-from tests.harness.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.exchange_swarm import collected
-from tests.harness.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
+from tests.harness.swarms.exchange_swarm import collected
 from training.encoding.frames import HEADER_BYTES
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from overlay.peers import Activity, Contact
-from tests.harness.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
-from tests.harness.loop_turns import counted_turns
-from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.environment.loop_turns import counted_turns
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory, shard_key

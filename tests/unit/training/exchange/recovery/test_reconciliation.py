@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from overlay.peers import PeerChange
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer

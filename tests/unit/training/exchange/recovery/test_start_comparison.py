@@ -10,9 +10,9 @@ import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from tests.harness.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stores import contact, store_of, term, zeros
-from tests.harness.virtual_loop import run
+from tests.harness.builders.stores import contact, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.recovery.start_comparison import ENOUGH, StartComparison

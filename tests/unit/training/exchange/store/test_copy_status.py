@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.stores import IDS, contact, delta, store_of, term, zeros
+from tests.harness.builders.stores import IDS, contact, delta, store_of, term, zeros
 from training.exchange.ownership_messages import CopyStatus
 from training.exchange.store.copy_status import copy_status
 from training.exchange.terms import ZERO_TERM

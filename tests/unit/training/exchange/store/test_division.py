@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, owner_of, store_of, term, zeros
 from training.encoding import codecs
 from training.exchange.store.division import Slices, can_divide, divide_replica, divide_store
 from training.exchange.store.mapped_extents import ArraySpace

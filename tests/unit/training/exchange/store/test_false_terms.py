@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.stores import BOUNDS, contact, store_of, term, zeros
+from tests.harness.builders.stores import BOUNDS, contact, store_of, term, zeros
 from training.exchange.store.false_terms import forget_terms_above
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import SupersededCopy

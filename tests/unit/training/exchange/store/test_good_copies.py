@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.stores import IDS, SUM, delta, owner_of, term, zeros
+from tests.harness.builders.stores import IDS, SUM, delta, owner_of, term, zeros
 from training.exchange.store.good_copies import PulledValue, add_missing, agreed, has_all_of, state_at
 from training.exchange.store.repair_log import RepairLog
 from training.shards.outer_rule import Rule

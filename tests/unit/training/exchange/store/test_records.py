@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.stores import IDS, SUM, contact, delta, owner_of, store_of, term, value_of, zeros
+from tests.harness.builders.stores import IDS, SUM, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.encoding.codecs import encode
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.shards.applied import DeltaId

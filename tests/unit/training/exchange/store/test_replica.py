@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.stores import BOUNDS, term
+from tests.harness.builders.stores import BOUNDS, term
 from training.exchange.store.replica import NO_POSITION, Position, Replica
 from training.exchange.terms import ZERO_TERM
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.stores import BOUNDS, delta, store_of, term, zeros
+from tests.harness.builders.stores import BOUNDS, delta, store_of, term, zeros
 from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_copies import replica_copy, replica_state

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.harness.stores import BOUNDS, term
+from tests.harness.builders.stores import BOUNDS, term
 from training.encoding.codecs import Vector
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_reading import ATTEMPTS, ReplicaReading

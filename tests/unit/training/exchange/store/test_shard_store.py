@@ -7,7 +7,7 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
+from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import CopyStatus
 from training.exchange.store.copy_status import copy_status

@@ -6,7 +6,7 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from tests.harness.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
+from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.held_memory import state_bytes
 from training.exchange.terms import ZERO_TERM
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.stores import (
+from tests.harness.builders.stores import (
     BOUNDS,
     IDS,
     PARAMETERS,

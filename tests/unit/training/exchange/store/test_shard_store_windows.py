@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.harness.stores import BOUNDS, IDS, PARAMETERS, contact, term
+from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, contact, term
 from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.harness.environment import MemoryDisk
+from tests.harness.environment.simulated import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import Checkpoint, CheckpointState

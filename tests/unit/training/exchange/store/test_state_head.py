@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.harness.stores import IDS, store_of, term, zeros
+from tests.harness.builders.stores import IDS, store_of, term, zeros
 from training.exchange.ownership_messages import ForgottenRows, StateHead
 from training.exchange.store.state_head import DELTAS_PER_STEP, PlausibleSteps, describe, implausible, restore
 from training.exchange.terms import MAX_BELIEVED, Term

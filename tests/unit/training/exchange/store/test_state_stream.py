@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from overlay.transport import Buffer
-from tests.harness.environment import InlineExecutor
-from tests.harness.stores import IDS, SUM, store_of, term, zeros
+from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
+from tests.harness.environment.simulated import InlineExecutor
 from training.encoding.frames import BadFrame, FrameReader, Part, frames
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import StateHead, StateTransfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import small_plan
+from tests.harness.builders.small_plans import small_plan
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import small_plan
+from tests.harness.builders.small_plans import small_plan
 from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import DISCIPLINES
 from training.simulation.run import simulate, why_not_compiled

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import small_plan
+from tests.harness.builders.small_plans import small_plan
 from tests.unit.training.barriers.test_predicates import pass_probability
 from training.barriers.predicates import make_barrier
 from training.settings import BarrierSettings

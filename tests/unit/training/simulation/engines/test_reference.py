@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import SEED, small_plan
+from tests.harness.builders.small_plans import SEED, small_plan
 from training.settings import BarrierSettings
 from training.simulation.model.plan import Churn, Plan
 from training.simulation.model.random_streams import RandomStream
@@ -38,7 +38,7 @@ def test_the_barrier_does_not_change_how_long_a_step_takes() -> None:
 
 def test_a_custom_barrier_decides() -> None:
     """A custom function that never passes holds every node at its first step."""
-    barrier = BarrierSettings(method="custom", custom="tests.harness.small_plans:never", sample=2)
+    barrier = BarrierSettings(method="custom", custom="tests.harness.builders.small_plans:never", sample=2)
 
     run = simulate(Plan(nodes=5, barrier=barrier, duration_s=30.0, repoll_s=0.5))
 

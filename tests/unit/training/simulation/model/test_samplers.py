@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.harness.small_plans import small_plan
+from tests.harness.builders.small_plans import small_plan
 from training.simulation.engines.reference import ReferenceEngine
 from training.simulation.run import simulate
 

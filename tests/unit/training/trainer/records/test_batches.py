@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.record_files import RecordConnection, tasks_of, write_records
-from tests.harness.tasks import Line
+from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
+from tests.harness.trainers.tasks import Line
 from training.dispatch.recordio import encode_example
 from training.tasks.digits import Digits, load_digits
 from training.tasks.task import TaskError

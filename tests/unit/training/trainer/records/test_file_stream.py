@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.harness.record_files import RecordConnection, write_records
-from tests.harness.shared_data import DirectConnection, Script
+from tests.harness.builders.record_files import RecordConnection, write_records
+from tests.harness.stubs.shared_data import DirectConnection, Script
 from tests.unit.training.trainer.sampling.test_sampler import epoch, meet
 from training.dispatch.dataset import read_dataset
 from training.trainer.connection import DaemonConnection

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.record_files import RecordConnection, write_records
+from tests.harness.builders.record_files import RecordConnection, write_records
 from training.trainer.connection import DaemonConnection
 from training.trainer.records.opening import open_files, open_tasks
 from training.trainer.records.task_source import DispatchedTasks, LocalTasks

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.record_files import RecordConnection, tasks_of, write_records
+from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
 from training.trainer.connection import DaemonConnection
 from training.trainer.records import task_source
 from training.trainer.records.task_source import NOT_NOW_S, DispatchedTasks, LocalTasks

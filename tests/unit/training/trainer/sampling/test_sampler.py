@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tests.harness.shared_data import DirectConnection, Script
+from tests.harness.stubs.shared_data import DirectConnection, Script
 from training.sharing.messages import ShareData
 from training.trainer_link.data_messages import DataWanted
 

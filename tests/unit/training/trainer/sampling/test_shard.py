@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tests.harness.shared_data import DirectConnection, Script
+from tests.harness.stubs.shared_data import DirectConnection, Script
 from tests.unit.training.trainer.sampling.test_sampler import epoch, meet
 from training.trainer.sampling.shard import SwarmShard
 

@@ -1,0 +1,4 @@
+"""The simulated environment of a node: an event loop with virtual time, clock, entropy, disk, executor and log.
+
+Also what makes many nodes in one process cheap (`quick_identity`), and what counts turns of the loop.
+"""

@@ -1,0 +1,221 @@
+"""Random restarts of a killed swarm, and the truth about what each has lost.
+
+A node's delta adds 1 to its own value of each cell. A cell is a shard, or what becomes one where the restart divides
+the shards. So the values of a cell count the deltas of each node that it has, whatever is written in its identities.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector, plain_layout
+from training import checkpoint
+from training.layout import shard_bounds
+from training.trainer_link.interface import StepOrder
+
+NODES = 5
+SHARDS = 4
+#: Values of one cell; the first `NODES` count deltas.
+WIDTH = 8
+
+SETTINGS: dict[str, Any] = {
+    "exchange.weight": "sum",
+    "exchange.outer_lr": 1.0,
+    "exchange.outer_momentum": 0.0,
+    "exchange.codec": "float32",
+    "exchange.carry": 0.0,
+    "exchange.shards": SHARDS,
+    "training.linger_s": 30.0,
+    "training.min_nodes": 1,
+    "barrier.method": "asp",
+}
+
+
+class CountingTrainer(StubTrainer):
+    """Its delta adds 1 to its node's value of every cell."""
+
+    async def write_delta(self, order: StepOrder) -> None:
+        self.delta[:] = 0.0
+        self.delta[int(self.name[1:]) :: WIDTH] = 1.0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What one random restart did. Deltas are counted per cell."""
+
+    seed: int
+    order: tuple[str, ...]
+    delays_s: tuple[float, ...]
+    #: Acknowledged deltas that the model lacks after the restart, and deltas that it has twice.
+    lost: int
+    doubled: int
+    #: What the log reported as lost.
+    reported: int
+    taken_back: int
+    #: Lost deltas that no owner has written off, and those that two disks had, and that one had.
+    unreported: int
+    lost_from_two_disks: int
+    lost_from_a_disk: int
+
+
+def counted(swarm: Swarm, cells: int) -> np.ndarray:
+    """Deltas that the owners' values have, int[cells, nodes]."""
+    value = swarm.value() - initial_vector(0, cells * WIDTH)
+    return np.rint(value.reshape(cells, WIDTH)[:, :NODES]).astype(int)
+
+
+def on_disks(swarm: Swarm, cells: int) -> np.ndarray:
+    """Deltas that each disk has, in the vector or the states of its newest checkpoint: int[disks, cells, nodes]."""
+    layout, initial = plain_layout(cells * WIDTH), initial_vector(0, cells * WIDTH)
+    bounds = shard_bounds(layout.total, SHARDS)
+    log = ListLog([], "", swarm.clock)
+    found = []
+    for host in swarm.hosts.values():
+        newest = checkpoint.newest(host.disk, log)
+        values = initial.copy()
+        if newest is None:
+            found.append(values - initial)
+            continue
+        checkpoint.read_vector(host.disk, newest.folder, layout, values)
+        states = checkpoint.read_states(host.disk, newest, bounds, layout.total, 0.0, log)
+        for shard, stored in states.items():
+            values[slice(*bounds[shard])] = np.maximum(values[slice(*bounds[shard])], stored.state.value)
+        found.append(values - initial)
+    return np.rint(np.array(found).reshape(-1, cells, WIDTH)[:, :, :NODES]).astype(int)
+
+
+def written_off(swarm: Swarm, cells: int) -> np.ndarray:
+    """Deltas that the owners have reported as lost, int[cells, nodes]; each cell is a shard now."""
+    names = {host.living.identity.node_id: int(name[1:]) for name, host in swarm.hosts.items()}
+    found = np.zeros((cells, NODES), int)
+    for host in swarm.running():
+        for shard, owned in host.living.exchange.store.owned.items():
+            for node, _, ranges in owned.state.written_off.rows():
+                found[shard, names[node]] += sum(high - low + 1 for low, high in ranges)
+    return found
+
+
+async def _pause(swarm: Swarm) -> None:
+    for host in swarm.running():
+        host.living.pause()
+    await asyncio.sleep(8.0)
+
+
+async def _restart(
+    swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float, *, divides: int, shows: bool
+) -> Restart:
+    cells = SHARDS * divides
+    chance = random.Random(f"{seed}/restart")
+    swarm.start_many(NODES, training__checkpoint_s=checkpoint_s)
+    names = list(swarm.hosts)
+
+    def steps() -> list[int]:
+        return [host.living.progress.step for host in swarm.running()]
+
+    await swarm.until(lambda: min(steps()) >= 3, within_s=60, what="steps everywhere")
+    await asyncio.sleep(chance.uniform(checkpoint_s, 4 * checkpoint_s))
+    before = counted(swarm, cells)
+    for name in names:
+        await swarm.kill(name)
+    disks = np.sort(on_disks(swarm, cells), axis=0)
+    killed = len(swarm.records)
+    order = chance.sample(names, NODES)
+    delays = sorted(chance.uniform(0.0, spread_s) for _ in names)
+    began = swarm.clock.monotonic()
+    for name, delay_s in zip(order, delays, strict=True):
+        await asyncio.sleep(max(0.0, began + delay_s - swarm.clock.monotonic()))
+        # The founder alone decides on the shards.
+        shards = {"exchange__shards": cells if name == "n0" else 0} if divides > 1 else {}
+        bootstrap = None if name == "n0" else "n0"
+        swarm.start(name, bootstrap=bootstrap, training__checkpoint_s=checkpoint_s, **shards)
+    await swarm.until(
+        lambda: all(len(host.trainer.trained) >= 5 for host in swarm.running()), within_s=120, what="all train again"
+    )
+    await asyncio.sleep(10.0)
+    await _pause(swarm)
+    after = counted(swarm, cells)
+    since = np.array([len(swarm.hosts[name].trainer.trained) for name in names])
+    missing = before + since[None, :] - after
+    # A node that starts some steps behind the replica that a shard goes on with has its first deltas refused.
+    after_kill = (one for one in swarm.records[killed:] if one.event == "delta_refused")
+    refused = sum(sum(one.fields["reasons"].values()) for one in after_kill)
+    kept = after - since[None, :]
+    reports = written_off(swarm, cells)
+    if shows:
+        print("lost", missing.tolist(), "reported", reports.tolist(), sep="\n")
+    resumed = sum(record.fields["deltas_lost"] for record in swarm.of("swarm_resumed"))
+    split = sum(record.fields["count"] for record in swarm.of("deltas_lost_in_split"))
+    split += sum(record.fields["count"] for record in swarm.of("deltas_lost_in_restart"))
+    split -= sum(record.fields["recovered"] for record in swarm.of("shard_taken_back"))
+    return Restart(
+        seed,
+        tuple(order),
+        tuple(round(delay, 1) for delay in delays),
+        int(missing[missing > 0].sum()) - refused,
+        int(-missing[missing < 0].sum()),
+        resumed + split,
+        len(swarm.of("shard_taken_back")),
+        max(0, int(np.maximum(0, missing.sum(axis=1) - reports.sum(axis=1)).sum()) - refused),
+        max(0, int(np.maximum(0, disks[-2] - kept).sum()) - refused),
+        max(0, int(np.maximum(0, disks[-1] - kept).sum()) - refused),
+    )
+
+
+def restart(
+    seed: int, *, spread_s: float = 30.0, checkpoint_s: float = 10.0, divides: int = 1, log: bool = False
+) -> Restart:
+    """Five nodes train, are killed at one moment, and start again in random order within `spread_s`, with each shard in
+    `divides` parts."""
+    results: list[Restart] = []
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=seed,
+            settings=SETTINGS,
+            make_trainer=lambda name: CountingTrainer(
+                name, SHARDS * divides * WIDTH, step_s=exponential(0.5), start_s=0.3
+            ),
+        )
+        try:
+            results.append(await _restart(swarm, seed, spread_s, checkpoint_s, divides=divides, shows=log))
+        finally:
+            if log:
+                for record in swarm.records:
+                    print(f"{record}")
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return results[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--histories", type=int, default=100)
+    parser.add_argument("--spread-s", type=float, default=30.0)
+    parser.add_argument("--checkpoint-s", type=float, default=10.0)
+    parser.add_argument("--divides", type=int, default=1)
+    parser.add_argument("--log", action="store_true")
+    chosen = parser.parse_args()
+    for seed in range(chosen.seed, chosen.seed + chosen.histories):
+        found = restart(
+            seed,
+            spread_s=chosen.spread_s,
+            checkpoint_s=chosen.checkpoint_s,
+            divides=chosen.divides,
+            log=chosen.log,
+        )
+        print(found, flush=True)
+
+
+if __name__ == "__main__":
+    main()

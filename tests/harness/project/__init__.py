@@ -1,0 +1,1 @@
+"""The files of the repository as tests read them: modules, documents, and pages of metrics."""

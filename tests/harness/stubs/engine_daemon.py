@@ -1,0 +1,190 @@
+"""A daemon's side of an engine in a thread of this process, over a real socket: the real service and messages, a store
+in memory, and a node that is alone. The test's own thread is the script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay.peers import Activity
+from overlay.system import SystemClock
+from p2pnode.lifecycle.engine_service import EngineService
+from tests.harness.environment.simulated import NoLog
+from training.barriers.predicates import make_barrier
+from training.barriers.waiter import BarrierWaiter
+from training.engines.participation import Participation
+from training.progress import Progress
+from training.settings import BarrierSettings, TrainingSettings
+from training.supervisor.sender import SocketSender
+from training.trainer_link import messages
+from training.trainer_link.engine_messages import EngineOpened, EngineReady, EngineSaid
+from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from training.values.memory import MemoryValues
+from training.values.store import (
+    EncodedPull,
+    EncodedUpdate,
+    EncodedValue,
+    NewValue,
+    PullFailed,
+    Stamped,
+    ValueUpdate,
+)
+
+NODE_ID = bytes(range(20))
+
+
+class AloneSwarm:
+    """A swarm of one node."""
+
+    node_id = NODE_ID
+
+    def __init__(self) -> None:
+        self.activities: list[Activity] = []
+
+    def members(self) -> list[Any]:
+        return []
+
+    def all_members(self, since: float = 0.0) -> list[Any]:
+        return []
+
+    def sample(self, count: int, since: float = 0.0) -> list[Any]:
+        return []
+
+    def workers(self) -> float:
+        return 1.0
+
+    def population(self) -> Any:
+        raise AssertionError("nothing is sampled")
+
+    def announce(self, *, activity: Activity | None = None, **_: Any) -> None:
+        if activity is not None:
+            self.activities.append(activity)
+
+
+class EncodedMemory:
+    """A `MemoryValues` as the service uses it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryValues(node=NODE_ID.hex())
+
+    async def get_encoded(self, keys: Sequence[bytes]) -> list[EncodedValue | None]:
+        return [self.store._values.get(key) for key in keys]
+
+    async def set_encoded(self, key: bytes, value: bytes, timestamp: int) -> None:
+        self.store._values[key] = value, timestamp
+
+    async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None:
+        await self.store.update(
+            [ValueUpdate(decode_key(key), decode_value(value), *rest) for key, value, *rest in updates]
+        )
+
+    async def list_keys(self) -> list[bytes]:
+        return list(self.store._values)
+
+    def on_pull(self, pull: EncodedPull | None) -> None:
+        async def decoded(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
+            assert pull is not None
+            encoded = [EncodedUpdate(encode_key(key), encode_value(key, value), *rest) for key, value, *rest in updates]
+            values = {encode_key(key): (encode_value(key, one.value), one.timestamp) for key, one in present.items()}
+            try:
+                found = await pull(encoded, values)
+            except PullFailed as error:
+                raise PullFailed(decode_key(error.key) if error.key else None, error.reason) from error  # type: ignore[arg-type]
+            return [NewValue(decode_key(key), decode_value(value), timestamp) for key, value, timestamp in found]
+
+        self.store.pull = None if pull is None else decoded
+
+
+class EngineDaemon:
+    """Listens at `path` for one script. `swarm.activities` lists what it announced."""
+
+    def __init__(self, path: Path, method: str = "asp") -> None:
+        self.path = path
+        self.swarm = AloneSwarm()
+        self.values = EncodedMemory()
+        self.opened: EngineOpened | None = None
+        self._settings = BarrierSettings(method=method)  # type: ignore[arg-type]
+        self._handler: Callable[[EngineSaid], None] | None = None
+        self._sender: SocketSender | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        self._listener.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="engine-daemon")
+        self._thread.start()
+
+    # -- the trainer, for the service
+
+    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
+        self._handler = handler
+
+    def send_data(self, message: Any) -> None:
+        assert self._sender is not None
+        self._sender.send(messages.encode(message))
+
+    # -- control, from the test's thread
+
+    def tell(self, message: Any) -> None:
+        """Send a message to the script."""
+        self._loop.call_soon_threadsafe(self.send_data, message)
+
+    def release(self) -> None:
+        """The node leaves."""
+        self._loop.call_soon_threadsafe(self._service.release)
+
+    def stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended with the script
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._task = self._loop.create_task(self._serve())
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._task)
+        self._listener.close()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        connection, _ = await loop.sock_accept(self._listener)
+        connection.setblocking(False)
+        self._sender = SocketSender(connection)
+        self.send_data(messages.Start("", "", {}, "cpu", 1, seed=1, node_seed=2, local_steps=1))
+        clock = SystemClock()
+        barrier = make_barrier(self._settings)
+        waiter = BarrierWaiter(self.swarm, barrier, self._settings, clock)  # type: ignore[arg-type]
+        settings = TrainingSettings(linger_s=0.0)
+        part = Participation(self.swarm, waiter, settings, Progress(), clock)  # type: ignore[arg-type]
+        self._service = EngineService(self, part, self.values, NoLog())  # type: ignore[arg-type]
+        decoder = messages.Decoder()
+        try:
+            while data := await loop.sock_recv(connection, 1 << 16):
+                for message in decoder.from_trainer(data):
+                    if isinstance(message, EngineOpened):
+                        self.opened = message
+                        self.send_data(EngineReady(NODE_ID, 5, barrier.synchronous, 0.001))
+                    elif isinstance(message, EngineSaid):
+                        assert self._handler is not None
+                        self._handler(message)
+        finally:
+            await self._service.stop()
+            await self._sender.stop()
+            connection.close()
+
+
+@pytest.fixture
+def engine_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineDaemon]:
+    """A daemon for an engine of the calling test."""
+    daemon = EngineDaemon(tmp_path / "link")
+    monkeypatch.setenv(messages.SOCKET_VARIABLE, str(daemon.path))
+    yield daemon
+    daemon.stop()

@@ -1,0 +1,197 @@
+"""An `ExchangeContext` over a scripted swarm: a table of peers, and requests that the test answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from overlay.environment import Environment
+from overlay.line_rate import MeasuredLine
+from overlay.peers import Activity, Contact, PeerChange
+from overlay.requests import Handler
+from overlay.transport import Body, ReceivedResponse, Response
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.swarms.exchange_swarm import StartEntropy, chunks, collected
+from training.exchange.codec_choice import CodecChoice
+from training.exchange.context import ExchangeContext
+from training.exchange.messages import decode, encode
+from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.reliability import Reliability
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
+from training.exchange.store.replica import Replica
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.settings import ExchangeSettings
+
+GENESIS = b"g" * 16
+POLL_S = 0.01
+#: What a test answers to a request: a message, a message with a body, or an exception to raise.
+Answer = msgspec.Struct | tuple[msgspec.Struct, list[bytes]] | Exception
+
+
+class ScriptedSwarm:
+    """Implements `training.swarm.Swarm`; the attributes are the script."""
+
+    def __init__(self, me: Contact, others: Sequence[Contact] = ()) -> None:
+        self.node_id = me.node_id
+        self.address = me.address
+        self.peers: dict[bytes, Any] = {one.node_id: self._peer(one) for one in others}
+        #: The candidates of every shard, best first.
+        self.candidate_list: list[Contact] = [me, *others]
+        self.suspects: list[bytes] = []
+        self.gone: list[bytes] = []
+        self.handlers: dict[str, Handler] = {}
+        self.callbacks: list[Callable[[PeerChange], None]] = []
+        #: Answers by name of the request: called with the receiver and the payload.
+        self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {}
+        #: Nodes whose own handlers answer instead.
+        self.linked: dict[bytes, ScriptedSwarm] = {}
+        self.requests: list[tuple[str, Contact, bytes]] = []
+        self.timeouts_s: list[float] = []
+        self.suspected: list[bytes] = []
+        self.watched: list[bytes] = []
+        self.worker_count = 1.0
+        #: How long each request takes, and for how much of it the transport says that the peer took it to respond.
+        self.request_s = 0.0
+        self.waited_s: float | None = None
+        self.line = MeasuredLine()
+        #: Capacity classes by node id.
+        self.capacities: dict[bytes, int] = {}
+
+    @staticmethod
+    def _peer(contact: Contact) -> Any:
+        return SimpleNamespace(
+            node_id=contact.node_id,
+            contact=contact,
+            eligible=True,
+            step=0,
+            step_seconds=0.0,
+            activity=Activity.READY,
+            is_worker=lambda _now: True,
+        )
+
+    def members(self) -> list[Any]:
+        return [peer for node_id, peer in self.peers.items() if node_id not in self.gone]
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        return self.peers[node_id].contact if self.is_alive(node_id) else None
+
+    def is_alive(self, node_id: bytes) -> bool:
+        return node_id in self.peers and node_id not in self.gone
+
+    def is_gone(self, node_id: bytes) -> bool:
+        return node_id in self.gone
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        return node_id in self.suspects
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        self.suspected.append(node_id)
+
+    async def query_steps(self, node_ids: Iterable[bytes]) -> None:
+        """The steps in the script are the present ones."""
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        self.watched = list(node_ids)
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        self.callbacks.append(callback)
+
+    def remembered(self) -> list[str]:
+        return []
+
+    def workers(self) -> float:
+        return self.worker_count
+
+    def capacity(self, node_id: bytes) -> int:
+        return self.capacities.get(node_id, 0)
+
+    def may_own(self, peer: Any) -> bool:
+        return bool(peer.eligible)
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        return [one for one in self.candidate_list if one.node_id not in self.gone]
+
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
+        self.handlers[name] = handler
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        self.requests.append((name, to, payload))
+        self.timeouts_s.append(timeout_s)
+        buffers = await collected(body)
+        if (other := self.linked.get(to.node_id)) is not None:
+            response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))
+            yield ReceivedResponse(response.head, chunks(await collected(response.body)))
+            return
+        answer = self.answers[name](to, payload)
+        if isinstance(answer, Exception):
+            raise answer
+        if self.request_s:
+            await asyncio.sleep(self.request_s)
+        head, buffers = answer if isinstance(answer, tuple) else (answer, [])
+        yield ReceivedResponse(encode(head), chunks(buffers), waited_s=self.waited_s)
+
+    def sent(self, name: str, kind: Any) -> list[Any]:
+        """The messages of all requests of this name."""
+        return [decode(payload, kind) for sent_name, _, payload in self.requests if sent_name == name]
+
+    async def deliver(self, name: str, sender: Contact, message: msgspec.Struct, kind: Any, body: Any = ()) -> Any:
+        """Have this node handle a request; returns the message of its answer."""
+        response: Response = await self.handlers[name](sender, encode(message), chunks(list(body)))
+        return decode(response.head, kind)
+
+
+def context_of(
+    swarm: ScriptedSwarm, store: ShardStore, *, synchronous: bool = False, settings: ExchangeSettings | None = None
+) -> ExchangeContext:
+    """A context on the running virtual loop; its log is `records_of(context)`."""
+    clock = VirtualClock()
+    run, reliability = RunState(incarnation=1), Reliability()
+    plain = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0)
+    view: Any = swarm
+    return ExchangeContext(
+        swarm=view,
+        environment=Environment(
+            clock=clock,
+            entropy=StartEntropy("context"),
+            disk=MemoryDisk(),
+            executor=InlineExecutor(),
+            log=ListLog([], "", clock),
+        ),
+        genesis=GENESIS,
+        run_genesis=GENESIS,
+        settings=settings or plain,
+        synchronous=synchronous,
+        stale_limit=None,
+        store=store,
+        replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
+        run=run,
+        view=SwarmView(view, clock, run, store.ownership.trust, reliability=reliability),
+        rpc=ExchangeRpc(view, GENESIS, clock, store.ownership.trust, reliability),
+        rebalance=RebalanceRequests(store),
+        codec=CodecChoice(settings or plain),
+    )
+
+
+def records_of(context: ExchangeContext) -> list[Record]:
+    """The events that were logged."""
+    return cast(ListLog, context.environment.log).records
+
+
+async def until(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+    """Wait in virtual time for a condition."""
+    for _ in range(round(limit_s / POLL_S)):
+        if condition():
+            return
+        await asyncio.sleep(POLL_S)
+    raise TimeoutError(f"not within {limit_s} s")

@@ -1,0 +1,210 @@
+"""A step loop over a trainer, a swarm and an exchange that record what it calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from overlay.environment import Environment
+from overlay.peers import Activity
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.trainers.stub_trainer import StubTrainer
+from training.exchange.client.pull import PullReport
+from training.exchange.client.push import PushReport
+from training.exchange.run_state import RunState
+from training.progress import Progress
+from training.settings import ExchangeSettings, TrainingSettings
+from training.step_loop import StepLoop
+from training.trainer_link.interface import StepOrder
+
+
+class RecordingExchange:
+    """Records what the loop calls; the swarm's median step and number of workers are set by the test."""
+
+    def __init__(self) -> None:
+        self.median = 0
+        self.workers = 4.0
+        self.push_s = self.pull_s = self.prepare_s = 0.0
+        #: For each delta that was prepared, how much had happened before.
+        self.prepared: list[int] = []
+        #: Which of them was the last one of the run.
+        self.lasts: list[int] = []
+        #: What happened, in order; the trainer's turns are in it too.
+        self.history: list[tuple[str, int]] = []
+        self.trainer: LoadingTrainer | None = None
+        #: Steps whose delta is refused as not finite.
+        self.not_finite: range | list[int] = []
+        self.vector = np.zeros(8, np.float32)
+        self.pushes: list[tuple[int, int, float]] = []
+        self.pulls: list[int] = []
+        self.deltas: list[Any] = []
+        #: How far others move the values between two pulls.
+        self.moves = 0.0
+        self.steps: list[int] = []
+        self.overlaps: list[bool] = []
+        #: How long the line would carry a step; None: not measured.
+        self.line_s: float | None = None
+        self.context = SimpleNamespace(
+            stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"), run=RunState(incarnation=1)
+        )
+        #: Where most others are, if they contradict the step with which this node began.
+        self.step_of_others: int | None = None
+        self.view = SimpleNamespace(
+            median_step=lambda: self.median,
+            worker_count=lambda: self.workers,
+            step_of_others=lambda: self.step_of_others,
+            invalidate=self._went_back,
+            is_left_out=lambda _node: False,
+        )
+
+    def _went_back(self) -> None:
+        """It has gone back to that step."""
+        self.step_of_others = None
+
+    def advance(self, step: int) -> None:
+        self.steps.append(step)
+
+    async def prepare(self, _delta: Any, _seconds: float, *, is_last: bool) -> None:
+        """As the real one, this takes its time; no delta may be pushed, and no turn begin, before its end."""
+        await asyncio.sleep(self.prepare_s)
+        self.prepared.append(len(self.history))
+        self.lasts += [len(self.prepared)] if is_last else []
+
+    def expected_s(self) -> float | None:
+        return self.line_s
+
+    def set_overlap(self, is_on: bool) -> None:
+        self.overlaps.append(is_on)
+
+    async def push(self, step: int, base_step: int, weight: float, delta: Any, on_taken: Any = None) -> PushReport:
+        self.deltas.append(delta.copy())
+        if on_taken is not None:
+            on_taken()
+        await asyncio.sleep(self.push_s)
+        self.pushes.append((step, base_step, weight))
+        self.history.append(("pushed", step))
+        refused = {"not_finite": 1} if step in self.not_finite else {}
+        return PushReport(acknowledged=1, refused=refused, outstanding=0, bytes_sent=8)
+
+    def add_alone(self, delta: Any) -> bool:
+        self.vector += delta
+        return not self.not_finite
+
+    async def pull(self, step: int) -> PullReport:
+        trainer = self.trainer
+        assert trainer is not None
+        for _ in range(2):
+            assert not trainer.is_loading, "the vector changes while it is loaded"
+            await asyncio.sleep(self.pull_s / 2)
+        trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
+        self.pulls.append(step)
+        self.history.append(("pulled", step))
+        return PullReport(changed=1, unchanged=0, missing=[])
+
+    def take_merged(self) -> dict[bytes, int]:
+        return {b"x" * 20: 1}
+
+
+class LoadingTrainer(StubTrainer):
+    """Takes `load_s` to load; meanwhile nobody may write into its vector."""
+
+    def __init__(self, history: list[tuple[str, int]], step_s: float) -> None:
+        super().__init__("stub", 8, step_s=step_s)
+        self.is_loading = False
+        self.load_s = 0.0
+        self._history = history
+
+    async def load(self, order: StepOrder) -> None:
+        self.is_loading = True
+        await asyncio.sleep(self.load_s)
+        self.is_loading = False
+        self._history.append(("began", order.step))
+
+
+class RecordingSwarm:
+    """Announcements are recorded; the members are those of the test."""
+
+    node_id = b"m" * 20
+
+    def __init__(self) -> None:
+        self.announced: list[dict[str, Any]] = []
+        self.others: list[Any] = []
+        #: Later starts that this node has become: incarnation and step.
+        self.starts: list[tuple[int, int]] = []
+
+    def begin_again(self, incarnation: int, step: int) -> None:
+        self.starts.append((incarnation, step))
+
+    def announce(self, **changes: Any) -> None:
+        self.announced.append(changes)
+
+    def members(self) -> list[Any]:
+        return self.others
+
+    def activities(self) -> list[Activity]:
+        return [changes["activity"] for changes in self.announced if "activity" in changes]
+
+
+class LoopBench:
+    """A step loop and everything around it."""
+
+    def __init__(self, *, step_s: float = 1.0, exchange: ExchangeSettings | None = None, **training: Any) -> None:
+        self.exchange, self.swarm, self.progress = RecordingExchange(), RecordingSwarm(), Progress()
+        self.trainer = self.exchange.trainer = LoadingTrainer(self.exchange.history, step_s)
+        self.clock = VirtualClock()
+        self.records: list[Any] = []
+        self.waits: list[int] = []
+        #: A barrier takes so long, whatever it says.
+        self.wait_s = 0.0
+        #: What the barrier says of the others; and for which steps it was told that the next one trains already.
+        self.is_abreast = False
+        self.overlapped: list[int] = []
+        self._environment = Environment(
+            clock=self.clock,
+            entropy=SeededEntropy(1),
+            disk=MemoryDisk(),
+            executor=InlineExecutor(),
+            log=ListLog(self.records, "", self.clock),
+        )
+        self._training = TrainingSettings(**{"local_steps": 2, "eval_steps": 0, **training})
+        self.settings = exchange or ExchangeSettings()
+        self.loop = self.make_loop()
+
+    def make_loop(self) -> StepLoop:
+        """A loop over what the bench has now."""
+        waiter: Any = SimpleNamespace(
+            begin=lambda: None, wait=self._wait, is_abreast=self.is_abreast, leave_out=lambda _is_left_out: None
+        )
+        fakes: Any = (self.swarm, self.exchange)
+        return StepLoop(
+            swarm=fakes[0],
+            exchange=fakes[1],
+            trainer=self.trainer,
+            waiter=waiter,
+            training=self._training,
+            settings=self.settings,
+            environment=self._environment,
+            progress=self.progress,
+        )
+
+    async def _wait(self, step: int, _step_seconds: float, *, overlaps: bool, is_void: Callable[[], bool]) -> float:
+        await asyncio.sleep(self.wait_s)
+        if overlaps:
+            self.overlapped.append(step)
+        self.waits.append(step)
+        self.exchange.history.append(("waited", step))
+        return 0.25
+
+    async def run(self, start_step: int = 0) -> str:
+        await self.trainer.start()
+        return await self.loop.run(start_step, self._after_step)
+
+    async def _after_step(self) -> None:
+        """No checkpoints."""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record.fields for record in self.records if record.event == name]

@@ -1,0 +1,614 @@
+"""Many real exchanges on a light network: the code of `training/exchange` is real, everything below it is simulated.
+
+The overlay (live peers, eligible peers, requests between nodes) is a table and a few timers. So a history of fifty
+nodes takes a fraction of a second. Each node detects failures and returns late, and at its own time. Requests are lost
+in either direction, duplicated, delayed and reordered. Those to a paused or partitioned node arrive when it can be
+reached again, long after their sender has timed out. Everything follows from one seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from overlay.addresses import Address
+from overlay.discovery.placement import rank
+from overlay.environment import Environment
+from overlay.line_rate import MeasuredLine
+from overlay.peers import Activity, ChangeKind, Contact, PeerChange
+from overlay.sockets.concurrency import HandlerLimiter
+from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.trainers.stub_trainer import plain_layout
+from training.exchange.disk_parts import keep_on_disk
+from training.exchange.exchange import Exchange
+from training.manifest import PROTOCOL, Manifest
+from training.settings import ExchangeSettings
+from training.shards.outer_rule import Rule
+
+GENESIS = b"g" * 16
+#: Candidates of a shard are the eligible among this many nodes closest to its key, as in Kademlia.
+CLOSEST = 20
+#: Seconds until a node detects a failure, and until it notices a return; drawn for each node.
+DETECTED_S = (2.0, 5.5)
+RETURNED_S = (0.1, 2.0)
+
+#: The request whose handler runs in this task, or has begun it; empty: none.
+HANDLED: ContextVar[str] = ContextVar("handled", default="")
+
+
+@dataclass(slots=True)
+class Peer:
+    """One node in the table of another."""
+
+    node_id: bytes
+    contact: Contact
+    incarnation: int
+    step: int = 0
+    eligible: bool = True
+    alive: bool = True
+    suspect: bool = False
+    step_seconds: float = 0.0
+    activity: Activity = Activity.READY
+
+    def is_worker(self, now: float) -> bool:
+        return self.step > 0
+
+
+@dataclass
+class Links:
+    """Faults of requests: shares of all requests, and seconds one way. A torn body breaks between or inside frames."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    slow: float = 0.0
+    torn: float = 0.0
+    delay_s: tuple[float, float] = (0.001, 0.02)
+    slow_s: tuple[float, float] = (0.3, 2.5)
+    #: Seconds that a whole state is under way, at most: deltas are added meanwhile.
+    state_s: float = 0.0
+
+
+async def chunks(buffers: list[bytes], breaks_with: TransportError | None = None) -> AsyncIterator[Buffer]:
+    """The buffers; then, with an error, the stream breaks."""
+    for buffer in buffers:
+        yield buffer
+    if breaks_with is not None:
+        raise breaks_with
+
+
+async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[bytes]:
+    if hasattr(body, "__aiter__"):
+        try:
+            return [bytes(buffer) async for buffer in body]
+        finally:
+            if (aclose := getattr(body, "aclose", None)) is not None:
+                await aclose()
+    return [bytes(buffer) for buffer in body]
+
+
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+#: Sees every request when it is sent: the names of sender and receiver, the request's name, and its payload.
+Observer = Callable[[str, str, str, bytes], None]
+
+
+class Overlay:
+    """One node's view of the others: what `training.exchange` uses of `training.swarm.Swarm`."""
+
+    def __init__(self, world: World, name: str, contact: Contact, incarnation: int) -> None:
+        self.world = world
+        self.name = name
+        self.node_id = contact.node_id
+        self.address = contact.address
+        self.incarnation = incarnation
+        self.step = 0
+        #: As announced; 0: unknown.
+        self.step_seconds = 0.0
+        self.eligible = True
+        self.line = MeasuredLine()
+        self.peers: dict[bytes, Peer] = {}
+        self.handlers: dict[str, Handler] = {}
+        #: Requests whose handlers may wait for other nodes.
+        self.waiting: dict[str, None] = {}
+        self.limiter = HandlerLimiter()
+        self.callbacks: list[Callable[[PeerChange], None]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.running = True
+        self._candidates: dict[bytes, list[Contact]] = {}
+
+    # -- who is there
+
+    def is_alive(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.alive
+
+    def is_gone(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and not peer.alive
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.suspect
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        """A hint changes nothing: detection takes the time that was drawn."""
+
+    def members(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.alive]
+
+    def remembered(self) -> list[str]:
+        """In these histories every node has met another."""
+        return ["somebody"]
+
+    def may_own(self, peer: Peer) -> bool:
+        return peer.eligible
+
+    def workers(self) -> float:
+        if not self.world.training:
+            return 1.0
+        return max(1.0, sum(peer.step > 0 for peer in self.peers.values() if peer.alive) + (self.step > 0))
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        """All nodes are watched."""
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        peer = self.peers.get(node_id)
+        return peer.contact if peer is not None and peer.alive else None
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        found = self._candidates.get(key)
+        if found is None:
+            known = {peer.node_id: peer.contact for peer in self.peers.values() if peer.alive}
+            known[self.node_id] = Contact(self.node_id, self.address)
+            number = int.from_bytes(key, "big")
+            nearest = sorted(known, key=lambda node: int.from_bytes(node, "big") ^ number)[:CLOSEST]
+            fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
+            found = self._candidates[key] = [
+                known[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
+            ]
+        return found
+
+    def capacity(self, node_id: bytes) -> int:
+        """In these histories a class is known to all at once."""
+        return self.world.capacities.get(node_id, 0)
+
+    def _fit(self, node_id: bytes) -> bool:
+        peer = self.peers[node_id]
+        return peer.eligible and not peer.suspect
+
+    async def query_steps(self, node_ids: Iterable[bytes]) -> None:
+        """Hear of the nodes that can be reached."""
+        await asyncio.sleep(0.01)
+        me = self.world.members[self.name]
+        for other in self.world.running():
+            if other.contact.node_id in node_ids and other.overlay is not None and self.world.reachable(me, other):
+                self.met(other.overlay)
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        self.callbacks.append(callback)
+
+    def changed(self, node_id: bytes, kind: ChangeKind, reason: str = "") -> None:
+        self._candidates.clear()
+        for callback in self.callbacks if self.running else ():
+            callback(PeerChange(node_id, kind, reason))
+
+    def met(self, other: Overlay) -> None:
+        """A heartbeat of another node has arrived."""
+        peer = self.peers.get(other.node_id)
+        if peer is None:
+            self.peers[other.node_id] = Peer(
+                other.node_id, Contact(other.node_id, other.address), other.incarnation, other.step, other.eligible
+            )
+            self.changed(other.node_id, "up")
+            return
+        if other.incarnation < peer.incarnation:
+            return
+        restarted = other.incarnation > peer.incarnation
+        if restarted:
+            peer.incarnation, peer.step = other.incarnation, 0
+        peer.step = max(peer.step, other.step)
+        peer.step_seconds = other.step_seconds
+        if peer.eligible != other.eligible:
+            peer.eligible = other.eligible
+            self._candidates.clear()
+        if not peer.alive or peer.suspect:
+            was_alive, peer.alive, peer.suspect = peer.alive, True, False
+            self.changed(other.node_id, "refuted" if was_alive else "returned")
+        if restarted:
+            self.changed(other.node_id, "restarted")
+
+    # -- requests
+
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
+        self.handlers[name] = handler
+        if waits:
+            self.waiting[name] = None
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        if not self.running:
+            raise TransportError("closed", to.address, "the transport of this node is closed")
+        # Two owners that are full of such requests to each other would wait for ever.
+        asker = HANDLED.get()
+        assert not asker or asker in self.waiting, f"the handler of {asker} waits for {name} of another node"
+        buffers = await collected(body)
+        answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
+        self.world.carry(self, to, name, payload, buffers, answer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                head, back = await answer
+        except TimeoutError as error:
+            raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
+        broken = self.world.tear(back)
+        yield ReceivedResponse(head, chunks(back, TransportError("reset", to.address, "broke") if broken else None))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        if self.running:
+            task = asyncio.ensure_future(work)
+            self.tasks[task] = None
+            task.add_done_callback(lambda done: self.tasks.pop(done, None))
+
+
+class StartEntropy:
+    """The randomness of one start of a node."""
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+
+    def token(self, size_bytes: int) -> bytes:
+        return self.random.randbytes(size_bytes)
+
+
+@dataclass
+class Member:
+    """One machine: its disk remains when its process ends."""
+
+    name: str
+    contact: Contact
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    starts: int = 0
+    overlay: Overlay | None = None
+    exchange: Exchange | None = None
+    worker: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.exchange is not None
+
+
+#: Where no machine is: an address that somebody made up.
+NOBODY = Member("nobody", Contact(b"\x00" * 20, Address("10.255.255.255", 1)))
+
+
+class World:
+    """All machines and the network between them."""
+
+    def __init__(self, seed: int, *, settings: ExchangeSettings, shards: int, values: int, synchronous: bool) -> None:
+        self.seed = seed
+        self.random = random.Random(f"{seed}/world")
+        self.clock = VirtualClock()
+        self.links = Links()
+        self.records: list[Record] = []
+        self.members: dict[str, Member] = {}
+        self.settings = settings
+        self.synchronous = synchronous
+        self.requests = 0
+        self.observers: list[Observer] = []
+        #: Whether nodes train; if not, none is counted as a worker.
+        self.training = True
+        #: Capacity classes that nodes have announced.
+        self.capacities: dict[bytes, int] = {}
+        self._by_address: dict[Address, Member] = {}
+        self._groups: dict[str, int] = {}
+        self._paused: dict[str, None] = {}
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._held: list[tuple[Member, Member, Callable[[], None]]] = []
+        self.manifest = Manifest(
+            protocol=PROTOCOL,
+            run="world",
+            genesis=GENESIS.hex(),
+            task="stub",
+            task_version="1",
+            layout=plain_layout(values),
+            frozen_digest="",
+            shards=shards,
+            rule=Rule(settings.outer_lr, settings.outer_momentum, settings.robust),
+            weight=settings.weight,
+            replicas=settings.replicas,
+            local_steps=1,
+            barrier_family="bsp" if synchronous else "relaxed",
+            max_steps=0,
+            until="",
+        )
+
+    # -- machines
+
+    def member(self, name: str) -> Member:
+        if name not in self.members:
+            number = len(self.members) + 1
+            node_id = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:20]
+            contact = Contact(node_id, Address(f"10.0.{number // 250}.{number % 250 + 1}", 8468))
+            self.members[name] = Member(name, contact)
+            self._by_address[contact.address] = self.members[name]
+        return self.members[name]
+
+    async def start(self, name: str, *, founder: bool = False, manifest: Manifest | None = None) -> Member:
+        """Start a process on a machine, with the shards that the swarm has, or those of `manifest`. It knows all nodes
+        it can reach, and these learn of it after a while."""
+        member = self.member(name)
+        member.starts += 1
+        overlay = Overlay(self, name, member.contact, member.starts)
+        others = [one for one in self.members.values() if one.overlay is not None and one is not member]
+        exchange = Exchange(
+            swarm=overlay,  # type: ignore[arg-type]
+            manifest=manifest or self.manifest,
+            settings=self.settings,
+            staleness=None,
+            replica=np.zeros(self.manifest.layout.total, np.float32),
+            incarnation=member.starts,
+            environment=Environment(
+                clock=self.clock,
+                entropy=StartEntropy(f"{self.seed}/{name}/{member.starts}"),
+                disk=member.disk,
+                executor=InlineExecutor(),
+                log=ListLog(self.records, name, self.clock),
+            ),
+        )
+        await keep_on_disk(exchange)
+        member.overlay, member.exchange = overlay, exchange
+        await exchange.start()
+        for other in others:
+            if self.reachable(member, other):
+                assert other.overlay is not None
+                overlay.met(other.overlay)
+                asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, other, member)
+        if founder:
+            await exchange.found()
+        return member
+
+    def spread(self, member: Member) -> None:
+        """Something of a node has changed: the others hear of it after a while."""
+        for other in self.running():
+            if other is not member and self.reachable(member, other):
+                asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, other, member)
+
+    def kill(self, name: str, *, left: bool = False) -> None:
+        """Kill a process; with `left` the others have received its leave message."""
+        member = self.members[name]
+        overlay, exchange = member.overlay, member.exchange
+        assert overlay is not None
+        assert exchange is not None
+        overlay.running = False
+        exchange._divider.kill()
+        for task in [*overlay.tasks, *exchange.services._tasks, *([member.worker] if member.worker else [])]:
+            task.cancel()
+        values = exchange.values
+        pumps = (values._update_pump, values._read_pump, values._handler.rounds)
+        for one in pumps:
+            one.halt()
+        for delivery in exchange.push_client._outbox._deliveries.values():
+            if delivery.task is not None:
+                delivery.task.cancel()
+        member.overlay = member.exchange = member.worker = None
+        for other in self.running():
+            assert other.overlay is not None
+            peer = other.overlay.peers.get(member.contact.node_id)
+            if left and peer is not None and peer.alive:
+                peer.alive = False
+                other.overlay.changed(peer.node_id, "left")
+        self._watch_all()
+
+    def running(self) -> list[Member]:
+        return [member for member in self.members.values() if member.exchange is not None]
+
+    # -- the network
+
+    def part(self, groups: dict[str, int]) -> None:
+        self._groups = groups
+        self._watch_all()
+
+    def cut(self, source: str, target: str) -> None:
+        """Requests of `source` to `target` fail; those in the other direction do not."""
+        self._cuts[source, target] = None
+        self._watch_all()
+
+    def pause(self, name: str) -> None:
+        self._paused[name] = None
+        self._watch_all()
+
+    def resume(self, name: str) -> None:
+        self._paused.pop(name, None)
+        self._watch_all()
+
+    def heal(self) -> None:
+        self._groups, self._cuts = {}, {}
+        self._paused.clear()
+        self._watch_all()
+        for member in self.running():  # who started on the other side is heard of now
+            for other in self.running():
+                if other is not member and other.contact.node_id not in member.overlay.peers:  # type: ignore[union-attr]
+                    asyncio.get_running_loop().call_later(self.random.uniform(*RETURNED_S), self._hear, member, other)
+
+    @property
+    def parted(self) -> bool:
+        """Whether lines are cut."""
+        return bool(self._groups or self._cuts)
+
+    def isolated(self, name: str) -> bool:
+        return name in self._paused
+
+    def reachable(self, one: Member, other: Member) -> bool:
+        """Whether requests of `one` reach `other` and are answered."""
+        if one.overlay is None or other.overlay is None:
+            return False
+        if one.name in self._paused or other.name in self._paused or (one.name, other.name) in self._cuts:
+            return False
+        return self._groups.get(one.name, 0) == self._groups.get(other.name, 0)
+
+    def announce(self, name: str, capacity: int) -> None:
+        """A node announces another capacity class."""
+        self.capacities[self.members[name].contact.node_id] = capacity
+        for member in self.running():
+            assert member.overlay is not None
+            member.overlay._candidates.clear()
+
+    def stop(self) -> None:
+        """Kill all processes; no node notices."""
+        names = [member.name for member in self.running()]
+        for member in self.members.values():
+            if member.overlay is not None:
+                member.overlay.running = False
+        for name in names:
+            self.kill(name)
+
+    def _watch_all(self) -> None:
+        """After every fault and its end: plan which node notices it, and when."""
+        if not any(member.overlay is not None and member.overlay.running for member in self.members.values()):
+            return
+        loop = asyncio.get_running_loop()
+        released, self._held = self._held, []
+        for source, target, arrive in released:
+            if target.overlay is not None and self.reachable(source, target):
+                loop.call_later(self.random.uniform(0.0, 0.5), arrive)
+            elif target.overlay is not None:
+                self._held.append((source, target, arrive))
+        for member in self.running():
+            assert member.overlay is not None
+            for other in self.members.values():
+                peer = member.overlay.peers.get(other.contact.node_id)
+                if other is member or peer is None:
+                    continue
+                met = self.reachable(member, other) or self.reachable(other, member)
+                if met and (not peer.alive or peer.suspect):
+                    loop.call_later(self.random.uniform(*RETURNED_S), self._hear, member, other)
+                elif not met and peer.alive:
+                    after_s = self.random.uniform(*DETECTED_S)
+                    loop.call_later(after_s / 2, self._miss, member, member.overlay, other, False)
+                    loop.call_later(after_s, self._miss, member, member.overlay, other, True)
+
+    def _hear(self, member: Member, other: Member) -> None:
+        if member.overlay is not None and other.overlay is not None and self.reachable(member, other):
+            member.overlay.met(other.overlay)
+
+    def _miss(self, member: Member, overlay: Overlay, other: Member, dead: bool) -> None:
+        peer = overlay.peers.get(other.contact.node_id)
+        if member.overlay is not overlay or peer is None or not peer.alive or self.reachable(member, other):
+            return
+        if self.reachable(other, member):
+            return
+        peer.suspect = not dead
+        peer.alive = not dead
+        overlay.changed(peer.node_id, "dead" if dead else "suspect")
+
+    # -- transport
+
+    def carry(
+        self,
+        source: Overlay,
+        to: Contact,
+        name: str,
+        payload: bytes,
+        buffers: list[bytes],
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+    ) -> None:
+        loop, links, chance = asyncio.get_running_loop(), self.links, self.random
+        target = self._by_address.get(to.address, NOBODY)
+        sender = self._by_address[source.address]
+        self.requests += 1
+        for observe in self.observers:
+            observe(sender.name, target.name, name, payload)
+
+        def arrive() -> None:
+            overlay = target.overlay
+            if overlay is None or not source.running:
+                return
+            overlay.spawn(self._handle(source, sender, overlay, target, name, payload, buffers, answer))
+
+        if target.overlay is None:
+            # Half of the failed nodes are killed processes, whose machine refuses connections; the others are silent.
+            if target.contact.node_id[0] % 2:
+                loop.call_later(
+                    self._delay(), _fail, answer, TransportError("refused", to.address, "no process listens")
+                )
+            return
+        if not self.reachable(sender, target):
+            if chance.random() < 0.5 and (sender.name, target.name) not in self._cuts:
+                self._held.append((sender, target, arrive))
+            return
+        if chance.random() < links.loss:
+            return
+        transfer_s = chance.uniform(0.0, links.state_s) if name == "state" and links.state_s else 0.0
+        loop.call_later(self._delay() + transfer_s, arrive)
+        if chance.random() < links.duplicate:
+            loop.call_later(self._delay() + chance.uniform(0.0, 3.0), arrive)
+
+    def tear(self, buffers: list[bytes]) -> bool:
+        """Cut a body, by chance, between two buffers or inside one; True if it was cut."""
+        torn = self.links.torn
+        if not torn or not buffers or self.random.random() >= torn:
+            return False
+        whole = self.random.randrange(len(buffers))
+        kept = buffers[whole][: self.random.choice((0, self.random.randrange(1 + len(buffers[whole]))))]
+        buffers[whole:] = [kept] if kept else []
+        return True
+
+    def _delay(self) -> float:
+        links = self.links
+        slow = self.random.random() < links.slow
+        return self.random.uniform(*(links.slow_s if slow else links.delay_s))
+
+    async def _handle(
+        self,
+        source: Overlay,
+        sender: Member,
+        overlay: Overlay,
+        target: Member,
+        name: str,
+        payload: bytes,
+        buffers: list[bytes],
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+    ) -> None:
+        overlay.met(source)
+        handler = overlay.handlers.get(name)
+        if handler is None:
+            _fail(answer, TransportError("rejected", overlay.address, f"does not serve {name}"))
+            return
+        buffers = list(buffers)
+        reset = TransportError("reset", overlay.address, "broke") if self.tear(buffers) else None
+        HANDLED.set(name)
+        contact = Contact(source.node_id, source.address)
+        try:
+            async with overlay.limiter.handler(source.node_id, waits=name in overlay.waiting):
+                reply = await handler(contact, payload, chunks(buffers, reset))
+                back = await collected(reply.body)
+        except RequestRejected as error:
+            _fail(answer, TransportError("rejected", overlay.address, str(error)))
+            return
+        except TransportError as error:
+            _fail(answer, TransportError("reset", overlay.address, str(error)))
+            return
+        if self.random.random() < self.links.loss or not self.reachable(sender, target):
+            return
+
+        def deliver() -> None:
+            if not answer.done() and source.running and self.reachable(sender, target):
+                source.met(overlay)
+                answer.set_result((reply.head, back))
+
+        asyncio.get_running_loop().call_later(self._delay(), deliver)
+
+
+def _fail(answer: asyncio.Future[tuple[bytes, list[bytes]]], error: TransportError) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # the sender may have timed out

@@ -1,0 +1,146 @@
+"""Nodes of the peer-to-peer engine on the simulated network: the real overlay, barriers and engine loop, and one store
+in memory whose owners are living nodes. Time is virtual: `get` of the values takes `step_s` of it, as a step would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+
+from overlay.overlay import Overlay
+from overlay.peers import Activity
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.swarms.overlay_swarm import OverlayWorld
+from training.barriers.predicates import make_barrier
+from training.barriers.waiter import BarrierWaiter
+from training.engines.participation import Participation
+from training.engines.peer.loop import run_peer
+from training.engines.program import Context, Program, VerbFailed, Verbs
+from training.engines.values_link import Pulling
+from training.progress import Progress
+from training.settings import BarrierSettings, TrainingSettings
+from training.values.encoding import Key
+from training.values.memory import MemoryValues
+from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
+
+
+class SlowStore:
+    """The store as one node sees it: its requests take time."""
+
+    def __init__(self, store: MemoryValues, step_s: float) -> None:
+        self._store = store
+        self.step_s = step_s
+        self.get, self.set, self.keys = store.get, store.set, store.keys
+
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+        await asyncio.sleep(self.step_s)
+        return await self._store.get_many(keys)
+
+    async def update(self, updates: Sequence[ValueUpdate]) -> None:
+        await asyncio.sleep(0.002)
+        await self._store.update(updates)
+
+
+class PeerNode:
+    """One node: the host of its loop, and the surroundings of its verbs."""
+
+    def __init__(self, world: PeerWorld, overlay: Overlay, number: int, program: Program, step_s: float) -> None:
+        clock = VirtualClock()
+        self.number = number
+        self.verbs = Verbs()
+        self.verbs.use(program)
+        self.ctx = Context(self, 0)
+        self.progress = Progress()
+        self.barrier = make_barrier(world.barrier)
+        waiter = BarrierWaiter(overlay, self.barrier, world.barrier, clock)
+        self.part = Participation(overlay, waiter, world.training, self.progress, clock)
+        self.store = SlowStore(world.store, step_s)
+        self.clock = clock.monotonic
+        self.rng = random.Random(f"{world.seed}/{number}")
+        self.node_id = overlay.node_id.hex()
+        self.is_stopping = False
+        self._world = world
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.barrier.synchronous
+
+    async def run(self) -> int:
+        return await run_peer(self.verbs, self, self.ctx)
+
+    # -- host
+
+    async def begin(self) -> int:
+        return await self.part.begin()
+
+    async def count(self, count: int, seconds: float) -> None:
+        self.part.count(count, seconds)
+
+    async def wait(self, count: int) -> None:
+        await self.part.wait(count)
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self.part.pause_s)
+
+    async def finish(self) -> None:
+        await self.part.finish()
+
+    async def abandon(self) -> None:
+        self.part.abandon()
+
+    # -- surroundings: what needs no other node
+
+    def get(self, key: Key) -> Stamped | None:
+        raise RuntimeError(f"{key!r} is not in the batch, and this thread cannot wait for it")
+
+    def set(self, key: Key, value: object, timestamp: int) -> None:
+        raise RuntimeError("this thread cannot wait")
+
+    def keys(self) -> list[Key]:
+        raise RuntimeError("this thread cannot wait")
+
+    def peers(self, count: int | None) -> dict[str, int]:
+        return {node.hex(): step for node, step in self.part.peers(count or 0).items()}
+
+    def worker_num(self) -> int:
+        return self.part.workers()
+
+
+class PeerWorld(OverlayWorld):
+    """Nodes by number; `start` one after the other, node 0 first."""
+
+    def __init__(self, seed: int, method: str = "bsp", *, min_nodes: int = 1, staleness: int = 4) -> None:
+        super().__init__(seed)
+        self.barrier = BarrierSettings(method=method, staleness=staleness)  # type: ignore[arg-type]
+        self.training = TrainingSettings(min_nodes=min_nodes)
+        self.peers: dict[int, PeerNode] = {}
+        self.runs: dict[int, asyncio.Task[int]] = {}
+        self.store = MemoryValues(self._pull)
+        self.batches = 0
+
+    async def start(self, number: int, program: Program, step_s: float = 0.1) -> PeerNode:
+        overlay = await (self.join(number) if number else self.found(number))
+        overlay.announce(activity=Activity.PAUSED, step_seconds=0.0)
+        peer = self.peers[number] = PeerNode(self, overlay, number, program, step_s)
+        self.runs[number] = asyncio.create_task(peer.run(), name=f"peer-{number}")
+        return peer
+
+    async def lose(self, number: int) -> None:
+        """Kill a node: nothing of it is heard any more."""
+        run = self.runs.pop(number)
+        run.cancel()
+        self.network.crash(self.nodes[number].address)
+        del self.peers[number]
+        await asyncio.gather(run, return_exceptions=True)
+
+    async def _pull(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
+        """Any living node is as good an owner as another."""
+        self.batches += 1
+        owners = sorted(self.peers)
+        owner = self.peers[owners[self.batches % len(owners)]]
+        try:
+            return owner.verbs.pulled(
+                Context(Pulling(present, owner, [one.key for one in updates]), owner.ctx.step), updates
+            )
+        except VerbFailed as error:
+            raise PullFailed(updates[0].key, str(error)) from error

@@ -1,0 +1,31 @@
+"""Simulated nodes with stub trainers, and the status of each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import StatusReport
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
+
+
+def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
+    """Run a scenario on a simulated network with stub trainers."""
+
+    async def main() -> None:
+        keys = {key.replace("__", "."): value for key, value in settings.items()}
+        swarm = Swarm(seed=5, settings=keys, make_trainer=lambda name: StubTrainer(name))
+        try:
+            await scenario(swarm)
+        finally:
+            await swarm.stop()
+
+    run(main(), limit_s=600)
+
+
+def report(swarm: Swarm, host: Host) -> StatusReport:
+    return StatusReport(host.living, EventRing(), LoopDelay(swarm.clock), keys=lambda: ["ab12"])

@@ -1,0 +1,94 @@
+"""A swarm of a few nodes with the store of named values alone, on the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_swarm import Member, World
+from training.exchange.client.values import SwarmValues, shard_of
+from training.settings import ExchangeSettings
+from training.values.encoding import encode_key
+
+SHARDS = 8
+KEYS = [f"key{number}" for number in range(100)]
+SETTINGS = ExchangeSettings(shards=SHARDS, tenure_s=5.0)
+
+
+class Few:
+    """A swarm of a few nodes with the store alone."""
+
+    def __init__(self, seed: int = 1, settings: ExchangeSettings = SETTINGS) -> None:
+        self.world = World(seed, settings=settings, shards=SHARDS, values=0, synchronous=False)
+
+    async def start(self, *names: str) -> None:
+        """The first founds, the others join; returns when every shard has an owner and a backup."""
+        for name in names:
+            others = self.world.running()
+            member = await self.world.start(name, founder=not others)
+            if others and member.exchange is not None:
+                await member.exchange.join(others[0].contact)
+        await self.whole()
+
+    def store(self, name: str) -> SwarmValues:
+        exchange = self.world.members[name].exchange
+        assert exchange is not None
+        return exchange.values
+
+    def owner(self, key: str) -> Member:
+        (owner,) = self.owners(shard_of(encode_key(key), SHARDS))
+        return owner
+
+    def owners(self, shard: int) -> list[Member]:
+        return [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
+
+    def key_of(self, name: str) -> str:
+        """A key that a node owns."""
+        return next(key for key in (f"key{number}" for number in range(1000)) if self.owner(key).name == name)
+
+    async def whole(self, within_s: float = 30.0) -> None:
+        """Every shard has one owner, and with two nodes a backup."""
+
+        def is_whole() -> bool:
+            for shard in range(SHARDS):
+                owners = self.owners(shard)
+                if len(owners) != 1 or owners[0].exchange is None:
+                    return False
+                owned = owners[0].exchange.store.owned[shard]
+                if owned.moving or (len(self.world.running()) > 1 and owned.backup is None):
+                    return False
+            return True
+
+        async with asyncio.timeout(within_s):
+            while not is_whole():  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+
+    async def leave(self, name: str, within_s: float = 2.0) -> tuple[int, int]:
+        """A node leaves as a daemon does; what it could not hand over."""
+        member = self.world.members[name]
+        assert member.exchange is not None
+        assert member.overlay is not None
+        member.overlay.eligible = False
+        self.world.spread(member)
+        left = await member.exchange.leave(within_s)
+        await member.exchange.close(0.5)
+        self.world.kill(name, left=True)
+        return left
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record.fields for record in self.world.records if record.event == name]
+
+
+def play(scenario: Callable[[Few], Awaitable[None]], settings: ExchangeSettings = SETTINGS, *, seed: int = 1) -> None:
+    """One scenario on the virtual clock."""
+
+    async def main() -> None:
+        few = Few(seed, settings)
+        try:
+            await scenario(few)
+        finally:
+            few.world.stop()
+
+    VirtualLoop().run(main(), limit_s=600)

@@ -1,0 +1,42 @@
+"""A task and its runner in this process, with a vector of its own: a trainer without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.trainer import snapshot
+from training.trainer.loading import build_task
+from training.trainer.runner import TaskRunner
+from training.trainer_link.interface import StepOrder
+
+
+class TaskNode:
+    """A task with a vector of its own; deltas are added as they are."""
+
+    def __init__(self, kind: str, node_seed: int = 11, **options: Any) -> None:
+        self.warnings: list[str] = []
+        self.beats: list[int] = []
+        task, spec = build_task(
+            f"tests.harness.trainers.tasks:{kind}", options, data_dir="", seed=3, node_seed=node_seed, device="cpu"
+        )
+        self.spec = spec
+        self.runner = TaskRunner(
+            kind, task, spec, progress=self.beats.append, warn=lambda event, _: self.warnings.append(event)
+        )
+        self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
+        self.delta = np.zeros_like(self.vector)
+        self.runner.model_vector.read(self.vector)
+
+    def save(self, path: Path) -> None:
+        """Write the trainer's own state to a file."""
+        snapshot.write(path, snapshot.content_of(self.runner.state()))
+
+    def train(self, steps: range, local_steps: int = 5) -> list[Any]:
+        reports = []
+        for step in steps:
+            reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True), self.vector, self.delta))
+            self.vector += self.delta
+        return reports
