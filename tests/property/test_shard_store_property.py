@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.harness.histories.store_histories import DELTAS, NAMES, World
+from tests.harness.histories.store_histories import World
 from tests.harness.runner.long_run import more
+from tests.harness.swarms.store_swarm import DELTAS, NAMES
 
 ACTIONS = {
     "push": 6,

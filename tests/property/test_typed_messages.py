@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness.attacks import lying_member
-from tests.harness.attacks.lying_member import BOUNDS, KINDS, SHARDS, VALUES
+from tests.harness.attacks.lies import KINDS, SHARDS, VALUES
+from tests.harness.attacks.lying_member import BOUNDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.environment.simulated import ListLog, MemoryDisk, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.histories import conservation
-from tests.harness.histories.conservation import Tally, play
+from tests.harness.histories import conservation, conservation_plan
+from tests.harness.histories.conservation import play
+from tests.harness.histories.conservation_plan import Tally
 from tests.harness.runner.long_run import more
 from training.exchange.cooperative import LoopTurns, LoopYielder
 from training.exchange.held_memory import disk_bytes
@@ -95,7 +96,7 @@ def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.
     """With residual, log and shards in files the same holds after any faults: shards are taken over, splits repaired
     from the log, and no state or payload is written over while somebody has it. Some of each are in the files."""
     parts: dict[str, int] = {}
-    settings, done = conservation._settings, conservation.History._done
+    settings, done = conservation_plan.exchange_settings, conservation.History._done
 
     def on_disk(*args: Any, **kwargs: Any) -> ExchangeSettings:
         return msgspec.structs.replace(settings(*args, **kwargs), on_disk=["residual", "log", "shards"])
@@ -110,7 +111,7 @@ def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.
                 assert member.exchange.store.space.has(owned.state.value)
         return done(history)
 
-    monkeypatch.setattr(conservation, "_settings", on_disk)
+    monkeypatch.setattr(conservation_plan, "exchange_settings", on_disk)
     monkeypatch.setattr(conservation.History, "_done", counted)
     tallies = [play(seed, 8) for seed in range(1000, 1005)]
 

@@ -19,7 +19,7 @@ from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from p2pnode.lifecycle import checkpoints
 from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
-from tests.harness.attacks.lying_member import KINDS
+from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import VirtualLoop

@@ -13,7 +13,7 @@ from overlay.peers import Activity, Heartbeat
 from overlay.sealing.init_filter import CLOCK_BOUND_S
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.environment.simulated import VirtualClock
-from tests.harness.network.network import MemoryTransport
+from tests.harness.network.transport import MemoryTransport
 from tests.harness.swarms import overlay_swarm
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.simulated import test_overlay_swarm as open_swarm

@@ -9,7 +9,8 @@ import pytest
 
 from overlay.transport import Request, Response, SizedBody, TransportError
 from tests.harness.environment.virtual_loop import run
-from tests.harness.network.network import MemoryTransport, Network
+from tests.harness.network.network import Network
+from tests.harness.network.transport import MemoryTransport
 
 MBIT = 1e6 / 8
 MB = 1 << 20

@@ -24,7 +24,8 @@ from typing import Any
 
 from tests.harness.environment.simulated import digest
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.histories.conservation import SHARDS, History, Tally
+from tests.harness.histories.conservation import History
+from tests.harness.histories.conservation_plan import SHARDS, Tally
 from tests.harness.histories.delta_ledger import Sent
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.exchange.exchange import Exchange

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.harness.ownership.rules import NO_NODE, RULES, Broken, Message, Node, Rules, Scenario, State, Term
+from tests.harness.ownership.rules import Rules
 from tests.harness.ownership.starts import SCENARIOS
+from tests.harness.ownership.states import NO_NODE, RULES, Broken, Message, Node, Scenario, State, Term
 
 __all__ = ["RULES", "SCENARIOS", "search"]
 

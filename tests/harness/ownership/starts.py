@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.harness.ownership.rules import NO_NODE, Backed, Message, Node, Owned, Rules, Scenario, State, Term
+from tests.harness.ownership.rules import Rules
+from tests.harness.ownership.states import NO_NODE, Backed, Message, Node, Owned, Scenario, State, Term
 
 
 def start(nodes: list[Node], order: tuple[int, ...], *, messages: tuple[Message, ...] = (), **budget: int) -> State:

@@ -17,7 +17,8 @@ from overlay.peers import Activity, Contact, PeerChange
 from overlay.requests import Handler
 from overlay.transport import Body, ReceivedResponse, Response
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
-from tests.harness.swarms.exchange_swarm import StartEntropy, chunks, collected
+from tests.harness.swarms.exchange_overlay import chunks, collected
+from tests.harness.swarms.exchange_swarm import StartEntropy
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode

@@ -22,7 +22,8 @@ from overlay.transport import (
     TransportError,
 )
 from tests.harness.environment.virtual_loop import Unhandled, run
-from tests.harness.network.network import MemoryTransport, Network
+from tests.harness.network.network import Network
+from tests.harness.network.transport import MemoryTransport
 
 
 class Host:

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from overlay.transport import TransportError
-from tests.harness.attacks.member_attacks import Attack, Attacker, contact_of
+from tests.harness.attacks.attacker import Attack, Attacker, contact_of
 from training.exchange import messages, ownership_messages
 from training.exchange.messages import encode
 from training.exchange.terms import Term

@@ -21,8 +21,8 @@ from benchmarks.stub_daemon import SIZE, SleepingTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.lifecycle.node import Node
-from tests.harness.attacks import member_attacks as attacks
-from tests.harness.attacks.member_attacks import ATTACKS, Attacker
+from tests.harness.attacks.attacker import Attacker
+from tests.harness.attacks.member_attacks import ATTACKS
 from tests.process.harness.head_attacks import HEAD_ATTACKS
 from training.settings import TrainingSettings
 from training.trainer_link.interface import Resume, TrainerHello
@@ -50,6 +50,7 @@ class RemoteAttacker(Attacker):
     def __init__(self, node: Node, name: str) -> None:
         self._node = node
         self.chance = random.Random(name)
+        self.shards, self.size = len(node.exchange.store), SIZE
         self.trainer: Any = SimpleNamespace(hang=lambda: None)
 
     @property
@@ -91,7 +92,6 @@ class OddTrainer(SleepingTrainer):
         return await super().start(restore, resume=resume)
 
     def _begin(self) -> None:
-        attacks.SIZE, attacks.SHARDS = SIZE, len(this_node().exchange.store)
         work = (ATTACKS | HEAD_ATTACKS)[self._attack](RemoteAttacker(this_node(), self._attack))
         self._assault = asyncio.ensure_future(work)
 

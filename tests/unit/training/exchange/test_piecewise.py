@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.attacks.lying_member import KINDS
+from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.environment.virtual_loop import run
 from training.exchange import piecewise

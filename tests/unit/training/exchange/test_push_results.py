@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.environment.virtual_loop import run
-from tests.harness.swarms.exchange_swarm import chunks
+from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
 from training.exchange.messages import PushResult
 from training.exchange.push_results import MAX_PIECE_BYTES, SIGN_OF_LIFE, piece_of, read_results

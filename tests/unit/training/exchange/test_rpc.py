@@ -14,7 +14,7 @@ from tests.harness.builders.stores import contact
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
-from tests.harness.swarms.exchange_swarm import chunks
+from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
 from training.exchange import large_messages
 from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.builders.value_updates import update
 from tests.harness.environment.virtual_loop import run
-from tests.harness.swarms.exchange_swarm import chunks
+from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.cooperative import VALUES_PER_UPDATE

@@ -10,7 +10,7 @@ import numpy as np
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from tests.harness.swarms.exchange_swarm import chunks, collected
+from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.messages import (
     LocateOwners,

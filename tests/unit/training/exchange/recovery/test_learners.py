@@ -14,7 +14,7 @@ from overlay.transport import Response, TransportError
 from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.swarms.exchange_swarm import collected
+from tests.harness.swarms.exchange_overlay import collected
 from training.encoding.frames import HEADER_BYTES
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext

@@ -1,0 +1,146 @@
+"""What a seed of a conservation history decides before the first event: size, faults, settings; and its counts."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from tests.harness.swarms.exchange_swarm import Links
+from training.encoding.codecs import CodecName, Vector
+from training.settings import ExchangeSettings
+from training.shards.robust import Robust
+
+SHARDS = 4
+VALUES = 16
+#: Into how many parts the shards of a history with divisions are divided at most: those are its cells, by which all is
+#: counted. One that divides nothing has a cell for each shard.
+MAX_PARTS = 4
+PullCodec = Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"]
+#: Requests at whose moment a node is killed: those that move a shard, or a delta on its way to the backup.
+MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "survey", "mend", "push")
+
+
+def delta_of(name: str, incarnation: int, step: int) -> Vector:
+    """float32[VALUES], multiples of 1/1024 from a quarter to one: their sums are exact, also of what bfloat16 makes of
+    them, and few sets of them have the same sum."""
+    chance = random.Random(zlib.crc32(f"{name}/{incarnation}/{step}".encode()))
+    return np.array([chance.randrange(2**8, 2**10) / 1024.0 for _ in range(VALUES)], np.float32)
+
+
+@dataclass
+class Plan:
+    """What a seed decides before the first event."""
+
+    nodes: int
+    workers: int
+    synchronous: bool
+    train_s: float
+    faults: int
+    links: Links
+    #: With the codec "auto" every node draws another one for each step, as if its line changed all the time.
+    settings: ExchangeSettings
+    #: The request at whose moment a node is killed, which of those requests, and how much later.
+    moment: tuple[str, int, float] | None
+    #: Whether a node trains on while its last step is exchanged.
+    overlaps: bool
+    keeps_states: bool
+    switches_off: bool
+
+    @classmethod
+    def of(cls, seed: int, nodes: int, robust: Robust) -> Plan:
+        chance = random.Random(f"{seed}/plan")
+        return cls(
+            nodes=nodes,
+            workers=max(2, min(nodes // 3, chance.randint(4, 10))),
+            synchronous=chance.random() < 0.3,
+            train_s=chance.uniform(14.0, 26.0),
+            faults=chance.randint(2, 7),
+            links=Links(
+                loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
+                duplicate=chance.choice([0.0, 0.0, 0.02, 0.1]),
+                slow=chance.choice([0.0, 0.01, 0.05]),
+                torn=chance.choice([0.0, 0.0, 0.03]),
+                state_s=chance.choice([0.0, 1.5]),
+            ),
+            settings=exchange_settings(chance, robust, changes=random.Random(f"{seed}/codec").random() < 0.25),
+            moment=(chance.choice(MOMENTS), chance.randint(1, 8), chance.choice([0.0, 0.01, 0.05]))
+            if chance.random() < 0.5
+            else None,
+            overlaps=chance.random() < 0.3,
+            keeps_states=chance.random() < 0.5,
+            switches_off=chance.random() < 0.25,
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums of deltas are equal to the bit in any order."""
+        settings = self.settings
+        is_plain = settings.weight == "sum" and settings.outer_lr == 1.0 and not settings.outer_momentum
+        return is_plain and settings.codec in ("float32", "bfloat16") and not settings.robust
+
+
+def exchange_settings(chance: random.Random, robust: Robust, *, changes: bool) -> ExchangeSettings:
+    codec: CodecName = chance.choice(["float32", "float32", "bfloat16", "bfloat16", "int8", "int4", "sparse"])
+    pulls: PullCodec = chance.choice(["auto", "auto", "float32", "bfloat16", "int8", "int4", "sparse"])
+    weight: Literal["sum", "population"] = chance.choice(["sum", "sum", "population"])
+    lr, momentum = chance.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.5), (0.5, 0.9)])
+    if codec == "sparse":
+        lr, momentum = 1.0, 0.0
+    plain = ExchangeSettings(
+        codec="float32",
+        pull_codec="float32",
+        sparse_values=2,
+        shards=SHARDS,
+        weight="sum",
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        tenure_s=8.0,
+        robust=robust,
+    )
+    if robust == "trimmed-mean":
+        return plain
+    return msgspec.structs.replace(
+        plain,
+        codec="auto" if changes else codec,
+        pull_codec=pulls,
+        weight=weight,
+        outer_lr=lr,
+        outer_momentum=momentum,
+    )
+
+
+@dataclass
+class Tally:
+    """The counts of a history."""
+
+    seed: int
+    acknowledged: int = 0
+    steps: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+    taken_over: int = 0
+    repaired: int = 0
+    taken_back: int = 0
+    windows: int = 0
+    #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
+    ambiguous: int = 0
+    refused: int = 0
+    #: Identities that states do not list any more.
+    forgotten: int = 0
+    clipped: int = 0
+    #: Shards of replicas that were compared because they follow the same chain.
+    followers: int = 0
+    #: Longest wait for an acknowledgement or a fresh value: of all, and of those that one fault at most had struck.
+    longest_s: float = 0.0
+    longest_of_one_s: float = 0.0
+    #: The most that a clock of the latter kind may have shown.
+    limit_s: float = 0.0
+    quiet_s: float = 0.0
+    #: How often a node has divided its shards.
+    divided: int = 0
+    digest: str = ""

@@ -1,0 +1,188 @@
+"""What must hold in a conservation history: meanwhile, once it is quiet, and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from tests.harness.histories.delta_ledger import Ledger, identities
+from tests.harness.histories.history_faults import HistoryFaults
+from tests.harness.swarms.exchange_swarm import Member
+from training.encoding import codecs
+from training.encoding.codecs import CodecName, Vector
+from training.encoding.pull_codecs import WHOLE, pull_codec
+from training.exchange.exchange import Exchange
+from training.exchange.store.records import Owned
+from training.exchange.store.replica import NO_POSITION, Position
+from training.shards.outer_rule import Rule
+from training.shards.state import ShardState
+
+#: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
+QUIET_S = 30.0
+#: How far a published value may be from the owner's, as a share of its largest.
+PUBLISHED_APART = 0.1
+
+
+class HistoryChecks(HistoryFaults):
+    """Nobody waits too long, all comes to rest, and states, backups and replicas have what the ledger says."""
+
+    async def _quiet(self) -> None:
+        began = self._now()
+        while why := self._unquiet():
+            await asyncio.sleep(0.5)
+            self._look(None)
+            if self._now() - began > QUIET_S:
+                raise self.ledger.broken(f"not quiet after {QUIET_S:.0f} s: {why}")
+        self.tally.quiet_s = max(self.tally.quiet_s, self._now() - began)
+
+    def _look(self, faults: asyncio.Task[None] | None) -> None:
+        now = self._now()
+        workers = [one.worker for one in self.world.running() if one.worker is not None]
+        for task in [*([faults] if faults is not None else []), *self._tasks, *workers]:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        waiting = (
+            None if self.pushing else {member.name: _waiting(member, self.ledger) for member in self.world.running()}
+        )
+        if late := self.clocks.late(now, waiting):
+            raise self.ledger.broken(late)
+
+    def _unquiet(self) -> str:
+        members = self.world.running()
+        for member in members:
+            exchange = member.exchange
+            assert exchange is not None
+            if exchange.push_client.outstanding_steps:
+                return f"{member.name} has steps {exchange.push_client.outstanding_steps} in its outbox"
+            if exchange.store.superseded:
+                return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
+            if member.worker is not None and not member.worker.done():
+                return f"{member.name} joins, or makes its last step"
+        partitions = {member.name: member.exchange.manifest.shards for member in members if member.exchange}
+        if len({*partitions.values()}) > 1:
+            return f"nodes have other numbers of shards than others: {partitions}"
+        for shard in range(min(partitions.values())):
+            owners = [one for one in members if one.exchange and shard in one.exchange.store.owned]
+            if len(owners) != 1:
+                return f"shard {shard} is owned by {[one.name for one in owners]}"
+            (owner,) = owners
+            assert owner.exchange is not None
+            owned = owner.exchange.store.owned[shard]
+            if owned.backup is None or owned.moving or owned.learner is not None:
+                return f"shard {shard} of {owner.name} moves or has no backup"
+            backup = self.world.members[self.names[owned.backup.node_id]].exchange
+            backed = backup.store.backed.get(shard) if backup is not None else None
+            if backed is None or backed.state is None or backed.owner.node_id != owner.contact.node_id:
+                return f"shard {shard} of {owner.name}: its backup backs it not"
+        return ""
+
+    async def _check(self) -> None:
+        for member in self.world.running():
+            assert member.exchange is not None
+            self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
+            if member.exchange.counters.chain_mismatches:
+                raise self.ledger.broken(f"{member.name} has followed a chain to other bits than its owner's")
+        await self._check_replicas()
+        await self._quiet()
+        for shard in range(shards := self._shards()):
+            owner, state = self._owner(shard)
+            assert owner.exchange is not None
+            owned = owner.exchange.store.owned[shard]
+            backup = self.world.members[self.names[owned.backup.node_id]].exchange if owned.backup else None
+            if backup is None or (copy := backup.store.backed[shard].state) is None:
+                raise self.ledger.broken(f"shard {shard} of {owner.name} has lost its backup")
+            if self.plan.synchronous:
+                copy.fold(10**6, owner.exchange.store.rule)
+            if self.plan.settings.robust == "trimmed-mean":
+                self._check_windows(shard, owner.name, owned, copy)
+                continue
+            self.ledger.check_state(shard, shards, owner.name, state)
+            self.ledger.check_state(shard, shards, f"{owner.name}'s backup", copy)
+
+    def _shards(self) -> int:
+        """How many shards every node has, once it is quiet."""
+        (shards,) = {len(one.exchange.store) for one in self.world.running() if one.exchange is not None}
+        return shards
+
+    def _owner(self, shard: int) -> tuple[Member, ShardState]:
+        owners = [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
+        exchanges = [(one, one.exchange) for one in owners if one.exchange is not None]
+        # Shards move on to better candidates all the time: during a hand-over the new owner's term is higher.
+        owner, exchange = max(exchanges, key=lambda entry: entry[1].store.owned[shard].term)
+        return owner, exchange.store.owned[shard].state
+
+    async def _check_replicas(self) -> None:
+        """Every node has the owners' values after a last pull, and the same bits after the final one."""
+        members = self.world.running()
+        exchanges = {member.name: member.exchange for member in members if member.exchange is not None}
+        reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
+        if any(report.missing for report in reports):
+            raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
+        settings = self.plan.settings
+        pulled = {name: pull_codec(settings, exchange.context.codec.codec) for name, exchange in exchanges.items()}
+        self._check_followers({name: exchange for name, exchange in exchanges.items() if pulled[name] not in WHOLE})
+        for name, exchange in exchanges.items():
+            if pulled[name] in WHOLE:
+                self._check_replica(name, exchange, pulled[name])
+        await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
+        for name, exchange in exchanges.items():
+            self._check_replica(name, exchange, "float32")
+            if exchange.counters.chain_mismatches:
+                raise self.ledger.broken(f"{name} had other bits than those published, although nothing damages any")
+
+    def _check_followers(self, exchanges: dict[str, Exchange]) -> None:
+        """Nodes at one position of a chain hold the same bits, near to the owner's value; owners hold their own."""
+        held: dict[tuple[int, Position], tuple[str, Vector]] = {}
+        for name, exchange in exchanges.items():
+            replica = exchange.context.replica
+            for shard in range(self._shards()):
+                mine, position = replica.slice_of(shard), replica.position_of(shard)
+                if position != NO_POSITION:
+                    other, theirs = held.setdefault((shard, position), (name, mine))
+                    if not np.array_equal(mine, theirs):
+                        raise self.ledger.broken(f"{name} and {other} follow shard {shard} and hold other bits")
+                    self.tally.followers += 1
+                owner, state = self._owner(shard)
+                apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
+                # A sparse chain leaves most of a value for later.
+                if self.plan.settings.pull_codec != "sparse" and apart > PUBLISHED_APART * largest + 0.1:
+                    raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
+
+    def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:
+        for shard in range(self._shards()):
+            owner, state = self._owner(shard)
+            pulled, exact = exchange.context.replica.slice_of(shard), state.value
+            rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
+            # A node copies what it owns: exact, even if it has handed the shard over since.
+            if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
+                raise self.ledger.broken(f"{name} has pulled shard {shard} of {owner.name}, and has other values")
+
+    def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
+        cells = self.ledger.cells(shard, self._shards())
+        state, acknowledged = owned.state, {one: None for cell in cells for one in self.ledger.acknowledged[cell]}
+        assert owned.backup is not None
+        for window in owned.unsent_windows(owned.backup.node_id):
+            if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
+                raise self.ledger.broken(f"shard {shard}: the backup of {owner} lacks a delta of a window")
+        for whose, one in ((owner, state), (f"{owner}'s backup", copy)):
+            lost = [identity for identity in acknowledged if not one.knows(identity)]
+            if lost:
+                named = [self.ledger.named(each) for each in lost[:5]]
+                raise self.ledger.broken(f"shard {shard} of {whose} lost {len(lost)}: {named}")
+        if dict.fromkeys(identities(state)) != dict.fromkeys(identities(copy)) or state.version != copy.version:
+            raise self.ledger.broken(f"shard {shard}: {owner} and its backup have closed different windows")
+        if not np.allclose(state.value, copy.value, rtol=1e-5, atol=1e-3):
+            apart = float(np.abs(state.value - copy.value).max())
+            raise self.ledger.broken(f"shard {shard}: {owner} and its backup are {apart} apart")
+        if state.pending or state.version != len(list(identities(state))):
+            raise self.ledger.broken(f"shard {shard} of {owner}: held {state.pending}, version {state.version}")
+        self.tally.windows += owned.closed_count
+
+
+def _waiting(member: Member, ledger: Ledger) -> list[int]:
+    """The cells for which a node has deltas in its outbox."""
+    assert member.exchange is not None
+    deliveries, shards = member.exchange.push_client._outbox._deliveries.values(), len(member.exchange.store)
+    waiting = {shard for delivery in deliveries for shard in delivery.unacknowledged}
+    return sorted(cell for shard in waiting for cell in ledger.cells(shard, shards))

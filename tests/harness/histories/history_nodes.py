@@ -1,0 +1,246 @@
+"""The nodes of a conservation history: how they start, train, exchange, and what their disks keep."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlay.transport import TransportError
+from tests.harness.histories.conservation_plan import MAX_PARTS, SHARDS, VALUES, Plan, Tally, delta_of
+from tests.harness.histories.delta_ledger import Ledger, Sent
+from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
+from tests.harness.swarms.exchange_swarm import Member, World
+from training.encoding.codecs import Vector
+from training.exchange.client.outbox import Delivery
+from training.exchange.codec_choice import CHOICES, LineFacts
+from training.exchange.exchange import Exchange
+from training.exchange.messages import PushResult
+from training.exchange.store import state_files
+from training.exchange.store.records import StoredState
+from training.exchange.terms import Term
+from training.layout import shard_bounds
+from training.manifest import Manifest
+from training.shards.robust import Robust
+from training.stored_shards import StoredShards, divided
+
+#: What the trainer leaves in its memory when it computes the next delta.
+OVERWRITTEN = 777.0
+#: As `p2pnode.lifecycle.node`: how long a node that starts takes nothing over.
+TAKEOVER_DELAY_S = 30.0
+
+
+@dataclass
+class Saved:
+    """What the disk of a node has: its replica and the states that it owned or backed up."""
+
+    versions: list[tuple[Term, int]]
+    replica: Vector
+    states: list[bytes]
+    step: int
+    manifest: Manifest
+
+
+class HistoryNodes:
+    """Swarm, ledger and clocks of a history, and what each of its nodes does by itself."""
+
+    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
+        self.plan = plan = Plan.of(seed, nodes, robust)
+        self.divides = divides
+        self.cells = SHARDS * (MAX_PARTS if divides else 1)
+        self.cell_bounds = shard_bounds(VALUES, self.cells, self.cells // SHARDS)
+        self.tally = Tally(seed)
+        self.chance = random.Random(f"{seed}/faults")
+        self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
+        self.ledger = Ledger(f"seed {seed}", plan.settings, self.cell_bounds, exact=plan.is_exact)
+        self.clocks = ProgressClocks(self.cells, plan.links.loss)
+        self.names: dict[bytes, str] = {}
+        self.pushing = True
+        self.resumed_by = ""
+        self.saved: dict[str, Saved] = {}
+
+    async def start(self, name: str, *, founder: bool = False, works: bool = False, resumes: int = 0) -> Member:
+        """Start a node on its machine. The founder founds, or with `resumes` resumes a swarm of so many others."""
+        saved = None if self.world.parted else self.saved.get(name)
+        member = await self.world.start(name, founder=founder and not resumes, manifest=self._manifest_for(saved))
+        self.names[member.contact.node_id] = name
+        exchange = member.exchange
+        assert exchange is not None
+        sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
+        self._time_acknowledgements(name, exchange)
+        exchange.on_divided(lambda _manifest: self._on_divided(member, exchange))
+        if self.plan.settings.codec == "auto":
+            self._draw_codecs(member, sent)
+        # Not during a split: there an old state may take a shard back from a new era before the other side's newer one
+        # is heard (docs/faults.md, what is not promised).
+        if saved is not None:
+            exchange.delay_takeover(TAKEOVER_DELAY_S)
+            exchange.context.replica.vector[:] = saved.replica
+            exchange.begin_at(saved.step)
+            found = self._read(saved, exchange.manifest)
+            exchange.offer_versions(found.versions)
+            exchange.offer_states(found.states)
+        member.worker = asyncio.create_task(
+            self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
+        )
+        return member
+
+    def _manifest_for(self, saved: Saved | None) -> Manifest:
+        """That of some node which runs, as a joiner is told, or of its own disk, if that has smaller shards."""
+        running = [one.exchange.manifest for one in self.world.running() if one.exchange is not None]
+        if not self.divides or not running:
+            return self.world.manifest if saved is None else saved.manifest
+        told = self.chance.choice(running)
+        return max([told, *([] if saved is None else [saved.manifest])], key=lambda manifest: manifest.shards)
+
+    def _on_divided(self, member: Member, exchange: Exchange) -> None:
+        self.tally.divided += 1
+        self.ledger.watch(member.name, member.contact.node_id, exchange.context.run.incarnation, exchange)
+        self._time_acknowledgements(member.name, exchange)
+
+    def _shard_at(self, exchange: Exchange, cell: int) -> int:
+        """The shard of a node in which a cell is."""
+        return cell * len(exchange.store) // self.cells
+
+    def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
+        outbox = exchange.push_client._outbox
+        count = outbox.count
+
+        def counted(delivery: Delivery, result: PushResult) -> None:
+            count(delivery, result)
+            if result.status == "ok":
+                for cell in self.ledger.cells(result.shard, len(exchange.store)):
+                    self.clocks.acknowledged(name, cell, self._now())
+
+        outbox.count = counted  # type: ignore[method-assign]
+
+    def _draw_codecs(self, member: Member, sent: Sent) -> None:
+        assert member.exchange is not None
+        choice = member.exchange.context.codec
+        chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/codecs")
+
+        def drawn(_: LineFacts) -> bool:
+            former, choice.codec = choice.codec, chance.choice(CHOICES)
+            sent.codecs[max(sent.trained)] = choice.codec
+            return choice.codec != former
+
+        choice.decide = drawn  # type: ignore[method-assign]
+
+    async def _live(self, member: Member, sent: Sent, *, founder: bool, works: bool, resumes: int) -> None:
+        exchange, overlay = member.exchange, member.overlay
+        assert exchange is not None
+        assert overlay is not None
+        if founder:
+            if resumes:
+                await exchange.resume(resumes, 5.0)
+        else:
+            overlay.eligible = False
+            while True:
+                sources = sorted(peer.node_id for peer in overlay.members())
+                if self.resumed_by:
+                    # After everybody was off only the founder opens the swarm again: it alone is eligible.
+                    sources = [node for node in sources if self.names[node] == self.resumed_by]
+                try:
+                    if sources:
+                        peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
+                        await exchange.join(peer.contact)
+                        break
+                except TransportError:
+                    pass
+                await asyncio.sleep(0.3)
+            overlay.eligible = True
+            self.world.spread(member)
+        if works:
+            await self._work(member, sent)
+
+    async def _work(self, member: Member, sent: Sent) -> None:
+        exchange, overlay = member.exchange, member.overlay
+        assert exchange is not None
+        assert overlay is not None
+        chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/steps")
+        step = exchange.view.median_step()
+        exchange.begin_at(step)
+        overlay.step = step
+        replica = exchange.context.replica.vector
+        self.clocks.start(member.name, self._now(), replica)
+        is_sum = self.plan.settings.weight == "sum"
+        memory = np.empty(VALUES, np.float32)
+        flight: asyncio.Task[None] | None = None
+        try:
+            while self.pushing:
+                base = step
+                await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
+                if flight is not None:
+                    await flight  # at most one delta is in flight
+                step += 1
+                memory[:] = delta_of(member.name, member.starts, step)
+                weight = 1.0 if is_sum else 1.0 / max(1.0, exchange.view.worker_count())
+                self.ledger.trained(sent, step, memory)
+                flight = asyncio.create_task(self._exchange(member, step, base, weight, memory))
+                if not self.plan.overlaps:
+                    await flight
+                self.tally.steps += 1
+                if step % 4 == 0 and flight.done():
+                    self.ledger.check_node(member.contact.node_id, member.starts, exchange)
+            if flight is not None:
+                await flight
+        finally:
+            if flight is not None:
+                flight.cancel()
+
+    async def _exchange(self, member: Member, step: int, base: int, weight: float, memory: Vector) -> None:
+        """One step but its training: push and pull. The trainer's memory is overwritten as soon as it may be."""
+        exchange, overlay = member.exchange, member.overlay
+        assert exchange is not None
+        assert overlay is not None
+
+        def overwrite() -> None:
+            memory[:] = OVERWRITTEN
+
+        if self.plan.overlaps:
+            await exchange.push(step, base, weight, memory, overwrite)
+        else:
+            await exchange.push(step, base, weight, memory)
+            overwrite()
+        exchange.begin_at(step)
+        overlay.step = step
+        await exchange.pull(step)
+        self.clocks.pulled(member.name, exchange.context.replica.vector, self.cell_bounds, self._now())
+
+    def _now(self) -> float:
+        return self.world.clock.monotonic()
+
+    def _save(self, member: Member, *, clean: bool = False) -> None:
+        """Write what a checkpoint of this node has."""
+        exchange = member.exchange
+        assert exchange is not None
+        held = [(shard, term, state) for shard, term, state in exchange.states_to_save()]
+        parts = state_files.encode(exchange.context.run_genesis, held, clean=clean)
+        replica = exchange.context.replica
+        self.saved[member.name] = Saved(
+            replica.versions(),
+            replica.vector.copy(),
+            [b"".join(parts)],
+            exchange.view.median_step(),
+            exchange.manifest,
+        )
+
+    def _read(self, saved: Saved, present: Manifest) -> StoredShards:
+        found: dict[int, StoredState] = {}
+        for raw in saved.states:
+            manifest = saved.manifest
+            genesis = bytes.fromhex(manifest.genesis)
+            found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES, manifest.rule.outer_momentum)
+        whole = StoredShards(saved.versions, {}, found)
+        factor = saved.manifest.partition.divisor(present.partition)
+        return whole if factor == 1 else divided(whole, factor, present.bounds())
+
+    async def _keep_saving(self) -> None:
+        """Checkpoints: each node writes one every few seconds, at its own time."""
+        while True:
+            await asyncio.sleep(1.0)
+            for member in self.world.running():
+                if self.chance.random() < 0.25:
+                    self._save(member)

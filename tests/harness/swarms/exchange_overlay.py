@@ -1,0 +1,223 @@
+"""One node's overlay in a swarm of exchanges: its table of the others, and requests on the light network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlay.discovery.placement import rank
+from overlay.line_rate import MeasuredLine
+from overlay.peers import Activity, ChangeKind, Contact, PeerChange
+from overlay.sockets.concurrency import HandlerLimiter
+from overlay.transport import Buffer, ReceivedResponse, Response, TransportError
+
+if TYPE_CHECKING:
+    from tests.harness.swarms.exchange_swarm import World
+
+#: Candidates of a shard are the eligible among this many nodes closest to its key, as in Kademlia.
+CLOSEST = 20
+
+#: The request whose handler runs in this task, or has begun it; empty: none.
+HANDLED: ContextVar[str] = ContextVar("handled", default="")
+
+
+@dataclass(slots=True)
+class Peer:
+    """One node in the table of another."""
+
+    node_id: bytes
+    contact: Contact
+    incarnation: int
+    step: int = 0
+    eligible: bool = True
+    alive: bool = True
+    suspect: bool = False
+    step_seconds: float = 0.0
+    activity: Activity = Activity.READY
+
+    def is_worker(self, now: float) -> bool:
+        return self.step > 0
+
+
+async def chunks(buffers: list[bytes], breaks_with: TransportError | None = None) -> AsyncIterator[Buffer]:
+    """The buffers; then, with an error, the stream breaks."""
+    for buffer in buffers:
+        yield buffer
+    if breaks_with is not None:
+        raise breaks_with
+
+
+async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[bytes]:
+    if hasattr(body, "__aiter__"):
+        try:
+            return [bytes(buffer) async for buffer in body]
+        finally:
+            if (aclose := getattr(body, "aclose", None)) is not None:
+                await aclose()
+    return [bytes(buffer) for buffer in body]
+
+
+Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+
+
+class Overlay:
+    """One node's view of the others: what `training.exchange` uses of `training.swarm.Swarm`."""
+
+    def __init__(self, world: World, name: str, contact: Contact, incarnation: int) -> None:
+        self.world = world
+        self.name = name
+        self.node_id = contact.node_id
+        self.address = contact.address
+        self.incarnation = incarnation
+        self.step = 0
+        #: As announced; 0: unknown.
+        self.step_seconds = 0.0
+        self.eligible = True
+        self.line = MeasuredLine()
+        self.peers: dict[bytes, Peer] = {}
+        self.handlers: dict[str, Handler] = {}
+        #: Requests whose handlers may wait for other nodes.
+        self.waiting: dict[str, None] = {}
+        self.limiter = HandlerLimiter()
+        self.callbacks: list[Callable[[PeerChange], None]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.running = True
+        self._candidates: dict[bytes, list[Contact]] = {}
+
+    # -- who is there
+
+    def is_alive(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.alive
+
+    def is_gone(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and not peer.alive
+
+    def is_suspect(self, node_id: bytes) -> bool:
+        peer = self.peers.get(node_id)
+        return peer is not None and peer.suspect
+
+    def suspect(self, node_id: bytes, reason: str) -> None:
+        """A hint changes nothing: detection takes the time that was drawn."""
+
+    def members(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.alive]
+
+    def remembered(self) -> list[str]:
+        """In these histories every node has met another."""
+        return ["somebody"]
+
+    def may_own(self, peer: Peer) -> bool:
+        return peer.eligible
+
+    def workers(self) -> float:
+        if not self.world.training:
+            return 1.0
+        return max(1.0, sum(peer.step > 0 for peer in self.peers.values() if peer.alive) + (self.step > 0))
+
+    def watch(self, node_ids: Iterable[bytes]) -> None:
+        """All nodes are watched."""
+
+    def contact(self, node_id: bytes) -> Contact | None:
+        peer = self.peers.get(node_id)
+        return peer.contact if peer is not None and peer.alive else None
+
+    async def candidates(self, key: bytes) -> list[Contact]:
+        found = self._candidates.get(key)
+        if found is None:
+            known = {peer.node_id: peer.contact for peer in self.peers.values() if peer.alive}
+            known[self.node_id] = Contact(self.node_id, self.address)
+            number = int.from_bytes(key, "big")
+            nearest = sorted(known, key=lambda node: int.from_bytes(node, "big") ^ number)[:CLOSEST]
+            fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
+            found = self._candidates[key] = [
+                known[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
+            ]
+        return found
+
+    def capacity(self, node_id: bytes) -> int:
+        """In these histories a class is known to all at once."""
+        return self.world.capacities.get(node_id, 0)
+
+    def _fit(self, node_id: bytes) -> bool:
+        peer = self.peers[node_id]
+        return peer.eligible and not peer.suspect
+
+    async def query_steps(self, node_ids: Iterable[bytes]) -> None:
+        """Hear of the nodes that can be reached."""
+        await asyncio.sleep(0.01)
+        me = self.world.members[self.name]
+        for other in self.world.running():
+            if other.contact.node_id in node_ids and other.overlay is not None and self.world.reachable(me, other):
+                self.met(other.overlay)
+
+    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
+        self.callbacks.append(callback)
+
+    def changed(self, node_id: bytes, kind: ChangeKind, reason: str = "") -> None:
+        self._candidates.clear()
+        for callback in self.callbacks if self.running else ():
+            callback(PeerChange(node_id, kind, reason))
+
+    def met(self, other: Overlay) -> None:
+        """A heartbeat of another node has arrived."""
+        peer = self.peers.get(other.node_id)
+        if peer is None:
+            self.peers[other.node_id] = Peer(
+                other.node_id, Contact(other.node_id, other.address), other.incarnation, other.step, other.eligible
+            )
+            self.changed(other.node_id, "up")
+            return
+        if other.incarnation < peer.incarnation:
+            return
+        restarted = other.incarnation > peer.incarnation
+        if restarted:
+            peer.incarnation, peer.step = other.incarnation, 0
+        peer.step = max(peer.step, other.step)
+        peer.step_seconds = other.step_seconds
+        if peer.eligible != other.eligible:
+            peer.eligible = other.eligible
+            self._candidates.clear()
+        if not peer.alive or peer.suspect:
+            was_alive, peer.alive, peer.suspect = peer.alive, True, False
+            self.changed(other.node_id, "refuted" if was_alive else "returned")
+        if restarted:
+            self.changed(other.node_id, "restarted")
+
+    # -- requests
+
+    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
+        self.handlers[name] = handler
+        if waits:
+            self.waiting[name] = None
+
+    @asynccontextmanager
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        if not self.running:
+            raise TransportError("closed", to.address, "the transport of this node is closed")
+        # Two owners that are full of such requests to each other would wait for ever.
+        asker = HANDLED.get()
+        assert not asker or asker in self.waiting, f"the handler of {asker} waits for {name} of another node"
+        buffers = await collected(body)
+        answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
+        self.world.carry(self, to, name, payload, buffers, answer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                head, back = await answer
+        except TimeoutError as error:
+            raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
+        broken = self.world.tear(back)
+        yield ReceivedResponse(head, chunks(back, TransportError("reset", to.address, "broke") if broken else None))
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        if self.running:
+            task = asyncio.ensure_future(work)
+            self.tasks[task] = None
+            task.add_done_callback(lambda done: self.tasks.pop(done, None))
