@@ -51,7 +51,7 @@ export function exchangeFacts(status) {
   if (exchange.shards_without_backup) rows.push(["Without a backup", count(exchange.shards_without_backup)]);
   if (exchange.shards_to_mend) rows.push(["Superseded copies", count(exchange.shards_to_mend), "what their owners lack is sent to them"]);
   if (exchange.shards_repaired) {
-    const undone = exchange.lost_in_repairs ? `${plural(exchange.lost_in_repairs, "delta")} undone` : "no delta undone";
+    const undone = exchange.lost_in_repairs ? `${plural(exchange.lost_in_repairs, "shard")} of deltas undone` : "no delta undone";
     rows.push(["Put back to a good copy", count(exchange.shards_repaired), undone]);
   }
   rows.push(["Memory of shards", bytes(exchange.state_bytes)]);
@@ -60,7 +60,7 @@ export function exchangeFacts(status) {
   const waiting = exchange.outstanding_steps.length;
   rows.push(["Deltas on their way", waiting ? `of ${plural(waiting, "step")}` : "none"]);
   if (exchange.refused) rows.push(["Deltas refused", count(exchange.refused), "by owners, since the start"]);
-  if (exchange.lost) rows.push(["Deltas lost", count(exchange.lost), "from a full outbox"]);
+  if (exchange.lost) rows.push(["Deltas lost", count(exchange.lost), "shards of own deltas, from a full outbox"]);
   return rows;
 }
 

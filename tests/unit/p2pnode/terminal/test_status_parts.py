@@ -86,7 +86,7 @@ def test_what_was_lost_or_repaired_has_a_row() -> None:
     assert repair_rows(msgspec.to_builtins(ExchangeStatus(arithmetic="numpy"))) == []
     found = ExchangeStatus(arithmetic="numpy", shards_repaired=2, shards_to_mend=1, lost_in_repairs=3)
     assert repair_rows(msgspec.to_builtins(found)) == [
-        ("", "2 broken shards repaired; 1 broken shard waits for a good copy; 3 deltas lost in repairs of shards")
+        ("", "2 broken shards repaired; 1 broken shard waits for a good copy; 3 shards of deltas lost in repairs")
     ]
     everything = dict.fromkeys(ExchangeStatus.__struct_fields__, 1)
     assert repair_rows(everything)[0][1].count(";") == 7

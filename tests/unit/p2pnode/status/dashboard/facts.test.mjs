@@ -27,7 +27,7 @@ test("shards that were put back stand beside what was undone, and only then", ()
   assert.ok(!names(exchangeFacts({ exchange })).includes("Put back to a good copy"));
   const mended = { ...exchange, shards_repaired: 2, lost_in_repairs: 1, shards_to_mend: 3 };
   const rows = exchangeFacts({ exchange: mended });
-  assert.deepEqual(rows.find(([name]) => name === "Put back to a good copy"), ["Put back to a good copy", "2", "1 delta undone"]);
+  assert.deepEqual(rows.find(([name]) => name === "Put back to a good copy"), ["Put back to a good copy", "2", "1 shard of deltas undone"]);
   assert.ok(names(rows).includes("Superseded copies"));
 });
 
