@@ -37,11 +37,6 @@ def relative_distance(a: bytes, b: bytes) -> float:
     return (distance(a, b) + 1) / ID_SPACE
 
 
-def shared_bits(a: bytes, b: bytes) -> int:
-    """Length of the common prefix of two ids, in bits."""
-    return ID_BITS - distance(a, b).bit_length()
-
-
 def short(node_id: bytes) -> str:
     """First eight hexadecimal characters: what people read."""
     return node_id[:4].hex()

@@ -94,10 +94,6 @@ class Device:
         """Whether it takes an order now."""
         return self.gone is None and self.task is None and self._restarting is None
 
-    @property
-    def is_restarting(self) -> bool:
-        return self._restarting is not None
-
     def facts(self, *, leads: bool) -> DeviceFacts:
         last = self.last
         return DeviceFacts(

@@ -156,10 +156,6 @@ class Applied:
                 left[key] = rest
         return Applied(left)
 
-    def last_step(self) -> int:
-        """The highest step of any identity that is listed; 0 if there is none."""
-        return max((ranges[-1][1] for ranges in self._ranges.values()), default=0)
-
     @property
     def row_count(self) -> int:
         """How many rows describe the set, of what is listed and of what is forgotten: a measure of the size of a

@@ -343,17 +343,6 @@ class ServerCore:
             refused=self.refused,
         )
 
-    def doing(self) -> dict[bytes, str]:
-        """What each worker does, for people."""
-        found: dict[bytes, str] = {}
-        for worker in self.gate.steps:
-            lease = self.leases.of(worker)
-            if lease is not None:
-                found[worker] = f"task {lease.task % TASKS_PER_EPOCH} of step {lease.step}"
-            else:
-                found[worker] = "its update waits for others" if self._waiting.get(worker) else "at the barrier"
-        return found
-
 
 def _name(lease: LeasedTask[Work]) -> Name:
     return lease.task, lease.attempt

@@ -231,15 +231,6 @@ def test_at_the_end_the_buffer_is_dropped():
     assert core.due() is None
 
 
-def test_people_see_what_each_worker_does():
-    """At a task, waiting for others, or at the barrier."""
-    core = server("bsp", WholeStep(), [A, B, C])
-    lease = core.give(A, [], 0.0)
-    core.give(B, [], 0.0)
-    core.report(done(lease), 1.0)
-    assert core.doing() == {A: "its update waits for others", B: "task 2 of step 1", C: "at the barrier"}
-
-
 def test_the_counts_follow_every_task():
     """Given, held, waiting, given again, done, refused: each is counted where it happens, and once."""
     core = server("asp", Quota(1, 0), [A, B])
