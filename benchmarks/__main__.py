@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
     line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
     line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
+    line.add_argument("--keep", type=Path, default=None, help="process_faults: a folder for the logs of the nodes")
     line.add_argument(
         "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
     )

@@ -7,13 +7,15 @@ without a step, other than one that was just signalled or is starting. After as 
 of six undisturbed nodes.
 
 `--minutes` plays rounds for so long, and leaves the undisturbed run out; `--busy 2` has two processes use a core each
-meanwhile.
+meanwhile. A node that stands for more than half the bound is told of with its summary; `--keep DIR` leaves the logs of
+the nodes there.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +39,8 @@ STOPPED_S = (1.0, 12.0)
 LOOK_S = 0.2
 #: The detection bound (docs/architecture.md).
 BOUND_S = 10.0
+#: A longer time without a step is told of.
+TOLD_S = BOUND_S / 2
 #: After the last round, so that the last ones back have trained too.
 CALM_S = 20.0
 SETTINGS: dict[str, Any] = {
@@ -58,6 +62,7 @@ class Watched:
     moved_s: float | None = None
     started_s: float = field(default_factory=time.monotonic)
     wake_s: float | None = None
+    told_s: float = 0.0
     accuracies: list[float] = field(default_factory=list)
 
     @property
@@ -154,8 +159,16 @@ class Story:
                 raise NotMeasured(f"{one.node.name} does not come to train: {what}\n{one.node.output()[-3000:]}")
             one.step = step
             return
-        if now - one.moved_s > self.result.longest_s:
-            self.result.longest_s, self.result.longest_of = now - one.moved_s, one.node.name
+        stands_s = now - one.moved_s
+        if stands_s > self.result.longest_s:
+            self.result.longest_s, self.result.longest_of = stands_s, one.node.name
+        if stands_s > TOLD_S and step > one.step:
+            self.say(f"{one.node.name} stood for {stands_s:.1f} s until {now - self._began_s:.1f} s")
+        elif stands_s > TOLD_S and now - one.told_s > TOLD_S:
+            one.told_s = now
+            self.say(
+                f"{one.node.name} stands at {step} since {one.moved_s - self._began_s:.1f} s: {status.get('summary')}"
+            )
         if step > one.step:
             one.step, one.moved_s = step, now
         elif now - one.moved_s > 6 * BOUND_S:
@@ -222,7 +235,7 @@ class Story:
         while time.monotonic() - began_s < seconds if seconds else number < rounds:
             self.run_for(self.random.uniform(0.5, 1.5) * round_s)
             number += 1
-            self.say(f"round {number}, {time.monotonic() - began_s:.0f} s, {self.summary()}")
+            self.say(f"round {number}, {time.monotonic() - self._began_s:.0f} s, {self.summary()}")
             self.round()
         self.run_for(round_s)
         self.gather()
@@ -301,6 +314,10 @@ def measure(arguments: argparse.Namespace) -> Outcome:
             faults = story.play(rounds, ROUND_S, CALM_S, 60.0 * minutes)
         finally:
             story.end()
+            if arguments.keep is not None:
+                arguments.keep.mkdir(parents=True, exist_ok=True)
+                for log in story.folder.glob("*.log"):
+                    shutil.copy(log, arguments.keep)
         if minutes:
             return _of_minutes(arguments, faults)
         story = Story(folder / "calm", seed, lambda _: None)
