@@ -1,7 +1,6 @@
 """The store of named values, as engines use it.
 
-That of a swarm is `Exchange.values`: keys live at the owners of the exchange's shards. `training.values.memory` has one
-in a process of its own.
+That of a swarm is `Exchange.values`: keys live at the owners of the exchange's shards.
 """
 
 from __future__ import annotations

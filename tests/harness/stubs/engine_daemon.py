@@ -17,6 +17,7 @@ from overlay.peers import Activity
 from overlay.system import SystemClock
 from p2pnode.lifecycle.engine_service import EngineService
 from tests.harness.environment.simulated import NoLog
+from tests.harness.stubs.memory_values import MemoryValues
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.engines.participation import Participation
@@ -26,7 +27,6 @@ from training.supervisor.sender import SocketSender
 from training.trainer_link import messages
 from training.trainer_link.engine_messages import EngineOpened, EngineReady, EngineSaid
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
-from training.values.memory import MemoryValues
 from training.values.store import (
     EncodedPull,
     EncodedUpdate,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from overlay.overlay import Overlay
 from overlay.peers import Activity
 from tests.harness.environment.simulated import VirtualClock
+from tests.harness.stubs.memory_values import MemoryValues
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
@@ -20,7 +21,6 @@ from training.engines.values_link import Pulling
 from training.progress import Progress
 from training.settings import BarrierSettings, TrainingSettings
 from training.values.encoding import Key
-from training.values.memory import MemoryValues
 from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 
 

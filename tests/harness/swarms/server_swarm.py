@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from tests.harness.stubs.memory_values import MemoryValues
 from training.engines.program import Surroundings
 from training.engines.server.fencing import RECORD_KEY, decode_record
 from training.engines.server.host import Members
@@ -22,7 +23,6 @@ from training.engines.server.succession import run_server
 from training.engines.server.worker import run_worker
 from training.trainer_link.engine_messages import NotAnswered, TaskCounts
 from training.values.encoding import Key
-from training.values.memory import MemoryValues
 from training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
 
 Result = TypeVar("Result")

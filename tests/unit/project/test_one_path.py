@@ -57,11 +57,11 @@ def test_no_other_module_compares_steps_with_a_staleness() -> None:
 
 
 def test_updates_of_named_values_are_reduced_in_one_place() -> None:
-    """The built-in reducers are defined once, and the store in memory and the owners of a swarm use that. Map-reduce
-    has elements and no values; its own function of that name combines them."""
+    """The built-in reducers are defined once, and the owners of a swarm use that. Map-reduce has elements
+    and no values; its own function of that name combines them."""
     assert functions("reduced") == ["training/engines/mapreduce/stages.py", "training/values/reducers.py"]
     users = {path for path in sources(*PACKAGES) if "import BUILT_IN, reduced" in (ROOT / path).read_text("utf-8")}
-    assert users == {"training/shards/value_updates.py", "training/values/memory.py"}
+    assert users == {"training/shards/value_updates.py"}
 
 
 def test_every_engine_waits_with_the_waiter_of_training() -> None:

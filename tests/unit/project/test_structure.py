@@ -20,7 +20,6 @@ TESTED_ELSEWHERE = {
     "p2pnode/lifecycle/dispatch.py": "tests/simulated/test_dispatch.py",
     "p2pnode/lifecycle/shard_division.py": "tests/simulated/test_division.py",
     "p2pnode/status/dispatch.py": "tests/simulated/test_dispatch.py",
-    "p2pnode/status/memory.py": "tests/process/test_memory_status.py",
     "p2pnode/status/server.py": "tests/process/test_status_server.py",
     "p2pnode/status/tracker.py": "tests/unit/p2pnode/tracking/test_service.py",
     "training/devices/process.py": "tests/process/test_devices_process.py",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.memory_values import MemoryValues
 from training.engines.program import VerbFailed
 from training.engines.server import messages, succession
 from training.engines.server.core import Failure, ServerRecord
@@ -16,7 +17,6 @@ from training.engines.server.messages import NoServer, Poll, Told
 from training.engines.server.options import ServerOptions
 from training.engines.server.program import ServerVerbs
 from training.trainer_link.engine_messages import NotAnswered
-from training.values.memory import MemoryValues
 
 LOW, MIDDLE, HIGH = b"a" * 20, b"b" * 20, b"c" * 20
 FAILURE = Failure("pull", [b"sweights"], "node", 3, "ValueError: wrong")

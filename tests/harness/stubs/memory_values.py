@@ -1,4 +1,4 @@
-"""A store of named values in this process, for tests and for a node alone."""
+"""A store of named values in the memory of this process, for engines without a swarm."""
 
 from __future__ import annotations
 
