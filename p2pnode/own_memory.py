@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class OwnMemory(NamedTuple):
     """`private_bytes`: resident memory that is neither a file's nor shared. `free_heap_bytes`: of it, at most, what the
-    allocator keeps for the next allocations."""
+    allocator keeps for the next allocations; 0 where the C library does not tell."""
 
     private_bytes: int
     free_heap_bytes: int
@@ -25,12 +25,14 @@ def own_memory() -> OwnMemory | None:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("RssAnon:"):
-                return OwnMemory(1024 * int(line.split()[1]), _free_heap_bytes())
+                private_bytes = 1024 * int(line.split()[1])
+                return OwnMemory(private_bytes, _free_heap_bytes(private_bytes))
     return None
 
 
 class _HeapFigures(ctypes.Structure):
-    """glibc's `struct mallinfo2` (malloc.h, since glibc 2.33): `fordblks` are the free bytes of the heap."""
+    """glibc's `struct mallinfo2` (malloc.h, since glibc 2.33): `uordblks` and `fordblks` are the used and the free
+    bytes of the heap, `hblkhd` those of allocations with pages of their own."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -51,6 +53,11 @@ def _mallinfo2() -> ctypes._NamedFuncPointer | None:
     return function
 
 
-def _free_heap_bytes() -> int:
+def _free_heap_bytes(private_bytes: int) -> int:
+    """glibc counts free memory whose pages it has returned as free too: no more of it is resident than what is private
+    and not in use."""
     function = _mallinfo2()
-    return 0 if function is None else int(function().fordblks)
+    if function is None:
+        return 0
+    heap = function()
+    return max(0, min(int(heap.fordblks), private_bytes - int(heap.uordblks) - int(heap.hblkhd)))
