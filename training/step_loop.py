@@ -61,7 +61,7 @@ class StepLoop:
         self._log = environment.log
         self.progress = progress
         self._evaluations = Evaluations(training, progress, environment.log)
-        self._first_step = 0
+        self.first_step = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._recent: deque[float] = deque(maxlen=20)
@@ -120,7 +120,7 @@ class StepLoop:
 
     def missing_evaluations(self) -> str:
         """Why `until` cannot hold, if enough steps have passed to say so: nothing, or not its metric, is evaluated."""
-        return self._evaluations.missing(self.progress.step - self._first_step)
+        return self._evaluations.missing(self.progress.step - self.first_step)
 
     def restart_from(self, file: str) -> None:
         """If the trainer has to be restarted, it restores this file."""
@@ -162,7 +162,7 @@ class StepLoop:
         """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
         progress = self.progress
         self._steps.begin_at(start_step)
-        self._trained_step = self._first_step = start_step
+        self._trained_step = self.first_step = start_step
         self._started = self._clock.monotonic()
         self._waiter.begin()
         self._swarm.announce(step=start_step)

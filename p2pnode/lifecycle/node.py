@@ -155,7 +155,7 @@ class Node:
         if self._result is None or self.loop is None:
             return None
         self.loop.take_measured()  # a script may evaluate once more after the end
-        return replace(self._result, best=self.loop.best.best())
+        return replace(self._result, best=self.loop.best.best(), began_at=self.loop.first_step)
 
     def budget(self) -> Budget | None:
         """Memory of this daemon among as many nodes as there are; None before the model is known."""

@@ -32,6 +32,7 @@ class RunResult:
     """What came of a run. `model` is the path of its file, empty if none was written; `sha256` is that of the model.
 
     `why_differs` says why another node's file may differ; empty: all nodes that finish write the same bytes.
+    `began_at`: the steps that the run had when this node began.
     """
 
     end: End
@@ -40,6 +41,7 @@ class RunResult:
     sha256: str
     why_differs: str
     best: Best | None = None
+    began_at: int = 0
 
     @property
     def how_to_load(self) -> list[str]:
@@ -56,6 +58,11 @@ class RunResult:
     def lines(self) -> list[str]:
         """For people."""
         found = [f"the run has ended after {self.step} steps ({self.end})"]
+        if self.end == "max_steps" and 0 < self.step <= self.began_at:
+            found.append(
+                "it had them before this start, which trained nothing: raise training.max_steps to go on, or begin "
+                "anew with another --run or after `p2pnode forget`"
+            )
         if self.best is not None:
             found.append(f"best {self.best.metric}: {self.best.value:.6g}, at step {self.best.step}")
         if self.model:

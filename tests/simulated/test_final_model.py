@@ -241,3 +241,19 @@ def test_nodes_with_nothing_left_to_train_wait_for_none() -> None:
         assert len(set(world.written().values())) == 1
 
     simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_run_that_has_all_its_steps_trains_nothing_when_it_is_started_again() -> None:
+    """The result of the second start has the steps of the first, and says so."""
+
+    async def scenario(world: World) -> None:
+        await world.ended(world.start("n0"))
+        first = world.results()["n0"]
+        await world.ended(world.start("n0"))
+        again = world.results()["n0"]
+
+        assert (first.step, first.began_at, again.step, again.began_at) == (12, 0, 12, 12)
+        assert "trained nothing" in "\n".join(again.lines())
+        assert "trained nothing" not in "\n".join(first.lines())
+
+    simulate(scenario, training__min_nodes=1, training__checkpoint_s=60.0)
