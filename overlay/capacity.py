@@ -50,6 +50,14 @@ class CapacityClass:
         self._wanted = UNKNOWN
         self._streak = 0
 
+    def begin(self, announced: int) -> bool:
+        """Announce this class, or bound, at once; returns False, and changes nothing, where one is known already, or
+        it is none."""
+        if self.announced != UNKNOWN or split(announced)[0] == UNKNOWN:
+            return False
+        self.announced, self._wanted, self._streak = announced, UNKNOWN, 0
+        return True
+
     def update(self, bytes_per_s: float, *, is_exact: bool) -> None:
         """Take the rate after one more round of measurement."""
         present, is_bound = split(self.announced)

@@ -14,7 +14,10 @@ slower is known after five rounds, a faster one at once. Pure.
 
 from __future__ import annotations
 
-from overlay.capacity import CapacityClass
+from collections.abc import Callable
+from typing import Literal
+
+from overlay.capacity import UNKNOWN, CapacityClass
 
 #: Time between two readings of the counters of the open connections.
 WINDOW_S = 0.25
@@ -82,6 +85,10 @@ class LineRate:
         return True
 
 
+#: Where the announced capacity is from; empty: none is known.
+CapacitySource = Literal["", "probe", "stored", "transfers"]
+
+
 class MeasuredLine:
     """The line of a node: both rates, and the capacity class that the node announces.
 
@@ -93,6 +100,34 @@ class MeasuredLine:
         self.download = LineRate()
         self._full = LineRate(MIN_FULL_WINDOWS, FULL_QUANTILE)
         self._capacity = CapacityClass()
+        #: Of the first estimate, until what was sent shows another class.
+        self._first: tuple[int, CapacitySource] = (UNKNOWN, "")
+        self._callbacks: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` synchronously after every change of the capacity."""
+        self._callbacks.append(callback)
+
+    def begin(self, announced: int, source: CapacitySource) -> bool:
+        """Announce this capacity until what is sent shows another; returns False where one is known already, or it is
+        none."""
+        has_begun = self._capacity.begin(announced)
+        if has_begun:
+            self._first = announced, source
+            self._notify()
+        return has_begun
+
+    def _notify(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    @property
+    def capacity_source(self) -> CapacitySource:
+        """Where the announced capacity is from. One of its transfers that equals the first estimate counts as that."""
+        announced, source = self._first
+        if self.capacity == UNKNOWN:
+            return ""
+        return source if source and self.capacity == announced else "transfers"
 
     @property
     def capacity(self) -> int:
@@ -110,12 +145,14 @@ class MeasuredLine:
         """A window of the upload; see `LineRate.window`. `is_full`: much waited for two peers or more."""
         full_ended = self._full.window(seconds, moved_bytes if is_full else 0, is_busy=is_full)
         ended = self.upload.window(seconds, moved_bytes, is_busy=is_busy)
-        rate, bound = self.upload_bytes_per_s, self.upload.bytes_per_s
+        rate, bound, before = self.upload_bytes_per_s, self.upload.bytes_per_s, self.capacity
         # Where little is sent a line is seldom full for long. What it showed then counts in the rounds after it too.
         if rate is not None and (full_ended or ended):
             self._capacity.update(rate, is_exact=True)
         elif bound is not None and ended:
             self._capacity.update(bound, is_exact=False)
+        if self.capacity != before:
+            self._notify()
 
     def received(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> None:
         """A window of the download; see `LineRate.window`."""

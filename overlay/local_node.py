@@ -1,7 +1,8 @@
 """This node as its peers see it: id, address, heartbeat, and the swarm it has entered.
 
 The one owner of this state. Services read it when they need it; those that must act on a change subscribe with
-`on_change`. A node is eligible to own shards when peers have reached it *and* the upper layers are willing.
+`on_change`. A node is eligible to own shards when peers have reached it, the upper layers are willing, and its
+upload is not being probed.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class LocalNode:
         self.tag: bytes | None = None
         self.reached = False
         self._willing = True
+        self._measures = False
         self._callbacks: list[Callable[[LocalChange], None]] = []
 
     def on_change(self, callback: Callable[[LocalChange], None]) -> None:
@@ -111,12 +113,21 @@ class LocalNode:
     def set_willing(self, willing: bool) -> None:
         """Whether the upper layers are ready to own shards."""
         self._willing = willing
-        self._change({"eligible": self.reached and willing})
+        self._decide_eligible()
 
     def set_reached(self, reached: bool) -> None:
         """Whether peers can open streams to this node."""
         self.reached = reached
-        self._change({"eligible": reached and self._willing})
+        self._decide_eligible()
+
+    def set_measuring(self, measures: bool) -> None:
+        """Whether this node's upload is being probed (`overlay.line_probe`): until then nobody knows how much it may
+        own."""
+        self._measures = measures
+        self._decide_eligible()
+
+    def _decide_eligible(self) -> None:
+        self._change({"eligible": self.reached and self._willing and not self._measures})
 
     def listens_at(self, bound: Address, advertised: tuple[str, int] | None) -> None:
         """The transport is bound. Without an advertised host, peers take the source address of its datagrams."""

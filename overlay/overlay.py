@@ -29,6 +29,8 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
+from overlay.line_probe.probe import LineProbe
+from overlay.line_probe.store import CapacityStore
 from overlay.line_rate import MeasuredLine
 from overlay.local_node import LocalChange, LocalNode
 from overlay.membership.failure_detector import FailureDetector
@@ -104,10 +106,14 @@ class Overlay:
             local, context, transport, self._requests, members.peers, environment, client_only=node.client_only
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
+        may_own = node.role != "master" and not node.client_only
+        self._line_probe = LineProbe(local, transport, self._requests, members.peers, environment, may_own=may_own)
+        self._capacity_store = CapacityStore(local.line, environment)
         self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
         dialer = Dialer(local, transport, context, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
         self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
+        self._joining.on_arrival(self._probe_line)
         self._joining.on_arrival(self._reachability.check_now)
         self._lan = LanDiscovery(local, lan, network, self._joining, self._log)
         local.on_change(self._on_local_change)
@@ -117,6 +123,7 @@ class Overlay:
     async def start(self) -> None:
         """Open the transport and start the services. Raises `PortInUse`, `OSError`, `ValueError` (advertise)."""
         self._joining.load()
+        self._capacity_store.load()
         advertised = await advertised_address(self._advertise)
         bound = await self._transport.open(self._protocol.datagram_received, self._requests.serve, self._requests.waits)
         self.local.listens_at(bound, advertised)
@@ -132,6 +139,7 @@ class Overlay:
         if self._lan.is_there:
             self._run("announce", self._lan.announce_when_joined)
         self._run("remember", self._joining.keep_storing)
+        self.local.line.on_change(lambda: self._run("capacity", self._capacity_store.write))
         self._run("redial", self._joining.keep_connected)
         self._run("islands", self._joining.heal_partitions)
 
@@ -146,6 +154,7 @@ class Overlay:
     def found(self, genesis: bytes) -> None:
         """Found the swarm with this genesis (16 bytes), or open it again."""
         self.local.enter(genesis)
+        self._line_probe.skip()
         self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
@@ -176,8 +185,13 @@ class Overlay:
         if self._port_mapper is not None:
             await self._port_mapper.remove()
         await self._joining.store_peers()
+        await self._capacity_store.write()
         self._server.stop()
         await self._transport.close()
+
+    def _probe_line(self) -> None:
+        if self._line_probe.begin():
+            self._run("line probe", self._line_probe.run)
 
     def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._stopped:

@@ -232,6 +232,10 @@ class Transport(Protocol):
         open connection."""
         ...
 
+    def has_line_to(self, to: Address) -> bool:
+        """Whether what is sent to this address passes the line of this machine; it does not on the loopback."""
+        ...
+
     async def close(self) -> None:
         """Stop serving and end every stream; idempotent."""
         ...

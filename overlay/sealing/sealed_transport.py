@@ -79,6 +79,10 @@ class SealedTransport:
         """See `Transport.upload`."""
         return self._below.upload()
 
+    def has_line_to(self, to: Address) -> bool:
+        """See `Transport.has_line_to`."""
+        return self._below.has_line_to(to)
+
     async def close(self) -> None:
         """See `Transport.close`."""
         await self._below.close()

@@ -14,7 +14,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from overlay.addresses import Address
+from overlay.addresses import Address, is_loopback
 from overlay.environment import Clock, Log
 from overlay.line_rate import MeasuredLine
 from overlay.sealing.sealer import MAX_SEALED_BYTES
@@ -143,6 +143,10 @@ class SocketTransport:
     def upload(self) -> Upload:
         """See `Transport.upload`."""
         return self._streams.read()
+
+    def has_line_to(self, to: Address) -> bool:
+        """See `Transport.has_line_to`."""
+        return not is_loopback(to.host) and to.host != self.address.host
 
     def send(self, to: Address, datagram: bytes) -> None:
         """See `Transport.send`."""

@@ -31,6 +31,7 @@ WRITTEN = {
     "genesis": "the swarm it is in",
     RECORD_FILE: "the run, the model and the remembered settings",
     "peers.json": "the addresses of its peers",
+    "capacity.json": "the measured capacity of its line",
     "fences.msgpack": "the terms of shards that this node may no longer accept",
     "trust.msgpack": "the members that it leaves out",
     "pushed.msgpack": "which of its steps it has pushed",

@@ -20,6 +20,7 @@ def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts
         upload_at_least_bytes_per_s=None if bound is None else round(bound),
         download_bytes_per_s=None if download is None else round(download),
         capacity=line.capacity,
+        capacity_source=line.capacity_source,
         codec="" if choice is None else choice.codec,
         codec_reason="" if choice is None else choice.reason,
         needed_bytes_per_step=needed,

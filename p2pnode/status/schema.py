@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from overlay.line_rate import CapacitySource
 from p2pnode.lifecycle.state import State
 from p2pnode.status.device_schema import CoordinationStatus, Count, DeviceStatus, Seconds
 from p2pnode.status.events import Event
@@ -253,7 +254,9 @@ class ServerStatus(Struct, frozen=True, kw_only=True):
 
 class LineStatus(Struct, frozen=True, kw_only=True):
     """This node's line. Rates are null until they are measured: `upload_bytes_per_s` when the line was full for a time,
-    `upload_at_least_bytes_per_s` when something was sent for a while. `capacity` is what it announces, 0 before.
+    `upload_at_least_bytes_per_s` when something was sent for a while. `capacity` is what it announces, 0 before;
+    `capacity_source` says where it is from: a probe as the node joined, what an earlier start has stored, or what it
+    has sent since.
 
     `codec` is that of the pushes now, and `codec_reason` why. `needed_bytes_per_step`: what a step sends in it, as
     push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.
@@ -263,6 +266,7 @@ class LineStatus(Struct, frozen=True, kw_only=True):
     upload_at_least_bytes_per_s: Count | None
     download_bytes_per_s: Count | None
     capacity: Count
+    capacity_source: CapacitySource = ""
     codec: str
     codec_reason: str
     needed_bytes_per_step: Count | None

@@ -480,6 +480,7 @@ def _line() -> LineStatus:
         upload_at_least_bytes_per_s=None,
         download_bytes_per_s=6_100_000,
         capacity=6,
+        capacity_source="transfers",
         codec="int4",
         codec_reason="the line carries 1.25 MB/s",
         needed_bytes_per_step=1_100_000,

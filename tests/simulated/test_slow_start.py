@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
@@ -52,10 +54,12 @@ class Found:
     shares: list[float]
     settled_s: float
     lost: int
+    #: The most shards that the last node owned, or backed up, after all had begun to train.
+    most_of_last: int
     swarm: Swarm
 
 
-def started() -> Found:
+def started(rates: Sequence[float] = (RATE,) * NODES, delay_s: float = DELAY_S) -> Found:
     """Four nodes, from nothing until two minutes after the first step began."""
     seed = 3
     print(f"seed {seed}")
@@ -65,22 +69,26 @@ def started() -> Found:
             seed=seed,
             settings={"training.min_nodes": NODES},
             make_trainer=RestingTrainer,
-            delay=(DELAY_S, 1.05 * DELAY_S),
+            delay=(delay_s, 1.05 * delay_s),
         )
-        for number in range(NODES):
-            swarm.network.line(f"10.0.0.{number + 2}", RATE)
+        for number, rate in enumerate(rates):
+            swarm.network.line(f"10.0.0.{number + 2}", rate)
         hosts = swarm.start_many(NODES)
         trainers = [trainer_of(host) for host in hosts]
         await swarm.until(
             lambda: all(trainer.notes for trainer in trainers), within_s=120.0, what="all train", every_s=0.5
         )
         began = max(trainer.notes[0][0] for trainer in trainers)
+        most = max(shards_of(hosts[-1], hosts))
         settled_s = await swarm.until(lambda: is_backed(hosts), within_s=60.0, what="backups", every_s=0.5)
+        while swarm.clock.monotonic() < began + MEASURED_S:
+            most = max(most, *shards_of(hosts[-1], hosts))
+            await asyncio.sleep(0.5)
         await asyncio.sleep(began + MEASURED_S - swarm.clock.monotonic())
         shares = [trainer.share(began, began + MEASURED_S) for trainer in trainers]
         lost = sum(host.living.exchange.counters.lost for host in hosts if host.living.exchange is not None)
         await swarm.stop()
-        return Found(shares, settled_s, lost, swarm)
+        return Found(shares, settled_s, lost, most, swarm)
 
     return VirtualLoop().run(main(), limit_s=600, strict=False)
 
@@ -88,6 +96,18 @@ def started() -> Found:
 def trainer_of(host: Host) -> RestingTrainer:
     assert isinstance(host.trainer, RestingTrainer)
     return host.trainer
+
+
+def shards_of(host: Host, hosts: list[Host]) -> tuple[int, int]:
+    """How many shards a node owns, and how many it backs up or is sent for that."""
+    node_id = host.living.overlay.node_id
+    stores = [each.living.exchange.store for each in hosts if each.living.exchange is not None]
+    owned = [each for store in stores for each in store.owned.values()]
+    assert host.living.exchange is not None
+    return (
+        len(host.living.exchange.store.owned),
+        sum(node_id in [target.node_id for target in each.targets()] for each in owned),
+    )
 
 
 def is_backed(hosts: list[Host]) -> bool:
@@ -112,3 +132,16 @@ def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
         assert event not in events, event
     # A delta of a shard whose backup is moved is forwarded beside the copy.
     assert events.count("push_unfinished") <= 2
+
+
+def test_a_slow_node_among_fast_ones_owns_nothing_from_the_first_step_on() -> None:
+    """One line of a twentieth of the others': it owns and backs up no shard, and the others train all of the time."""
+    found = started([25 * MBIT, 25 * MBIT, 25 * MBIT, RATE], 0.03)
+    print(found.shares, found.settled_s, found.most_of_last)
+
+    assert found.most_of_last == 0
+    assert min(found.shares[:3]) >= 0.97
+    assert found.lost == 0
+    probed = {record.node: record.fields for record in found.swarm.of("upload_probed")}
+    assert probed["n3"]["is_exact"]
+    assert probed["n3"]["bytes_per_s"] == pytest.approx(RATE, rel=0.15)

@@ -235,7 +235,8 @@ def test_a_slow_node_measures_its_line_pushes_less_and_owns_nothing() -> None:
         backs = any(
             last in [each.node_id for each in owned.targets()] for store in stores for owned in store.owned.values()
         )
-        return not stores[-1].owned and not backs and "the line carries" in choice_of(hosts[-1]).reason
+        is_measured = hosts[-1].living.overlay.line.upload_bytes_per_s is not None
+        return is_measured and not stores[-1].owned and not backs and "the line carries" in choice_of(hosts[-1]).reason
 
     *quick, late = train_over([12.5e6, 12.5e6, 12.5e6, slow], 1_500_000, within_s=300.0, done=in_place)
     line = late.living.overlay.line

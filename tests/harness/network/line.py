@@ -29,6 +29,10 @@ class Line:
         if not self._is_busy:
             self._next()
 
+    def drop(self, stream: Any) -> None:
+        """Its end was closed: what waits is not sent any more."""
+        self._waiting.pop(stream, None)
+
     def _next(self) -> None:
         stream = next(iter(self._waiting))
         pieces = self._waiting.pop(stream)

@@ -134,6 +134,8 @@ class Pipe:
 
     def drop_unsent(self) -> None:
         """What has not arrived yet never will."""
+        for line in self.network.lines_between(self.source, self.target):
+            line.drop(self)
         self._count(self.received_bytes - self.written_bytes, 0)
 
     def discard(self) -> None:

@@ -114,6 +114,10 @@ class MemoryTransport:
         peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
         return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, self.received_bytes, peers)
 
+    def has_line_to(self, to: Address) -> bool:
+        """A host without a line of its own is as fast as the network: there is no rate to find."""
+        return to.host != self.address.host and self.network.has_line(self.address.host)
+
     async def close(self) -> None:
         if self._open:
             self.network.unbind(self)

@@ -109,3 +109,19 @@ def test_weights_are_relative_to_the_median_and_unknown_classes_are_the_median()
     assert weight_exponents({a: 9, b: 9, c: 9 - FLOOR_CLASSES, d: 14}) == {a: 0, b: 0, c: None, d: 3}
     assert weight_exponents({a: 9, b: 5}) == {a: 0, b: None}
     assert weight_exponents({}) == {}
+
+
+def test_a_first_estimate_counts_at_once_and_is_corrected_as_any_other() -> None:
+    """It replaces no class that is known, and no number that is no class counts; two rounds then change it."""
+    announced = CapacityClass()
+    assert not announced.begin(0)
+    assert not announced.begin(AT_LEAST)
+    assert not announced.begin(200)
+    assert announced.begin(class_of(6e5))
+    assert not announced.begin(class_of(8e6))
+    assert announced.announced == class_of(6e5)
+
+    announced.update(8e6, is_exact=False)
+    assert announced.announced == class_of(6e5)
+    announced.update(8e6, is_exact=False)
+    assert split(announced.announced) == (class_of(8e6), True)

@@ -180,3 +180,32 @@ def test_a_line_that_was_full_once_is_no_lower_bound_in_the_rounds_after() -> No
 
     assert line.upload_bytes_per_s == rate
     assert line.capacity == class_of(rate)
+
+
+def test_a_first_estimate_is_announced_until_what_is_sent_shows_another_class() -> None:
+    """The source says which one counts, each change is told once, and the rates themselves stay unmeasured."""
+    line = MeasuredLine()
+    told: list[tuple[int, str]] = []
+    line.on_change(lambda: told.append((line.capacity, line.capacity_source)))
+    assert line.capacity_source == ""
+    slow, fast = class_of(5 * MBIT), class_of(100 * MBIT)
+
+    assert line.begin(slow, "probe")
+    assert not line.begin(fast, "stored")
+    assert line.upload_bytes_per_s is None
+    assert told == [(slow, "probe")]
+    for _ in range(3):
+        for _ in range(round(ROUND_S / WINDOW_S)):
+            line.sent(WINDOW_S, round(100 * MBIT * WINDOW_S), is_busy=True, is_full=True)
+
+    assert told == [(slow, "probe"), (fast, "transfers")]
+
+
+def test_a_capacity_that_was_measured_is_of_the_transfers() -> None:
+    """Without a first estimate, what was sent is the source."""
+    line = MeasuredLine()
+    for _ in range(3 * round(ROUND_S / WINDOW_S)):
+        line.sent(WINDOW_S, round(100 * MBIT * WINDOW_S), is_busy=True, is_full=True)
+
+    assert line.capacity == class_of(100 * MBIT)
+    assert line.capacity_source == "transfers"
