@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from training.dispatch.recordio import chunk
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
+from training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
 from training.shards.state import ShardState
 
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"
@@ -246,6 +247,60 @@ def test_deltas_are_added_alike(
     assert first.sum_weight == second.sum_weight
     assert (first.momentum is None) == (second.momentum is None)
     assert first.momentum is None or second.momentum is None or same_bits(first.momentum, second.momentum)
+    assert first.sound_version == second.sound_version
+
+
+@FIXED
+@given(
+    st.integers(0, 2**32),
+    COUNTS,
+    st.sampled_from([1e-40, 1.0, 2e15, 1e30, 3e38, np.inf, -np.inf, np.nan, -np.nan]),
+    st.sampled_from(["value", "momentum", "delta"]),
+    st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
+    st.booleans(),
+)
+def test_an_addition_sees_the_largest_of_what_it_writes(
+    compiled: kernels.CompiledKernels,
+    seed: int,
+    count: int,
+    number: float,
+    array: str,
+    place_in_round: tuple[bool, bool],
+    has_momentum: bool,
+) -> None:
+    """The result of both is the largest magnitude in value and momentum afterwards, wherever it is; a NaN is larger
+    than everything."""
+    rule, place = Rule(0.7, 0.5), seed % count
+
+    def made() -> tuple[int, list[Vector]]:
+        given = {name: values_of(seed + add, count, 1.0) for add, name in enumerate(("value", "momentum", "delta"))}
+        given[array][place] = number
+        momentum = given["momentum"] if has_momentum else None
+        to = Addition(given["value"], momentum, given["delta"], 0.25, *place_in_round)
+        with np.errstate(all="ignore"):
+            add = add_in_blocks if kernels.COMPILED is None else partial(add_compiled, kernels.COMPILED)
+            largest = add(to, rule)
+        return largest, [given["value"], *([given["momentum"]] if has_momentum else [])]
+
+    (largest, written), (largest_too, _) = both(compiled, made)
+
+    assert largest == largest_too
+    assert largest == max(int((one.view(np.uint32) & np.uint32(0x7FFFFFFF)).max()) for one in written)
+
+
+@FIXED
+@given(st.integers(0, 2**32), COUNTS, st.sampled_from([1e17, 0.999e18, 1.01e18, np.inf, np.nan]), st.booleans())
+def test_both_find_the_same_values_out_of_range(
+    compiled: kernels.CompiledKernels, seed: int, count: int, number: float, is_negative: bool
+) -> None:
+    """One bfloat16 value at any place, of either sign, is found by both or by none."""
+    values = values_of(seed, count, 1.0)
+    values[seed % count] = -number if is_negative else number
+    data = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+
+    first, second = both(compiled, lambda: codecs.is_within(data, "bfloat16", 1e18))
+
+    assert first == second == (number <= 1e18)
 
 
 @pytest.mark.parametrize("codec", SIZED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -109,6 +110,7 @@ def cut_values(codec: CodecName) -> int:
     return _CUT_VALUES.get(codec, 1)
 
 
+@lru_cache(maxsize=64)
 def values_within(codec: CodecName, limit_bytes: int) -> int:
     """The largest number of values that always fits into `limit_bytes` and after which an encoding may be cut."""
     unit = cut_values(codec)
@@ -140,6 +142,8 @@ def is_within(encoded: Encoded, codec: Literal["float32", "bfloat16"], most: flo
     word, bits = ("<u4", 32) if codec == "float32" else ("<u2", 16)
     sign_less = (1 << (bits - 1)) - 1
     limit = int(np.float32(most).view(np.uint32)) >> (32 - bits)
+    if codec == "bfloat16" and kernels.COMPILED is not None:
+        return kernels.COMPILED.largest_bfloat16(np.frombuffer(encoded, dtype=np.uint8)) <= limit
     words = np.frombuffer(encoded, dtype=word)
     pieces = (words[start : start + _PIECE_VALUES] for start in range(0, words.size, _PIECE_VALUES))
     return all(int((piece & piece.dtype.type(sign_less)).max()) <= limit for piece in pieces)

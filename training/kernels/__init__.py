@@ -32,8 +32,9 @@ SPARSE_BLOCK_VALUES = 4096
 #: For fewer values a call through ctypes costs more than NumPy's passes.
 MIN_VALUES = 256
 
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT32 = np.dtype(np.float32)
-_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+_POINTER, _SIZE, _FLOAT, _BITS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float, ctypes.c_uint32
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "record_ends": (_SIZE, [ctypes.c_char_p, _SIZE, _SIZE, _POINTER]),
     "encode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
@@ -46,9 +47,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_int4": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_int8": (None, [_POINTER, _POINTER, _SIZE]),
-    "add": (None, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
-    "add_and_accumulate": (None, [_POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
-    "add_with_momentum_alone": (None, [_POINTER] * 3 + [_FLOAT] * 4 + [_SIZE]),
+    "largest_bfloat16": (_BITS, [_POINTER, _SIZE]),
+    "add": (_BITS, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
+    "add_and_accumulate": (_BITS, [_POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
+    "add_with_momentum_alone": (_BITS, [_POINTER] * 3 + [_FLOAT] * 4 + [_SIZE]),
 }
 
 
@@ -125,15 +127,20 @@ class CompiledKernels:
         """sparse to float32. Returns 0, or the negative number of an error: then nothing is written."""
         return int(self._library.decode_sparse(_at(data), data.nbytes, _into(into), _count(into)))
 
-    def add(self, value: Vector, delta: Vector, weight: float, lr: float) -> None:
-        """value += lr · (weight · delta)"""
-        count = _count(value, delta)
-        self._library.add(_into(value), _at(delta), weight, lr, count)
+    def largest_bfloat16(self, data: Data) -> int:
+        """The largest magnitude of bfloat16 values, as its 15 bits; a NaN is larger than all others."""
+        return int(self._library.largest_bfloat16(_at(data), data.nbytes // 2))
 
-    def add_and_accumulate(self, value: Vector, momentum: Vector, delta: Vector, weight: float, lr: float) -> None:
+    def add(self, value: Vector, delta: Vector, weight: float, lr: float) -> int:
+        """value += lr · (weight · delta). Returns the largest magnitude of what was written, as the bits of a float32
+        without its sign: they are ordered like the numbers, then infinity, then NaN."""
+        count = _count(value, delta)
+        return int(self._library.add(_into(value), _at(delta), weight, lr, count))
+
+    def add_and_accumulate(self, value: Vector, momentum: Vector, delta: Vector, weight: float, lr: float) -> int:
         """The same, and momentum += weight · delta."""
         count = _count(value, momentum, delta)
-        self._library.add_and_accumulate(_into(value), _into(momentum), _at(delta), weight, lr, count)
+        return int(self._library.add_and_accumulate(_into(value), _into(momentum), _at(delta), weight, lr, count))
 
     def add_with_momentum(
         self,
@@ -144,11 +151,11 @@ class CompiledKernels:
         lr: float,
         decay: float,
         moves: float,
-    ) -> None:
+    ) -> int:
         """momentum = decay · momentum + weight · delta. Then value += moves · momentum and
-        value += lr · (weight · delta)."""
+        value += lr · (weight · delta). Returns as `add` does."""
         given = (weight, lr, decay, moves, _count(value, momentum, delta))
-        self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given)
+        return int(self._library.add_with_momentum_alone(_into(value), _into(momentum), _at(delta), *given))
 
 
 def fits(*vectors: Vector) -> bool:
@@ -197,7 +204,7 @@ def size_bytes(codec: str, count: int) -> int:
         return count + 4 * -(-count // BLOCK_VALUES)
     if codec == "int4":
         return -(-count // 2) + 2 * -(-count // INT4_BLOCK_VALUES)
-    return count * {"float32": 4, "bfloat16": 2}[codec]
+    return count * _VALUE_BYTES[codec]
 
 
 def sparse_bytes(count: int, per_block: int) -> int:

@@ -93,6 +93,16 @@ PASS void decode_bfloat16(const half *restrict data, float *restrict values, siz
     for (size_t i = 0; i < count; i++) values[i] = float_of((uint32_t)data[i] << 16);
 }
 
+/* The largest magnitude of bfloat16 values, as its 15 bits: they are ordered like the floats; then infinity, then NaN. */
+PASS uint32_t largest_bfloat16(const half *restrict data, size_t count) {
+    uint16_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t magnitude = data[i] & 0x7fffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
 /* Encodes one block: its scale, then its levels. Returns whether all values and all rounding errors are finite. If a
  * value is not finite, all levels are 0. */
 INLINE int encode_block(const float *restrict delta, float *restrict residual, char *restrict data, size_t count) {
@@ -460,28 +470,48 @@ ptrdiff_t decode_sparse(const uint8_t *restrict data, size_t bytes, float *restr
     return 0;
 }
 
-/* value += lr * (weight * delta) */
-PASS void add(float *restrict value, const float *restrict delta, float weight, float lr, size_t count) {
-    for (size_t i = 0; i < count; i++) value[i] += delta[i] * weight * lr;
+/* The larger one of `largest` and the magnitude of a value, as the bits of a float. */
+INLINE uint32_t larger(uint32_t largest, float value) {
+    uint32_t magnitude = bits_of(value) & MAGNITUDE;
+    return magnitude > largest ? magnitude : largest;
+}
+
+/* value += lr * (weight * delta). Returns the largest magnitude of what was written, as the bits of a float: the pass
+ * waits for the memory, and this costs it nothing. */
+PASS uint32_t add(float *restrict value, const float *restrict delta, float weight, float lr, size_t count) {
+    uint32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        float sum = value[i] + delta[i] * weight * lr;
+        value[i] = sum;
+        largest = larger(largest, sum);
+    }
+    return largest;
 }
 
 /* The same, and momentum += weight * delta. */
-PASS void add_and_accumulate(float *restrict value, float *restrict momentum, const float *restrict delta, float weight,
-                             float lr, size_t count) {
+PASS uint32_t add_and_accumulate(float *restrict value, float *restrict momentum, const float *restrict delta,
+                                 float weight, float lr, size_t count) {
+    uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         float scaled = delta[i] * weight;
-        momentum[i] += scaled;
-        value[i] += scaled * lr;
+        float moved = momentum[i] + scaled, sum = value[i] + scaled * lr;
+        momentum[i] = moved;
+        value[i] = sum;
+        largest = larger(larger(largest, moved), sum);
     }
+    return largest;
 }
 
-/* momentum = decay * momentum + weight * delta; value += moves * momentum + lr * weight * delta. */
-PASS void add_with_momentum_alone(float *restrict value, float *restrict momentum, const float *restrict delta,
-                                  float weight, float lr, float decay, float moves, size_t count) {
+/* momentum = decay * momentum + weight * delta; value += moves * momentum + lr * weight * delta. Returns as `add`. */
+PASS uint32_t add_with_momentum_alone(float *restrict value, float *restrict momentum, const float *restrict delta,
+                                      float weight, float lr, float decay, float moves, size_t count) {
+    uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
         float scaled = delta[i] * weight;
-        float moved = momentum[i] * decay + scaled;
+        float moved = momentum[i] * decay + scaled, sum = (value[i] + moved * moves) + scaled * lr;
         momentum[i] = moved;
-        value[i] = (value[i] + moved * moves) + scaled * lr;
+        value[i] = sum;
+        largest = larger(larger(largest, moved), sum);
     }
+    return largest;
 }

@@ -9,6 +9,7 @@ that were added before. The bounds are generous: what is worth clipping is decid
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,6 +33,13 @@ def has_length(values: Vector, limit: float) -> bool:
         if not squares < 1e36:  # possible overflow: slow, but exact
             squares = float(np.dot(values.astype(np.float64), values.astype(np.float64)))
     return squares <= limit * limit
+
+
+@lru_cache(maxsize=256)
+def surely_short(size: int) -> int:
+    """A magnitude, as the bits of a float32: an array of `size` values without a larger one is no longer than
+    `MAX_STATE_LENGTH`, whatever the rounding. A longer one may be too."""
+    return int(np.float32(MAX_STATE_LENGTH / (2 * math.sqrt(max(1, size)))).view(np.uint32))
 
 
 def is_delta_in_range(values: Vector) -> bool:

@@ -27,6 +27,9 @@ class Rule(msgspec.Struct, frozen=True):
 #: Adding 0 turns -0 into 0: so does the compiled pass, and both give the same bits.
 _NOTHING = np.zeros((), dtype=np.float32)
 
+#: The bits of a float32 without its sign.
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
 #: The rule for deltas that are plain: `value += w · delta`.
 PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
 
@@ -71,20 +74,24 @@ class Addition(NamedTuple):
         return kernels.fits(self.delta, self.value, self.momentum)
 
 
-def add_compiled(compiled: kernels.CompiledKernels, to: Addition, rule: Rule) -> None:
-    """Add in one pass; the result is that of `add_in_blocks`, bit for bit."""
+def add_compiled(compiled: kernels.CompiledKernels, to: Addition, rule: Rule) -> int:
+    """Add in one pass; value, momentum and result are those of `add_in_blocks`, bit for bit."""
     lr, mu = rule.outer_lr, rule.outer_momentum
     if to.momentum is None:
-        compiled.add(to.value, to.delta, to.weight, lr)
-    elif to.begins or to.is_whole:
+        return compiled.add(to.value, to.delta, to.weight, lr)
+    if to.begins or to.is_whole:
         decay, moves = mu if to.begins else 1.0, lr * mu if to.is_whole else 0.0
-        compiled.add_with_momentum(to.value, to.momentum, to.delta, to.weight, lr, decay, moves)
-    else:
-        compiled.add_and_accumulate(to.value, to.momentum, to.delta, to.weight, lr)
+        return compiled.add_with_momentum(to.value, to.momentum, to.delta, to.weight, lr, decay, moves)
+    return compiled.add_and_accumulate(to.value, to.momentum, to.delta, to.weight, lr)
 
 
-def add_in_blocks(to: Addition, rule: Rule) -> None:
-    """Add with NumPy, block by block, so that all passes over a block find it in the processor's cache."""
+def add_in_blocks(to: Addition, rule: Rule) -> int:
+    """Add with NumPy, block by block, so that all passes over a block find it in the processor's cache.
+
+    Returns the largest magnitude of what was written to value and momentum, as the bits of a float32 without its sign:
+    they are ordered like the numbers, then infinity, then NaN.
+    """
+    largest = 0
     w = np.float32(to.weight)
     lr, mu, lr_mu = _factors(rule)
     step = np.empty(min(BLOCK_VALUES, to.delta.size), dtype=np.float32)
@@ -103,3 +110,9 @@ def add_in_blocks(to: Addition, rule: Rule) -> None:
             if to.begins or to.is_whole:
                 np.add(value, np.multiply(momentum, lr_mu if to.is_whole else _NOTHING, step), value)
         np.add(value, np.multiply(scaled, lr, step), value)
+        largest = max(largest, _largest(value), 0 if to.momentum is None else _largest(momentum))
+    return largest
+
+
+def _largest(values: Vector) -> int:
+    return int((values.view(np.uint32) & _MAGNITUDE).max())

@@ -91,7 +91,7 @@ class Norms:
             since = steps[(len(steps) - 1) // 2] - MAX_NORM_AGE_STEPS
             norms = sorted(norm for _, step, norm in self._rows.values() if step >= since)
             self._reference = norms[(len(norms) - 1) // 2]
-            self._fresh = len(self._rows) // 4
+            self._fresh = max(1, len(self._rows) // 4)
         return self._reference
 
     def rows(self) -> list[NormRow]:

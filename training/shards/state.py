@@ -13,6 +13,7 @@ visible. The owner chooses the window, and its backup follows (`training.shards.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from training import kernels
 from training.encoding.codecs import Vector
 from training.shards import robust
 from training.shards.applied import Applied, DeltaId
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range
+from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range, surely_short
 from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
 from training.shards.robust import Norms
 from training.shards.value_batch import ValueBatch
@@ -82,6 +83,10 @@ class ShardState:
     table: ValueTable | None = None
     #: Where its arrays are kept: the array given to it, or a copy in another place. A copy of the state is in memory.
     place: Callable[[Vector], Vector] | None = None
+    #: When all of its values were last found to be in range, in monotonic seconds; see `ShardInspector`.
+    looked_s: float = -math.inf
+    #: The version whose values the addition that made it has found to be in range, all of them; -1: none.
+    sound_version: int = -1
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value, or pending."""
@@ -113,11 +118,14 @@ class ShardState:
         self.version += 1
         if plain:
             rule = PLAIN
-        split = self.parameters
+        split, is_sound = self.parameters, True
         if split:
-            self._add_parameters(weight, delta[:split], rule, has_momentum=momentum and rule.outer_momentum != 0.0)
+            has_momentum = momentum and rule.outer_momentum != 0.0
+            is_sound = self._add_parameters(weight, delta[:split], rule, has_momentum=has_momentum)
         if split < self.value.size:
             self.value[split:] += delta[split:] * np.float32(weight)
+            is_sound = is_sound and has_length(self.value[split:], MAX_STATE_LENGTH / 2)
+        self.sound_version = self.version if is_sound else -1
 
     def apply_batch(self, identity: DeltaId, batch: ValueBatch) -> None:
         """Take over a batch of named values. The caller has checked that it is not known, and that there is a table."""
@@ -127,8 +135,14 @@ class ShardState:
         self.version += 1
         self.table.apply(batch)
 
-    def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> None:
-        """Add to the first `parameters` values, by compiled kernels if they are available."""
+    def note_addition(self, now_s: float) -> None:
+        """A delta may have been added now. Where its pass has found all values in range, nobody else need look."""
+        if self.sound_version == self.version:
+            self.looked_s, self.sound_version = now_s, -1
+
+    def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> bool:
+        """Add to the first `parameters` values, by compiled kernels if they are available. Returns whether these and
+        their momentum are known to be in range: the pass sees what it writes."""
         # Nothing of weight 0 begins a round: it would leave Σw at 0, and the next delta would begin it again.
         has_momentum = has_momentum and weight != 0.0
         if has_momentum and self.momentum is None:
@@ -144,11 +158,12 @@ class ShardState:
             begins=self.sum_weight == 0.0,
         )
         if kernels.COMPILED is not None and to.fits():
-            add_compiled(kernels.COMPILED, to, rule)
+            largest = add_compiled(kernels.COMPILED, to, rule)
         else:
-            add_in_blocks(to, rule)
+            largest = add_in_blocks(to, rule)
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
+        return largest <= surely_short(self.value.size) and (has_momentum or self.momentum is None)
 
     def applied_at(self, version: int) -> Applied | None:
         """The deltas that the value had at a version; None for a version of too long ago, or with unlisted deltas."""

@@ -128,6 +128,8 @@ class BackupHandler:
         status, known = self._store.accept_forward(
             entry.shard, term, item, folded, sender.node_id, entry.closed_windows
         )
+        if (backed := self._store.backed.get(entry.shard)) is not None and backed.state is not None:
+            backed.state.note_addition(self._clock.monotonic())
         return ForwardResult(entry.shard, status, *known)
 
     async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:

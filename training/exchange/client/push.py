@@ -25,7 +25,7 @@ from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.client.push_log import PushLog
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN, ThreadPauses, off_loop
+from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
@@ -248,7 +248,7 @@ class PushClient:
             await self._context.turns.take(values.size)
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
-            is_finite = is_whole and await off_loop(self._executor, values.size, is_delta_in_range, values)
+            is_finite = is_whole and await self._is_in_range(values)
             own = self._deltas.unreplicated(shards)  # may have changed meanwhile
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
@@ -263,6 +263,12 @@ class PushClient:
         for shard in with_residual & results.keys():
             feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
+
+    async def _is_in_range(self, values: Vector) -> bool:
+        """In a thread only for more than a pass of the loop takes: two wake-ups cost more than to read the others."""
+        if values.size > VALUES_PER_PASS:
+            return await self._executor.run(is_delta_in_range, values)
+        return is_delta_in_range(values)
 
     def _corrected(self, shard: int, values: Vector, returned: TakenBack) -> Vector:
         """The values of a shard that is added without loss: with its residual, and with what was taken back."""

@@ -179,6 +179,7 @@ class DeltaHandler:
         log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
         limit = self._context.stale_limit
         is_late = limit is not None and self._view.median_step() - push.base_step > limit
+        now_s = self._context.environment.clock.monotonic()
         for shard, part in parts:
             owned = self._store.owned[shard]
             if self._in_flight and (shard, identity) in self._in_flight:
@@ -199,6 +200,7 @@ class DeltaHandler:
                 version = self._store.add(shard, own)
             else:
                 version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
+            owned.state.note_addition(now_s)
             results[shard] = PushResult(shard, "ok", version)
             self._replicator.note_merged(identity)
         return results

@@ -2,7 +2,8 @@
 
 No delta that is accepted makes them so (`training.exchange.owner.validation`). Memory, a driver or a kernel may. One
 pass over the values finds it: at most once a second for each shard, and no faster than `BYTES_PER_S`. A shard that is
-served is looked at before, if it was not within that second, so that hardly anybody is sent such values.
+served is looked at before, if it was not within that second, so that hardly anybody is sent such values. The addition
+of a delta is such a pass too (`ShardState.note_addition`): a shard that trains is not read once more.
 
 A broken shard that this node owns is held until it is repaired (`training.exchange.recovery.shard_repair`). A broken
 copy of a backup is dropped: its owner hears of it with the next forward, and sends the state again.
@@ -31,8 +32,6 @@ class ShardInspector:
         self._clock = context.environment.clock
         self._executor = context.environment.executor
         self._log = context.environment.log
-        #: When a state was looked at last, in monotonic seconds: by shard, and by its own identity.
-        self._seen: dict[int, tuple[int, float]] = {}
 
     def due(self) -> list[int]:
         """The shards of this node whose turn has come."""
@@ -44,8 +43,7 @@ class ShardInspector:
         state = self._state(shard)
         if state is None or not state.value.size:
             return False
-        number, at_s = self._seen.get(shard, (0, 0.0))
-        return number != id(state) or self._clock.monotonic() - at_s >= interval_s
+        return self._clock.monotonic() - state.looked_s >= interval_s
 
     def _state(self, shard: int) -> ShardState | None:
         if (owned := self._store.owned.get(shard)) is not None:
@@ -60,7 +58,7 @@ class ShardInspector:
             state = self._state(shard)
             if state is None or not self._is_due(shard, INTERVAL_S):
                 continue
-            self._seen[shard] = id(state), self._clock.monotonic()
+            state.looked_s = self._clock.monotonic()
             size = state.value.size
             if not await off_loop(self._executor, size, _is_good, state) and self._state(shard) is state:
                 self.found(shard)

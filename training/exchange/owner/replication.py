@@ -177,6 +177,7 @@ class DeltaReplicator:
             return PushResult.retry(item.shard, "no_backup_yet")
         version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))
         self.note_merged(identity)
+        owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
             self._validator.note_added(identity, item)
         if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:

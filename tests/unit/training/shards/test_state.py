@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import permutations
 
 import numpy as np
+import pytest
 
 from training.encoding.codecs import Vector
 from training.shards.applied import DeltaId
@@ -48,6 +50,45 @@ def test_buffers_are_averaged_without_momentum_and_without_outer_lr() -> None:
     assert state.value.tolist() == [3.0, 3.0, 14.0, 2.0]
     assert state.momentum is not None
     assert state.momentum.shape == (2,)
+
+
+@pytest.mark.parametrize("rule", [PLAIN, NESTEROV])
+def test_an_addition_says_whether_it_saw_all_values_in_range(rule: Rule) -> None:
+    """Parameters, momentum and buffers; a copy of the state and a state without deltas have been seen by nobody."""
+    state = shard(1.0, 2.0, 3.0, parameters=2)
+    state.note_addition(5.0)
+    assert state.looked_s == -math.inf
+    state.apply(identity(1), 1.0, vector(1.0, 1.0, 1.0), rule)
+    assert state.sound_version == state.version == 1
+    state.note_addition(6.0)
+    assert (state.looked_s, state.copy().looked_s, state.copy().sound_version) == (6.0, -math.inf, -1)
+    state.note_addition(7.0)  # of no delta: nothing was added since
+    assert state.looked_s == 6.0
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf, 3e38, 1e18])
+@pytest.mark.parametrize("place", [0, 1, 2, "momentum"])
+def test_a_value_out_of_range_is_never_called_sound(number: float, place: int | str) -> None:
+    """Whichever array has it: a parameter, a buffer, or the momentum, which the next addition moves or leaves."""
+    for rule in (NESTEROV, PLAIN):
+        state = shard(1.0, 2.0, 3.0, parameters=2)
+        state.momentum = vector(0.5, 0.5)
+        if isinstance(place, int):
+            state.value[place] = number
+        else:
+            state.momentum[1] = number
+        with np.errstate(all="ignore"):
+            state.apply(identity(1), 0.25, vector(1.0, 1.0, 1.0), rule)
+        state.note_addition(6.0)
+        assert (state.sound_version, state.looked_s) == (-1, -math.inf)
+
+
+def test_a_sound_version_is_no_longer_than_a_state_may_be() -> None:
+    """However many values there are: each alone is in range, and together they are too long."""
+    state = ShardState(np.full(10_000, 2e16, np.float32), 10_000)
+    assert not state.is_in_range()
+    state.apply(identity(1), 1.0, np.zeros(10_000, np.float32), PLAIN)
+    assert state.sound_version == -1
 
 
 def test_a_shard_of_buffers_only_has_no_momentum() -> None:

@@ -68,6 +68,7 @@ def test_a_forward_is_added_with_the_clipped_weight() -> None:
         state = store.backed[0].state
         assert state is not None
         assert state.value.tolist() == [0.5] * 4
+        assert state.looked_s == context.environment.clock.monotonic()  # the addition has seen every value
         assert context.counters.bytes_received == 16
 
     run(scenario())

@@ -71,6 +71,24 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
     run(scenario())
 
 
+def test_an_addition_counts_as_a_look_at_the_shard() -> None:
+    """Of a delta of another node and of the node's own; a repeated one is not added, and looks at nothing."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        handler, swarm, context = handler_of(store)
+        clock, state = context.environment.clock, store.owned[0].state
+        await pushed(swarm, push_of(), body_of(0))
+        assert state.looked_s == (first_s := clock.monotonic())
+        await asyncio.sleep(1.0)
+        await pushed(swarm, push_of(), body_of(0))
+        assert state.looked_s == first_s
+        handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))], is_finite=True)
+        assert state.looked_s == clock.monotonic() > first_s
+
+    run(scenario())
+
+
 def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over millions of values into fresh memory would hold the loop for tens of milliseconds. A retry that comes
     meanwhile is added once all the same, and one that is not finite is refused."""

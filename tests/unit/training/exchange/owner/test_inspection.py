@@ -13,6 +13,7 @@ from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, reco
 from training.exchange.owner import inspection
 from training.exchange.owner.inspection import INTERVAL_S, ShardInspector
 from training.exchange.store.shard_store import ShardStore
+from training.shards.applied import DeltaId
 
 
 def inspector_of(store: ShardStore):
@@ -56,6 +57,36 @@ def test_a_copy_of_a_backup_is_dropped_and_is_no_copy_any_more() -> None:
         assert store.unowned_copy(0) is None
         assert store.superseded[0].is_broken
         assert [one.fields["role"] for one in records_of(context)] == ["backup"]
+
+    run(scenario())
+
+
+def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that adds a delta sees every value. One that leaves a value out of range does not count, nor one of a
+    second ago."""
+
+    async def scenario() -> None:
+        looked: list[object] = []
+        monkeypatch.setattr(inspection, "_is_good", lambda state: looked.append(state) or True)
+        store = owner_of("a")
+        inspector, context = inspector_of(store)
+        state, clock = store.owned[0].state, context.environment.clock
+        for step in range(1, 6):
+            state.apply(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), store.rule)
+            state.note_addition(clock.monotonic())
+            assert inspector.due() == []
+            await inspector.inspect([0])
+            await asyncio.sleep(INTERVAL_S / 2)
+        assert looked == []
+        await asyncio.sleep(INTERVAL_S)
+        assert inspector.due() == [0]
+        await inspector.inspect([0])
+        assert looked == [state]
+        await asyncio.sleep(INTERVAL_S)
+        state.value[1] = np.inf
+        state.apply(DeltaId(b"x" * 20, 1, 9), 1.0, np.ones(4, np.float32), store.rule)
+        state.note_addition(clock.monotonic())
+        assert inspector.due() == [0]
 
     run(scenario())
 
