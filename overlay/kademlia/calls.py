@@ -15,8 +15,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from dataclasses import dataclass
 from heapq import heappop, heappush
+
+import msgspec
 
 from overlay.environment import Clock, Entropy
 from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
@@ -28,6 +29,8 @@ EXCUSABLE_LAG_S = 0.05
 MAX_OUTSTANDING = 8192
 #: Tries of calls given up whose answer may still come.
 MAX_LATE_CALLS = 256
+#: An answer later than this after its try was given up shows nothing about round trips of now.
+LATE_S = 30.0
 
 #: Calls that are due so soon are given up with those that are due: a loop may round its timers to this.
 TIMER_S = 0.001
@@ -35,8 +38,11 @@ TIMER_S = 0.001
 OnResult = Callable[[Result | None], None]
 
 
-@dataclass(slots=True, eq=False)
-class PendingCall:
+def _nobody_waits(_: Result | None) -> None:
+    """The call was given up."""
+
+
+class PendingCall(msgspec.Struct, eq=False):
     """A call that waits for its answer. Times in seconds; `second_s` is the wait after the retry, 0 once it is out."""
 
     contact: Contact
@@ -101,6 +107,11 @@ class CallTable:
     def __len__(self) -> int:
         """Tries that wait for an answer."""
         return len(self._outstanding)
+
+    @property
+    def late(self) -> int:
+        """Tries of calls given up whose answer may still come."""
+        return len(self._late)
 
     @property
     def is_full(self) -> bool:
@@ -179,6 +190,8 @@ class CallTable:
         """Time out what is due, and come back for the next that still waits."""
         self._timer = None
         waiting, latest = self._due, self._clock.monotonic() + TIMER_S
+        if self._late:
+            self._forget_late(latest)
         try:
             while waiting and (waiting[0][0] <= latest or waiting[0][2] not in self._outstanding):
                 self._timeout(heappop(waiting)[2])
@@ -203,7 +216,17 @@ class CallTable:
         self.settle(pending)
         if pending.timed:
             self._late.update((each, (pending, sent_s)) for each, sent_s in pending.tries())
-        while len(self._late) > MAX_LATE_CALLS:
-            del self._late[next(iter(self._late))]
+            self._forget_late(now)
         self._counters["timeouts"] += 1
         self._give_up(pending)
+        # It is kept for its late answer, and what waited for it, often a whole lookup, must not be kept with it.
+        pending.on_result, pending.on_slow = _nobody_waits, None
+
+    def _forget_late(self, now: float) -> None:
+        """Drop the oldest of too many, and those whose answers would show nothing any more."""
+        while self._late:
+            oldest = next(iter(self._late))
+            if len(self._late) <= MAX_LATE_CALLS and now - self._late[oldest][0].due <= LATE_S:
+                return
+            del self._late[oldest]
+        self._late.clear()  # an empty dictionary keeps the places of all it had

@@ -115,6 +115,8 @@ class MemberList:
     ) -> Sequence[Action]:
         """The node that was asked answered; `proven`: it proved its id."""
         self.negative.discard(asked)
+        if self.peers.observe_again(heartbeat, asked.address, now, rtt_s):
+            return self._heard(heartbeat, now)  # as nearly always
         known = self.peers.get(heartbeat.node_id)
         if known is not None and known.is_at(asked.address) and is_same_start(heartbeat, known):
             return self._refresh(heartbeat, asked.address, rtt_s, now)
@@ -154,10 +156,12 @@ class MemberList:
         node_id = heartbeat.node_id
         if node_id == self._own_id:
             return self.on_own_id(heartbeat, source)
-        known = self.peers.get(node_id)
         claimed = claimed_address(heartbeat, source)
+        if self.peers.observe_again(heartbeat, claimed, now):
+            return self._heard(heartbeat, now)  # as nearly always
+        known = self.peers.get(node_id)
         if known is not None and known.is_at(claimed) and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, claimed, None, now)  # as nearly always
+            return self._refresh(heartbeat, claimed, None, now)
         if known is not None and known.address == source and is_same_start(heartbeat, known):
             actions = self._refresh(heartbeat, known.address, None, now)
             if self._claimed_addresses.get(node_id) == claimed:
@@ -235,7 +239,10 @@ class MemberList:
         change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
         if change is not None:
             return self._on_change(change, heartbeat, address, now)
-        # Nearly every datagram ends here.
+        return self._heard(heartbeat, now)
+
+    def _heard(self, heartbeat: Heartbeat, now: float) -> Sequence[Action]:
+        """A message of a known peer that changes nothing in the tables."""
         actions = self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now)
         return self._applied(actions) if actions else actions
 
@@ -362,6 +369,7 @@ class MemberList:
             if now - peer.last_heard > FORGET_S and peer.node_id not in self._table and peer.node_id not in keep:
                 self.detector.forget(peer.node_id)
                 self._remove(peer.node_id)
+        self.negative.expire(now)
         remembered = dict.fromkeys(self.detector.dead())
         for node_id in list(self.dead_contacts):
             if node_id not in remembered:

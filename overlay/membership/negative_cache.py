@@ -32,6 +32,10 @@ class NegativeCache:
         if self._until:
             self._until.pop(contact, None)
 
+    def expire(self, now: float) -> None:
+        """Forget those whose pause has been over for as long as the longest."""
+        self._until = {contact: entry for contact, entry in self._until.items() if now - entry[0] <= MAX_PAUSE_S}
+
     def is_silent(self, contact: Contact, now: float) -> bool:
         entry = self._until.get(contact)
         return entry is not None and now < entry[0]

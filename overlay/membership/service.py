@@ -128,6 +128,7 @@ class Membership:
 
     def tick(self, now: float) -> None:
         """Let the failure detector expire suspicions and begin a probe round."""
+        self.verifications.expire(now)
         self.perform(self.members.detector.tick(now))
 
     def verify(self, contact: Contact) -> None:

@@ -35,20 +35,21 @@ class VerificationLimit:
             self._counters["strangers_not_asked"] += 1
             return False
         self._next.pop(contact, None)
-        self._expire(now)
+        self.expire(now)
         self._next[contact] = now + VERIFY_PAUSE_S
         if len(self._next) > MAX_PAUSED:
             del self._next[next(iter(self._next))]
         self.under_way += 1
         return True
 
-    def _expire(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Forget the pauses that are over; the oldest is the first, because all are of the same length."""
         while self._next:
             oldest = next(iter(self._next))
             if now < self._next[oldest]:
                 return
             del self._next[oldest]
+        self._next.clear()  # an empty dictionary keeps the places of all it had
 
     def end(self) -> None:
         """A verification was answered, or timed out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 
 import pytest
 
@@ -238,3 +239,50 @@ def test_peers_are_what_a_plain_record_of_each_would_be() -> None:
             record = plain[each.node_id]
             assert (each.contact, each.step, each.last_progress) == (record.contact, record.step, record.last_progress)
         assert set(table.ids()) == set(plain)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_heartbeat_that_changes_nothing_else_is_merged_alike_in_one_pass(seed: int) -> None:
+    """`observe_again` does what `observe` does, or nothing: it declines what moves, restarts, leaves or is new."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    slow, quick = PeerTable(), PeerTable()
+    merged = declined = 0
+    for step in range(600):
+        now, rtt = float(step), rng.choice([None, rng.random()])
+        node_id = rng.choice([b"n" * 20, b"m" * 20])
+        known = slow.get(node_id)
+        address, incarnation, boot_id = (
+            (known.address, known.incarnation, known.boot_id) if known else (Address("10.0.0.1", 8468), 1, 7)
+        )
+        changed = rng.choice(["", "", "", "host", "port", "start", "boot", "old"])
+        seen = heartbeat(
+            node_id,
+            incarnation=max(0, incarnation + {"start": 1, "old": -1}.get(changed, 0)),
+            boot_id=boot_id + (changed == "boot"),
+            activity=rng.choice([1, 3, 6]) if rng.random() < 0.05 else 2,
+            step=max(0, step // 10 + rng.randrange(-1, 2)),
+            step_seconds=rng.random(),
+            samples=rng.randrange(100),
+            eligible=rng.random() < 0.9,
+        )
+        if changed in ("host", "port"):
+            address = (
+                Address(f"10.0.0.{rng.randrange(2, 9)}", 8468) if changed == "host" else Address("10.0.0.1", step + 1)
+            )
+        if rng.random() < 0.02:
+            slow.remove(node_id)
+            quick.remove(node_id)
+        change = slow.observe(seen, address.host, now, rtt, address=address)
+        if quick.observe_again(seen, address, now, rtt):
+            merged += 1
+            assert change is None
+        else:
+            declined += 1
+            assert quick.observe(seen, address.host, now, rtt, address=address) == change
+        assert [_known(peer) for peer in quick] == [_known(peer) for peer in slow]
+    assert min(merged, declined) > 50
+
+
+def _known(peer: Peer) -> list[object]:
+    return [getattr(peer, field.name) for field in fields(Peer)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Coroutine
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -128,6 +129,22 @@ def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
         incoming.stream = StreamStub()
         await made.serve(incoming)
         assert events.streams == [(THEIR_ID, incoming.stream)]
+
+    play(story())
+
+
+def test_what_a_peer_said_last_keeps_no_stream_alive() -> None:
+    """A connection that has ended takes no memory until its peer is heard again, which may be never."""
+
+    async def story() -> None:
+        made, local, events = service()
+        incoming = request(local)
+        incoming.stream = StreamStub()
+        gone = weakref.ref(incoming.stream)
+        await made.serve(incoming)
+        incoming.stream = None
+        events.streams.clear()
+        assert gone() is None
 
     play(story())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -11,7 +12,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.kademlia import calls
 from overlay.kademlia.calls import CallTable, PendingCall
-from overlay.kademlia.messages import Ping
+from overlay.kademlia.messages import Ping, Result
 from overlay.peers import Contact
 from tests.harness.environment.simulated import SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
@@ -103,6 +104,34 @@ def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try() -> None:
         world.start(0.2, 0.0, timed=False)
         await asyncio.sleep(1.0)
         assert world.table.take_late(world.sent[-1][0]) == (None, 0.0)
+
+    play(story)
+
+
+def test_a_late_call_keeps_nothing_alive_and_is_forgotten_with_time() -> None:
+    """What waited for the answer, often a whole lookup, goes when the call is given up; the call itself goes after
+    `LATE_S`, whether others are given up meanwhile or not."""
+
+    class Waiting:
+        def on_result(self, _: Result | None) -> None: ...
+
+    async def story(world: World) -> None:
+        waiting = Waiting()
+        gone = weakref.ref(waiting)
+        call = PendingCall(PEER, Ping(), waiting.on_result, lambda: None, 0.3, True, False, True)
+        world.table.start(call, 0.2, world.clock.monotonic())
+        del waiting, call
+        await asyncio.sleep(0.4)
+        assert gone() is not None
+        await asyncio.sleep(0.6)
+        assert world.table.late == 2
+        world.given_up.clear()
+        assert gone() is None
+        await asyncio.sleep(calls.LATE_S)
+        answered = world.start(0.2, 0.3)
+        world.table.settle(answered)
+        await asyncio.sleep(1.0)
+        assert world.table.late == 0
 
     play(story)
 

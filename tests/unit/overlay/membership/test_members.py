@@ -319,6 +319,16 @@ def test_unused_peers_are_dropped_in_a_large_swarm_only() -> None:
     assert [contact.node_id for contact in made._table if contact.node_id not in made.peers] == []
 
 
+def test_addresses_without_answers_are_forgotten_with_the_unused() -> None:
+    """Of a swarm of any size: otherwise each that ever timed out stays for as long as its node does not answer."""
+    made = member_list()
+    made.on_timeout(Contact(A, HERE), 1.0)
+    made.forget_unused([], 30.0)
+    assert len(made.negative) == 1
+    made.forget_unused([], 200.0)
+    assert len(made.negative) == 0
+
+
 def test_the_claimed_address_is_the_advertised_host_or_the_source() -> None:
     """A host that is no address of a node is ignored."""
     assert claimed_address(heartbeat(A, port=9), HERE) == Address(HERE.host, 9)

@@ -32,3 +32,15 @@ def test_the_pause_and_the_cache_are_bounded() -> None:
 
     assert len(cache) == MAX_ENTRIES
     assert not cache.is_silent(one, 1.0)
+
+
+def test_an_address_that_nobody_tries_again_is_forgotten() -> None:
+    """Once its pause has been over for as long as the longest; until then the next pause is twice as long."""
+    cache = NegativeCache()
+    one = contact(b"a" * 20)
+    cache.add(one, 0.0)
+    cache.expire(5.0 + MAX_PAUSE_S)
+    cache.add(one, 5.0 + MAX_PAUSE_S)
+    assert cache.is_silent(one, 14.9 + MAX_PAUSE_S)
+    cache.expire(15.1 + 2 * MAX_PAUSE_S)
+    assert len(cache) == 0

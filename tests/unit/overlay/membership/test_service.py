@@ -174,6 +174,9 @@ def test_a_verification_requires_a_proof_and_is_limited() -> None:
         assert world.membership.verifications.under_way == 2
         first.on_result(None)
         assert world.membership.verifications.under_way == 1
+        assert len(world.membership.verifications) == 2
+        world.membership.tick(1e6)
+        assert len(world.membership.verifications) == 0, "the pauses are over"
 
     play(story)
 

@@ -52,3 +52,14 @@ def test_a_pause_that_is_over_is_forgotten() -> None:
         limit.begin(contact(node_id), second * 1.1 * VERIFY_PAUSE_S)
 
     assert len(limit) == 1
+
+
+def test_pauses_end_without_another_verification() -> None:
+    """A node that has met everybody verifies nobody for minutes: what it remembers then is nothing."""
+    limit = VerificationLimit(Counter())
+    for node_id in ids(50):
+        limit.begin(contact(node_id), 0.0)
+    limit.expire(0.5 * VERIFY_PAUSE_S)
+    assert len(limit) == 50
+    limit.expire(VERIFY_PAUSE_S)
+    assert len(limit) == 0
