@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from benchmarks.daemons import Daemon, Daemons, status, wait_until
 from benchmarks.gate import Gate, Turn, peak_bytes, reset_peak_memory
 from benchmarks.record import NotMeasured
@@ -71,12 +73,15 @@ class Ours:
         free_steps: int = 1,
         is_probed: bool = False,
         checkpoint_s: float = 0.0,
+        shards: int = SHARDS,
     ) -> None:
+        """`shards`: 0 for as many as the founder chooses."""
         self.name = f"p2pnode {way.name}"
         self.peers = peers
         self.parameters = parameters
         self.way = way
         self._checkpoint_s = checkpoint_s
+        self._shards = shards
         #: Where each notes when its loop woke; to note it wakes it 500 times a second, which is measured too.
         self.wakes = [folder / f"wakes-{number}.json" if is_probed else None for number in range(peers)]
         self._gate = Gate(folder / "gate")
@@ -110,7 +115,7 @@ class Ours:
                 key_file=key_file,
                 command=("benchmarks.gated_daemon",),
                 barrier=BarrierSettings(method=self.way.barrier),
-                exchange=exchange_settings(self.way),
+                exchange=msgspec.structs.replace(exchange_settings(self.way), shards=self._shards),
             )
             self.nodes.append(node)
             if number == 0:
@@ -128,8 +133,9 @@ class Ours:
             found = [status(node) for node in self.nodes]
             shares = [(one["exchange"]["shards_owned"], one["exchange"]["shards_backed"]) for one in found if one]
             owned, backed = (sum(column) for column in zip(*shares, strict=True)) if shares else (0, 0)
-            whole = len(shares) == self.peers and owned == SHARDS and min(shares)[0] > 0
-            whole = whole and backed == SHARDS * self.way.replicas
+            shards = max((one["exchange"]["shards"] for one in found if one), default=0)
+            whole = len(shares) == self.peers and owned == shards and min(shares)[0] > 0
+            whole = whole and backed == shards * self.way.replicas
             if shares != last or not whole:
                 last, since = shares, time.monotonic()
             elif time.monotonic() - since > REST_S:

@@ -20,7 +20,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 
 MILLIONS = (25.0, 124.0)
 CHECKPOINT_S = 1.0
-FREE_STEPS = 8
+FREE_STEPS = 4
 #: Bytes that the repair log may take, by default.
 LOG_BYTES = 256 * 1024 * 1024
 #: Longest wait for a checkpoint of the largest model on a slow disk.
@@ -48,7 +48,7 @@ def _measured(parameters: int, peers: int) -> list[Series]:
     # A delta in bfloat16 has two bytes per value; a node of two logs the owned half and the backed half.
     turns = math.ceil(1.2 * LOG_BYTES / (2 * parameters) / FREE_STEPS) + 2
     with tempfile.TemporaryDirectory(prefix="p2pnode-bench-") as folder:
-        group = Ours(way, peers, parameters, Path(folder), free_steps=FREE_STEPS, checkpoint_s=CHECKPOINT_S)
+        group = Ours(way, peers, parameters, Path(folder), free_steps=FREE_STEPS, checkpoint_s=CHECKPOINT_S, shards=0)
         try:
             for _ in range(turns):
                 group.turn()
