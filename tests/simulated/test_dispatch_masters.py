@@ -17,6 +17,7 @@ from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
+from tests.harness.swarms.dispatch_swarm import DispatchSwarm, every_place, simulate
 from training.dispatch import stored_queue
 from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
 from training.dispatch.chunks import ChunkTable, DatasetChunk
@@ -165,3 +166,73 @@ def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
         assert len(set(fences)) > 3
 
     run(scenario(), limit_s=5_000)
+
+
+class Kills:
+    """Whole nodes: workers and masters are killed at random moments, and start again soon or after their death was
+    found. Masters keep the queue in etcd, with lost, late and doubled answers, and are cut off from it now and then."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(f"{seed}/kills")
+        self.etcd = FakeEtcd()
+        self.calls: dict[str, FakeCalls] = {}
+        self.starts = 0
+        self.count = 0
+
+    def store(self, name: str) -> EtcdStore:
+        self.starts += 1
+        self.calls[name] = FakeCalls(self.etcd, seed=self.seed * 1000 + self.starts, faults=0.1)
+        environment = make_environment(entropy=SeededEntropy(f"{self.seed}/{name}/{self.starts}"))
+        return EtcdStore(self.calls[name], "/test", name, environment, 4.0)
+
+    async def play(self, swarm: DispatchSwarm) -> None:
+        swarm.make_store = self.store
+        swarm.settings["exchange.overlap"] = bool(self.seed % 2)
+        swarm.start_workers(4)
+        for name in ("m0", "m1"):
+            swarm.start_master(name)
+        await swarm.until(lambda: swarm.counts().total() > 8, within_s=300, what="some training")
+        while not self.has_ended(swarm):
+            await asyncio.sleep(self.random.uniform(0.3, 6.0))
+            if self.random.random() < 0.5:
+                await self.disturb_master(swarm, self.random.choice(["m0", "m1"]))
+            elif all(swarm.hosts[f"w{number}"].living.exchange is not None for number in range(4)):
+                await self.kill(swarm, self.random.choice(["w1", "w2", "w3"]), [(0.05, 1.0), (8.0, 12.0)])
+        await swarm.until_ended(["w0"], 900)
+
+    async def disturb_master(self, swarm: DispatchSwarm, name: str) -> None:
+        self.calls[name].cut = True
+        if self.random.random() < 0.7:
+            await self.kill(swarm, name, [(0.1, 4.0)])
+        else:
+            await asyncio.sleep(self.random.uniform(0.5, 10.0))
+            self.calls[name].cut = False
+
+    async def kill(self, swarm: DispatchSwarm, name: str, pauses_s: list[tuple[float, float]]) -> None:
+        await swarm.kill(name)
+        self.count += 1
+        await asyncio.sleep(self.random.uniform(*self.random.choice(pauses_s)))
+        if name.startswith("m"):
+            swarm.start_master(name)
+        elif not self.has_ended(swarm):
+            swarm.start(name, bootstrap="w0")
+
+    @staticmethod
+    def has_ended(swarm: DispatchSwarm) -> bool:
+        return any(host.task is not None and host.task.done() for host in swarm.hosts.values())
+
+
+@pytest.mark.parametrize("seed", [11, *more(*range(12, 60))])
+def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What any trainer had trained when it was killed is known here: no record of any pass is in no trainer's."""
+    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 15)
+    kills = Kills(seed)
+    swarm = simulate(kills.play, seed=seed, loss=0.02, passes=5, lease_floor_s=10.0)
+
+    found, expected = swarm.counts(), every_place(5)
+    print(f"{kills.count} kills; {found.total() - expected.total()} of {expected.total()} records twice")
+    assert found.keys() == expected.keys()
+    assert kills.count >= 4

@@ -53,7 +53,7 @@ class ChaosPlan:
 @dataclass
 class ChaosResult:
     """`repeated`: trainings beyond the first of each record of each pass; `missing` and `invented` are places that
-    should or should not be there."""
+    should or should not be there. `moments`: who was killed when, in seconds."""
 
     plan: ChaosPlan
     seconds: float = 0.0
@@ -61,15 +61,17 @@ class ChaosResult:
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
     superseded: int = 0
     resumed: int = 0
+    moments: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def places(self) -> int:
         return self.plan.records * self.plan.passes
 
     @property
-    def missing(self) -> int:
+    def missing(self) -> list[tuple[int, int]]:
+        """(pass, record)"""
         expected = ((number + 1, record) for number in range(self.plan.passes) for record in range(self.plan.records))
-        return sum(self.counts[place] == 0 for place in expected)
+        return [place for place in expected if self.counts[place] == 0]
 
     @property
     def invented(self) -> int:
@@ -97,7 +99,7 @@ class ChaosResult:
         return (
             f"{self.plan.store.partition(':')[0]}: {self.plan.records} records × {self.plan.passes} passes, "
             f"{self.plan.workers} workers; killed {self.kills['worker']} workers and {self.kills['master']} masters in "
-            f"{self.seconds:.0f} s; missing {self.missing}, invented {self.invented}, repeated {self.repeated}; "
+            f"{self.seconds:.0f} s; missing {len(self.missing)}, invented {self.invented}, repeated {self.repeated}; "
             f"exactly once {self.once_share:.4%} (at worst {self.bound:.2%}); resumed {self.resumed} tasks, "
             f"superseded {self.superseded}"
         )
@@ -112,6 +114,7 @@ class Chaos:
         self.result = ChaosResult(plan)
         self.nodes: dict[str, ProcessNode] = {}
         self._restarts: list[tuple[float, str]] = []
+        self._began = time.monotonic()
         write_records(
             folder / "train.recordio", [b"%d" % number for number in range(plan.records)], plan.records_per_chunk
         )
@@ -151,7 +154,7 @@ class Chaos:
 
     def run(self) -> ChaosResult:
         """Train all passes under the kills of the plan, to the end of the job."""
-        plan, began = self.plan, time.monotonic()
+        plan = self.plan
         try:
             self.start("worker-0")
             first = self.nodes["worker-0"]
@@ -171,7 +174,7 @@ class Chaos:
             assert set(codes.values()) <= {0, -signal.SIGKILL}, codes
         finally:
             kill_all(self.nodes.values())
-        self.result.seconds = time.monotonic() - began
+        self.result.seconds = time.monotonic() - self._began
         self._collect()
         return self.result
 
@@ -207,6 +210,7 @@ class Chaos:
                 continue
             self.nodes[name].kill()
             self.result.kills[kind] += 1
+            self.result.moments.append((round(time.monotonic() - self._began, 3), name))
             between = MASTER_S if kind == "master" else self.random.choice((SOON_S, LATE_S))
             self._restarts.append((time.monotonic() + self.random.uniform(*between), name))
 
@@ -235,7 +239,8 @@ class Chaos:
 
     def _collect(self) -> None:
         for file in self.folder.glob("*.trained"):
-            for line in file.read_text().splitlines():
+            lines = file.read_text().splitlines(keepends=True)
+            for line in lines if not lines or lines[-1].endswith("\n") else lines[:-1]:  # the last one may be torn
                 number, record = line.split()
                 self.result.counts[int(number), int(record)] += 1
         for log in self.folder.glob("worker-*.log"):

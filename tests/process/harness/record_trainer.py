@@ -1,12 +1,14 @@
 """A trainer process without torch that trains dispatched records, for tests of daemons.
 
 `p2pnode run … -- python -m tests.process.harness.record_trainer LOG SECONDS BATCH` takes so many records in each
-optimiser step, and so many seconds. When it reports a turn it writes a line for each of its records to LOG: the pass,
-and the text of the record.
+optimiser step, and so many seconds. Before it reports a turn it writes a line for each of its records to LOG: the pass,
+and the text of the record. A trainer that is killed between the two has trained records that nobody knows of, and they
+are trained again. The other way round its daemon could finish the task, and LOG lack it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ class RecordTrainer(TorchlessTrainer):
     def __init__(self, connection: DaemonConnection, log: Path, step_s: float, batch: int) -> None:
         super().__init__(connection, "plain", SIZE)
         self._draws = RecordDraws(DispatchedTasks(connection))
+        end_torn_line(log)
         self._log = log
         self._step_s = step_s
         self._batch = batch
@@ -52,18 +55,23 @@ class RecordTrainer(TorchlessTrainer):
         if order.carry and not connection.wait_for_free_delta():
             return None
         self.delta[:] = np.float32(0.001)
-        self._draws.count(len(lines))
-        self._draws.report(turn, order.step)
-        self.connection.send(messages.Trained(turn, StepReport(order.step, 1.0, len(lines), steps, self._step_s, {})))
         with self._log.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
-        return None
+        self._draws.count(len(lines))
+        self._draws.report(turn, order.step)
+        return StepReport(order.step, 1.0, len(lines), steps, self._step_s, {})
 
     def _take(self, *, wait: bool) -> list[str]:
         lines: list[str] = []
         while len(lines) < self._batch and (found := self._draws.draw(wait=wait and not lines)) is not None:
             lines.append(f"{self._draws.pass_number} {found[0].decode()}\n")
         return lines
+
+
+def end_torn_line(log: Path) -> None:
+    """Cut off what a killed trainer had written of a line: what follows would be read as its end."""
+    if log.exists():
+        os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
 
 
 if __name__ == "__main__":

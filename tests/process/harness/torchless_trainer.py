@@ -43,8 +43,12 @@ class TorchlessTrainer:
 
     def serve(self) -> None:
         """One order."""
+        self.answer(self.connection.receive())
+
+    def answer(self, order: messages.FromDaemon | None) -> None:
+        """Do what was ordered, and say so."""
         connection = self.connection
-        match connection.receive():
+        match order:
             case messages.Train(turn, order):
                 report = self.train(turn, order)
                 if report is not None:
