@@ -120,6 +120,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Entry, ...]], ...] = (
             Entry("Dataset", "training.engines.mapreduce.dataset", "Dataset"),
             Entry("training.engines.program.NoSuchValue", "training.engines.program", "NoSuchValue"),
             Entry("training.engines.program.VerbFailed", "training.engines.program", "VerbFailed"),
+            Entry("training.engines.server.losses.UpdatesLost", "training.engines.server.losses", "UpdatesLost"),
         ),
     ),
     (

@@ -169,7 +169,9 @@ class EngineService:
                 self._participation.count(count, seconds)
             case AbandonRun():
                 self._participation.abandon()
-            case TaskCounts():
+            case TaskCounts(lost=lost):
+                if lost > (0 if self.tasks is None else self.tasks.lost):
+                    self._log.error("updates_lost", count=lost, version=question.version)
                 self.tasks = question
             case ListPeers(sample):
                 return PeerSteps(self._participation.peers(sample), self._participation.workers())

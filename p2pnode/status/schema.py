@@ -240,7 +240,8 @@ class ValuesStatus(Struct, frozen=True, kw_only=True):
 class ServerStatus(Struct, frozen=True, kw_only=True):
     """The tasks of a parameter server, since this node serves. `version`: updates in the values. `given`: tasks given
     to a worker for the first time; `again`: to another one, after an error, a death, or the end of their lease. `held`:
-    with workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old."""
+    with workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old. `lost`: updates
+    of the run that died with their worker and their server."""
 
     version: Count
     workers: Count
@@ -250,6 +251,7 @@ class ServerStatus(Struct, frozen=True, kw_only=True):
     waiting: Count
     again: Count
     refused: Count
+    lost: Count = 0
 
 
 class LineStatus(Struct, frozen=True, kw_only=True):

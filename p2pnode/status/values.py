@@ -43,6 +43,7 @@ def server_status(tasks: TaskCounts | None) -> ServerStatus | None:
         waiting=tasks.waiting,
         again=tasks.again,
         refused=tasks.refused,
+        lost=tasks.lost,
     )
 
 
@@ -75,3 +76,4 @@ def server_metrics(status: ServerStatus | None) -> Iterator[Family]:
     text = "Tasks given again, after an error, a death, or the end of their lease."
     yield single("p2pnode_server_tasks_again_total", "counter", text, status.again)
     yield single("p2pnode_server_updates_refused_total", "counter", "Updates that were too old.", status.refused)
+    yield single("p2pnode_server_updates_lost", "gauge", "Updates that died with worker and server.", status.lost)

@@ -78,6 +78,7 @@ _REST = {
     "waiting": "wait for one",
     "again": "given again",
     "refused": "updates refused as too old",
+    "lost": "updates lost",
 }
 
 

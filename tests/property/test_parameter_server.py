@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.harness.runner.long_run import more
 from training.dispatch.answers import QueueRules
 from training.engines.server.acceptance import Commit, Contribution, Policy, Quota, updates_of
 from training.engines.server.core import ServerCore, ServerRecord
@@ -29,11 +31,13 @@ RULES = QueueRules(max_failures=255, max_losses=255, lease_floor_s=10.0, lease_c
 
 
 class Worker:
-    """What a worker knows: its task, the version that it computes from, and the report that it repeats."""
+    """What one start of a worker knows: its task, the version that it computes from, the report that it repeats, and
+    the version that the values have."""
 
     def __init__(self) -> None:
         self.lease: LeasedTask | None = None
         self.report: Contribution | None = None
+        self.made = 0
 
 
 class SynchronousSgd(RuleBasedStateMachine):
@@ -44,8 +48,8 @@ class SynchronousSgd(RuleBasedStateMachine):
         self.grads, self.tolerance, self.limit = grads, tolerance, limit
         self.now = 0.0
         self.policy: Policy = Quota(grads, tolerance)
-        self.record = ServerRecord()
-        self.core = self.new_core(self.record)
+        self.core = self.new_core(ServerRecord())
+        self.record = self.core.record()
         self.workers = {name: Worker() for name in WORKERS}
         #: The values at their owners: the updates, and the timestamp of the last one.
         self.values: dict[str, tuple[int, int]] = {}
@@ -56,9 +60,11 @@ class SynchronousSgd(RuleBasedStateMachine):
         self.has_lost = False
         #: Workers that have died and not asked since.
         self.dead: dict[bytes, None] = {}
-        #: Workers that have died since all that was due was in the values. One that begins anew, and has no report, is
-        #: taken for one that knows of the commit under way.
-        self.anew: dict[bytes, None] = {}
+        #: What the servers that stand by know the values to have.
+        self.standby_made = 0
+        #: The starts of workers whose updates were accepted, and those that were then taken for dead.
+        self.reporters: dict[tuple[int, int], Worker] = {}
+        self.cut_off: dict[Worker, None] = {}
 
     def new_core(self, record: ServerRecord) -> ServerCore:
         self.policy = Quota(self.grads, self.tolerance)
@@ -105,14 +111,19 @@ class SynchronousSgd(RuleBasedStateMachine):
             core.claim(worker.lease, self.now)
         if worker.report is not None:
             outcome = core.report(worker.report, self.now)
+            if core.keeps(name, worker.report.name):
+                self.reporters[worker.report.name] = worker
         held = {one.task: one.attempt for one in (worker.lease, worker.report) if one is not None}
         core.told(name, list(held.items()))
+        if name not in [one.worker for one in self.record.workers]:
+            self.record = core.record()  # before it gets a task
         core.reassign(self.now)
         for passed in core.passed(self.now):
             core.give(passed, [], self.now)
         lease = core.leases.of(name)
         if is_lost:
             return
+        worker.made = max(worker.made, core.made)
         if outcome in ("counted", "failed", "superseded"):
             assert outcome != "counted" or worker.report.name in self.counted
             worker.report = worker.lease = None
@@ -136,7 +147,20 @@ class SynchronousSgd(RuleBasedStateMachine):
         """It begins anew, without what it had."""
         self.core.leave(name)
         self.workers[name] = Worker()
-        self.dead[name] = self.anew[name] = None
+        self.dead[name] = None
+
+    @precondition(lambda self: self.takeover is None)
+    @rule(name=st.sampled_from(WORKERS))
+    def worker_is_cut_off(self, name: bytes) -> None:
+        """It is taken for dead, and asks again later with what it has."""
+        self.core.leave(name)
+        self.cut_off[self.workers[name]] = None
+
+    @precondition(lambda self: self.takeover is None)
+    @rule()
+    def standby_asks(self) -> None:
+        """A server that stands by hears which version the values have."""
+        self.standby_made = self.core.made
 
     @precondition(lambda self: self.takeover is None)
     @rule()
@@ -156,19 +180,27 @@ class SynchronousSgd(RuleBasedStateMachine):
             self.check(commit)
             self.apply(commit, len(KEYS))
             self.core.committed(commit)
-        self.anew.clear()
 
     @precondition(lambda self: self.takeover is None)
-    @rule(keys=st.integers(0, len(KEYS)), is_new=st.booleans())
-    def server_dies(self, keys: int, is_new: bool) -> None:
-        """It may be in a commit, which some keys have; or its last record names a commit that it has made since."""
+    @rule(
+        keys=st.integers(0, len(KEYS)),
+        is_new=st.booleans(),
+        stood_by=st.booleans(),
+        anew=st.sets(st.sampled_from(WORKERS), max_size=2),
+    )
+    def server_dies(self, keys: int, is_new: bool, stood_by: bool, anew: set[bytes]) -> None:
+        """It may be in a commit, which some keys have; or its last record names a commit that it has made since. The
+        next server may have stood by. Workers may die with it, and ask the next one as if they had never been there."""
         commit = self.core.due()
         if commit is not None or is_new:
             self.record = self.core.record()
         if commit is not None:
             self.check(commit)
             self.apply(commit, keys)
-        self.takeover = Takeover(self.record)
+        self.takeover = Takeover(self.record, self.standby_made if stood_by else 0)
+        for name in sorted(anew):
+            self.workers[name] = Worker()
+            self.dead.pop(name, None)
         self.now += 1.0
 
     @precondition(lambda self: self.takeover is not None)
@@ -176,14 +208,16 @@ class SynchronousSgd(RuleBasedStateMachine):
     def next_server(self) -> None:
         """It hears all workers of the commit, makes it again, and goes on."""
         takeover = self.takeover
-        self.has_lost = self.has_lost or any(name in self.anew for name in takeover.awaited)
-        for name in takeover.awaited:
-            report = self.workers[name].report
+        for name, worker in self.workers.items():
             if name in self.dead:
                 takeover.gone(name)
             else:
-                takeover.heard(name, [] if report is None else [report])
+                takeover.heard(name, [] if worker.report is None else [worker.report], worker.made)
         assert takeover.is_settled
+        assert takeover.awaited == []
+        for one in takeover.lost:
+            reporter = self.reporters[one.name]
+            assert self.workers[one.worker] is not reporter or one.worker in self.dead or reporter in self.cut_off
         policy = Quota(self.grads, self.tolerance)
         commit = takeover.commit(policy)
         lost = {one.name for one in takeover.lost}
@@ -194,6 +228,7 @@ class SynchronousSgd(RuleBasedStateMachine):
             assert [one.name for one in commit.contributions] == [one.name for one in whole if one.name not in lost]
             self.apply(commit, len(KEYS))
         self.core = self.new_core(takeover.settled())
+        self.record = self.core.record()
         self.takeover = None
 
     @invariant()
@@ -206,3 +241,50 @@ class SynchronousSgd(RuleBasedStateMachine):
 
 TestSynchronousSgd = SynchronousSgd.TestCase
 TestSynchronousSgd.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def history(seed: int) -> SynchronousSgd:
+    """A history in which workers mostly work: choices without weights seldom reach a server that dies in a commit."""
+    draw = random.Random(seed)
+    machine = SynchronousSgd()
+    machine.begin(grads=draw.randint(1, 3), tolerance=draw.randint(0, 2), limit=draw.randint(1, 4))
+    for _ in range(80):
+        chance = draw.random()
+        if machine.takeover is not None:
+            machine.next_server()
+        elif chance < 0.75:
+            machine.ask(draw.choice(WORKERS), is_lost=draw.random() < 0.3)
+        elif chance < 0.88:
+            machine.commit()
+        elif chance < 0.93:
+            anew = set(draw.sample(WORKERS, draw.choice([0, 0, 1, 2])))
+            stood_by = draw.random() < 0.3
+            machine.server_dies(draw.randint(0, len(KEYS)), is_new=draw.random() < 0.5, stood_by=stood_by, anew=anew)
+        elif chance < 0.955:
+            machine.worker_dies(draw.choice(WORKERS))
+        elif chance < 0.975:
+            machine.worker_is_cut_off(draw.choice(WORKERS))
+        else:
+            draw.choice([machine.standby_asks, machine.leases_end])()
+        machine.all_values_have_every_update_once()
+        if machine.has_lost:
+            break
+    return machine
+
+
+@pytest.mark.parametrize("seeds", [range(800), *more(range(800, 20_000))])
+def test_what_no_living_node_has_is_named_and_nothing_else_is_missing(seeds: range) -> None:
+    """Servers die within commits, and workers begin anew with them: all values have every update once, or the next
+    server names those that are missing."""
+    commits = lost = 0
+    for seed in seeds:
+        try:
+            machine = history(seed)
+        except BaseException:
+            print("seed", seed)
+            raise
+        commits += len(machine.commits)
+        lost += machine.has_lost
+    print(f"{len(seeds)} histories, {commits} commits; {lost} ended with a loss")
+    assert commits > 3 * len(seeds)
+    assert lost > len(seeds) / 100

@@ -119,7 +119,8 @@ class ListMembers(msgspec.Struct, frozen=True, array_like=True, tag="members"):
 class TaskCounts(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):
     """What the parameter server has done, for `/status`: since this node serves. `given`: tasks given to a worker for
     the first time; `again`: given to another one after an error, a death, or the end of their lease. `held`: with
-    workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old."""
+    workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old. `lost`: updates of
+    the run that died with worker and server."""
 
     version: Number
     workers: Number
@@ -129,6 +130,7 @@ class TaskCounts(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):
     waiting: Number
     again: Number
     refused: Number
+    lost: Number = 0
 
 
 class AskKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):

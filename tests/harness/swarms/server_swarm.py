@@ -70,6 +70,13 @@ class World:
         self.died_at[node.node_id] = self.clock()
         node.die()
 
+    def begin_anew(self, node: WorldNode) -> WorldNode:
+        """Its process dies and starts again at once, under the same id: nobody notices, and it has forgotten all."""
+        node.die()
+        again = self.nodes[node.node_id] = WorldNode(self, node.node_id, is_server=node.is_server)
+        again.start(1)
+        return again
+
     def live(self, *, server: bool) -> list[WorldNode]:
         return [
             node

@@ -48,7 +48,7 @@ Work = list[tuple[bytes, bytes | None]]
 
 class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
     """A worker in the record: its completed steps, and its last committed updates, of which it may not know.
-    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have finished."""
+    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have or that are finished."""
 
     worker: bytes
     step: int
@@ -78,7 +78,9 @@ class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a server stores before a commit. `epoch` rises with each server, `run` counts the
     starts of the program; `pending` leads from `version` to
     `pending_version`. `ended`: the run is over,
-    with a `failure` by an error."""
+    with a `failure` by an error. `lost`: the contributions to earlier commits that
+    died with worker and server, `lost_count` of them in all. `stored` counts the records. `done`: tasks of servers
+    before this one that are finished, while workers have not asked that may have later attempts of them."""
 
     epoch: int = 0
     server: bytes = b""
@@ -89,6 +91,10 @@ class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
     pending_version: int = 0
     ended: str = ""
     failure: Failure | None = None
+    lost: list[Pending] = []
+    lost_count: int = 0
+    stored: int = 0
+    done: list[int] = []
 
 
 class ServerCore:
@@ -107,6 +113,7 @@ class ServerCore:
         max_report_count: int = MAX_REPORT_COUNT,
     ) -> None:
         self.server, self.run = server, record.run
+        self.lost, self.lost_count = record.lost, record.lost_count
         self.epoch = record.epoch + 1
         #: That of the values, with the commit under way.
         self.version = record.version
@@ -125,6 +132,7 @@ class ServerCore:
         #: Workers of the server before. They count for the barrier, and get tasks when they have asked.
         self._before = {one.worker: one for one in record.workers}
         self._unheard = dict.fromkeys(self._before)
+        self._done_before = dict.fromkeys(record.done)
         for one in record.workers:
             self.gate.join(one.worker, 0, one.step)
             self._counted[one.worker] = dict.fromkeys(one.counted)
@@ -157,17 +165,26 @@ class ServerCore:
         self._counted.pop(worker, None)
 
     def claim(self, lease: LeasedTask[Work], now: float) -> None:
-        """A worker holds a task that a server before gave it. One that the last server did not know has lost it, and so
-        has one whose task another worker has finished."""
-        if _name(lease) in self.leases.outdated(lease.worker):
+        """A worker holds a task that a server before gave it. It has lost it if the last server did not know it, if it
+        was taken for dead since, or if another worker has the task or has finished it. The next server is to know that
+        too, because the worker may never hear of it."""
+        worker, name = lease.worker, _name(lease)
+        outdated = self.leases.outdated(worker)
+        if name in outdated or self._is_known(worker, name):
             return
-        is_of_before = lease.task <= self.epoch * TASKS_PER_EPOCH
-        if is_of_before and lease.worker in self._before and not self._is_known(lease.worker, _name(lease)):
-            self.leases.adopt(lease, now)
+        may_be = worker in self._before and self._is_of_before(lease.task) and lease.task not in self._done_before
+        if may_be and self.leases.adopt(lease, now):
             self._begun = max(self._begun, lease.step)
+        else:
+            self.leases.note_outdated(worker, [*outdated, name])
 
     def _is_known(self, worker: bytes, name: Name) -> bool:
-        return name in self._counted.get(worker, ()) or name in self._waiting.get(worker, ())
+        """Whether this attempt is the worker's here: at work, or reported and accepted."""
+        is_reported = name in self._counted.get(worker, ()) or name in self._waiting.get(worker, ())
+        return is_reported or self.leases.answer(worker, *name) is None
+
+    def _is_of_before(self, task: int) -> bool:
+        return task <= self.epoch * TASKS_PER_EPOCH
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +206,8 @@ class ServerCore:
             return "stale" if self.leases.refuse(worker, *name, self._max_report_count) else "failed"
         self._pace_s.append(now - lease.leased_at)
         self.leases.finish(worker, *name, now)
+        if self._is_of_before(contribution.task):
+            self._done_before[contribution.task] = None
         self.gate.completed(worker, contribution.step)
         self._waiting.setdefault(worker, {})[name] = contribution
         return "waits"
@@ -283,6 +302,11 @@ class ServerCore:
         return commit
 
     @property
+    def made(self) -> int:
+        """The version that all values have, whatever becomes of the commit under way."""
+        return self._version_before
+
+    @property
     def is_committing(self) -> bool:
         """Whether a commit is under way: the values belong to no version."""
         return self._in_flight is not None
@@ -316,6 +340,9 @@ class ServerCore:
             pending_version=self.version if pending else 0,
             ended=ended,
             failure=failure,
+            lost=self.lost,
+            lost_count=self.lost_count,
+            done=list(self._done_before) if self._unheard else [],
         )
 
     def _safe_step(self, worker: bytes) -> int:
@@ -341,6 +368,7 @@ class ServerCore:
             waiting=waiting,
             again=leases.again,
             refused=self.refused,
+            lost=self.lost_count,
         )
 
 

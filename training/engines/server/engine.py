@@ -18,6 +18,7 @@ from typing import Any
 from training.engines.link import EngineLink
 from training.engines.program import Surroundings
 from training.engines.server.fencing import RECORD_KEY
+from training.engines.server.losses import UpdatesLost
 from training.engines.server.options import BarrierName, ServerOptions
 from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, set_value
 from training.engines.server.pulling import ServerPull
@@ -74,8 +75,9 @@ class ParameterServer(ServerVerbs):
 
         It begins when `training.min_nodes` nodes have called it, servers included. Returns the version of the values at
         a server, and the number of its updates that counted at a worker. Raises at every node `VerbFailed` for the
-        function that ended the run, and `NoServer`, `StoreUnavailable`, `NoNode`, `ValueError` for options that cannot
-        be. After an error the values can be used, and `start` be called again.
+        function that ended the run, or `UpdatesLost` where servers and workers died together; and `NoServer`,
+        `StoreUnavailable`, `NoNode`, `ValueError` for options that cannot be. After an error the values can be used,
+        and `start` be called again.
         """
         chosen = ServerOptions(barrier=barrier, staleness=staleness, sample=sample, **options)
         if program is not None:
@@ -85,6 +87,9 @@ class ParameterServer(ServerVerbs):
             self._link.ask(BeginRun())
             run = run_server if self.is_server else run_worker
             found = immediate(run(self, self._host, chosen, self._starts))
+        except UpdatesLost:
+            self._link.ask(FinishRun())  # the run is over all the same, and others may read the values
+            raise
         except BaseException:
             if not self._link.is_stopping:
                 self._link.ask(AbandonRun())

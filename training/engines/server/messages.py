@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from training.engines.server.acceptance import Contribution
-from training.engines.server.core import Failure, Outcome, Work
+from training.engines.server.core import Failure, Outcome, Pending, Work
 from training.engines.server.tasks import LeasedTask
 from training.errors import TrainingError
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
@@ -65,7 +65,8 @@ class Computed(msgspec.Struct, frozen=True, array_like=True):
 
 class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
     """A worker reports, and asks for a task if it `wants` one. A standby server only asks. `settings`: what it was
-    started with, which must be equal everywhere; `run` counts the starts of the program."""
+    started with, which must be equal everywhere; `run` counts the starts of the program. `made`: the highest version
+    of which it was told that the values have it (`Told.made`); 0 for a worker that begins anew."""
 
     run: Count
     epoch: Count
@@ -75,6 +76,7 @@ class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
     holds: HeldLease | None = None
     is_standby: bool = False
     leaves: bool = False
+    made: Count = 0
 
 
 class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +91,8 @@ class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
     task and attempt. `failure`: the run ended by an error. `workers`: how many live. `keeps`: updates that wait and
-    need not be sent again to this server, in this epoch."""
+    need not be sent again to this server, in this epoch. `made`: the version that the values have, and `version` the
+    one that they are changed to. `lost` and `lost_count`, of a run that ended: as in `ServerRecord`."""
 
     epoch: Count
     server: bytes
@@ -102,6 +105,9 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     refused: str = ""
     workers: Count = 0
     keeps: list[tuple[int, int]] = []
+    made: Count = 0
+    lost: list[Pending] = []
+    lost_count: Count = 0
 
 
 def encode(message: Poll | Told) -> bytes:

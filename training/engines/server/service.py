@@ -21,10 +21,11 @@ from training.engines.server.acceptance import Commit, Contribution, NotWeighabl
 from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
 from training.engines.server.host import Asked, ServerHost
+from training.engines.server.losses import lost_update, raise_end
 from training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
 from training.engines.server.parked import ParkedPoll, unknown_reports, whole_reports
-from training.engines.server.program import ServerContext, ServerVerbs, raise_failure
+from training.engines.server.program import ServerContext, ServerVerbs
 from training.engines.server.takeover import Takeover
 from training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
 from training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
@@ -57,18 +58,20 @@ class RunFailed(Exception):
 
 
 class Serving:
-    """One server while it serves."""
+    """One server while it serves. `made`: the highest version that it knows the values to have, from when it stood
+    by."""
 
     def __init__(
-        self, verbs: ServerVerbs, host: ServerHost, options: ServerOptions, record: ServerRecord, run: int
+        self, verbs: ServerVerbs, host: ServerHost, options: ServerOptions, record: ServerRecord, run: int, made: int
     ) -> None:
         self._verbs = verbs
         self._host = host
         self._options = options
+        self._stored = record.stored
         if record.run != run:  # another program: only the epoch and the version go on
             record = ServerRecord(epoch=record.epoch, run=run, version=max(record.version, record.pending_version))
         self._before = record
-        self._takeover = Takeover(record)
+        self._takeover = Takeover(record, made)
         self._policy = options.make_policy()
         self.core = self._core(self._takeover.settled())
         self._is_settled = False
@@ -80,7 +83,8 @@ class Serving:
         self._is_draining = False
         self._ended = ""
         self._failure: Failure | None = None
-        self.lost: list[Contribution] = []
+        #: Updates that were accepted, and came too late for the values: the run had ended.
+        self.too_late: list[Contribution] = []
 
     def _core(self, record: ServerRecord) -> ServerCore:
         options, host = self._options, self._host
@@ -107,7 +111,7 @@ class Serving:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Raises `ServerReplaced`, and `VerbFailed` for the error that ended the run."""
+        """Raises `ServerReplaced`, `VerbFailed` for the error that ended the run, and `UpdatesLost`."""
         try:
             await self._store_record(self._opening_record())
             while not self._ended and not self._host.is_stopping:
@@ -124,15 +128,14 @@ class Serving:
                 await parked.asked.answer(messages.encode(Told(epoch=0, server=replaced.record.server)))
             raise
         await self._say_farewell()
-        raise_failure(self._failure)
+        if self._ended:
+            raise_end(self._failure, self.core.lost, self.core.lost_count, self.core.version)
         return self.core.version
 
     def _opening_record(self) -> ServerRecord:
         """The record of the server before, under this epoch: its commit is not settled yet."""
-        core, before = self.core, self._before
-        return ServerRecord(
-            core.epoch, core.server, core.run, before.version, before.workers, before.pending, before.pending_version
-        )
+        core = self.core
+        return msgspec.structs.replace(self._before, epoch=core.epoch, server=core.server, run=core.run)
 
     def _pause_s(self) -> float:
         """Until something may happen without a request."""
@@ -169,7 +172,7 @@ class Serving:
         if not self._is_draining:
             self._schedule(now)
         elif not len(self.core.leases) and not self.core.unheard:
-            self.lost = self.core.end()
+            self.too_late = self.core.end()
             await self._end("stopped")
             return
         await self._answer_parked()
@@ -195,6 +198,7 @@ class Serving:
 
     def _leave(self, worker: bytes) -> None:
         self.core.leave(worker)
+        self._recorded.discard(worker)
         self._heard.pop(worker, None)
         self._parked.pop(worker, None)
 
@@ -221,8 +225,7 @@ class Serving:
             await asked.answer(messages.encode(self._told(parked)))
             return
         if not self._is_settled:
-            held = [] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)]
-            self._takeover.heard(asked.sender, contributions, held)
+            self._takeover.heard(asked.sender, contributions, poll.made)
             outcomes: list[tuple[int, int, Outcome]] = [(*one.name, "waits") for one in contributions]
             self._parked[asked.sender] = ParkedPoll(asked, poll, outcomes, now)
             return
@@ -275,8 +278,8 @@ class Serving:
         if not takeover.is_settled:
             return False
         commit = takeover.commit(self._policy)
-        for text in takeover.losses():
-            _LOG.warning(text)
+        for lost in takeover.lost:
+            _LOG.warning("the update is lost, or in some values only: %s", lost_update(lost))
         if commit is not None:
             await self._make(commit)
         self.core = self._core(takeover.settled())
@@ -323,8 +326,10 @@ class Serving:
             raise ServerReplaced(found)
 
     async def _store_record(self, record: ServerRecord) -> None:
-        """Raises `ServerReplaced` where another server has stored one of a higher epoch."""
+        """Raises `ServerReplaced` where another server has stored one since, or one of a higher epoch."""
         stamp = max(record.version, record.pending_version)
+        self._stored += 1
+        record = msgspec.structs.replace(record, stored=self._stored)
         try:
             await self._update([ValueUpdate(RECORD_KEY, encode_record(record), stamp)])
             self._recorded = {one.worker for one in record.workers}
@@ -403,6 +408,9 @@ class Serving:
             refused=refused,
             workers=len(self.core.workers),
             keeps=keeps,
+            made=self.core.made if self._is_settled else self._before.version,
+            lost=self.core.lost if self._ended else [],
+            lost_count=self.core.lost_count if self._ended else 0,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

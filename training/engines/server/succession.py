@@ -10,19 +10,21 @@ from __future__ import annotations
 from training.engines.server import messages
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
 from training.engines.server.host import ServerHost
+from training.engines.server.losses import raise_end
 from training.engines.server.messages import NoServer, Poll, Told
 from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs, raise_failure
+from training.engines.server.program import ServerVerbs
 from training.engines.server.service import MEMBERS_S, Serving
 from training.trainer_link.engine_messages import NotAnswered
 
 
 async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOptions, run: int = 1) -> int:
-    """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed`."""
+    """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
+    made = 0
     while True:
         record = decode_record(await host.store.get(RECORD_KEY))
         if record.ended and record.run >= run:
-            raise_failure(record.failure)
+            raise_end(record.failure, record.lost, record.lost_count, record.version)
             return record.version
         if record.run > run:
             raise NoServer(f"start number {record.run} of the program is under way, and this is number {run} here")
@@ -33,12 +35,14 @@ async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOption
             serving = min(servers, default=host.node_id)
         if serving == host.node_id:
             try:
-                return await Serving(verbs, host, options, record, run).run()
+                return await Serving(verbs, host, options, record, run, made).run()
             except ServerReplaced:
                 continue
         told = await _stand_by(host, options, serving, run)
+        if told is not None and not told.refused:
+            made = max(made, told.made)
         if told is not None and told.ended:
-            raise_failure(told.failure)
+            raise_end(told.failure, told.lost, told.lost_count, told.version)
             return told.version
         if host.is_stopping:
             return record.version

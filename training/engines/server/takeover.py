@@ -1,38 +1,44 @@
 """The commit that a dead server had under way: was it made, and if not, what is left of it?
 
-The server stored a record that names the contributions before it sent them to the owners of the keys. It told their
-workers that they count when all owners had them. So the next server asks all living workers of that commit, which
-repeat what they have not been told of:
+The server stored a record that names the contributions before it sent them to the owners of the keys. When all owners
+had them, it told everybody who asked that the values have that version (`Told.made`). So the next server asks all
+living workers of that commit. Each says what it was told, and repeats the reports that do not count yet as far as it
+knows:
 
-* one of them has been told: the whole commit is in the values;
-* none has: the contributions are here again, and the commit is made again. An owner that has an update already knows it
-  by its timestamp, so nothing counts twice;
-* one has died, with this server's predecessor, before it was told: its contribution may be in some values and not in
+* one of them, or this server itself, was told of the version: the whole commit is in the values;
+* nobody was: the contributions are here again, and the commit is made again. An owner that has an update already knows
+  it by its timestamp, so nothing counts twice;
+* a contribution is with nobody, because its worker died, or began anew without it: it may be in some values and not in
   others. That is reported as lost.
+
+That a worker does not repeat a contribution proves nothing: one that began anew knows neither of it nor of its end.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from training.engines.server.acceptance import Commit, Contribution, Policy
-from training.engines.server.core import TASKS_PER_EPOCH, Pending, ServerRecord, WorkerProgress
+from training.engines.server.core import Pending, ServerRecord, WorkerProgress
+
+#: Lost contributions that the record names; more are counted.
+MAX_LOST = 256
 
 
 class Takeover:
-    """What the next server waits for before it gives tasks. `record` is that of the server before."""
+    """What the next server waits for before it gives tasks. `record` is that of the server before, `made` the highest
+    version that this server knows the values to have."""
 
-    def __init__(self, record: ServerRecord) -> None:
+    def __init__(self, record: ServerRecord, made: int = 0) -> None:
         self._record = record
         self._awaited: dict[bytes, list[Pending]] = {}
         self._again: dict[tuple[int, int], Contribution] = {}
-        #: Contributions that died with their worker; nobody knows which values have them.
-        self.lost: list[Pending] = []
-        self._was_made = not record.pending
+        self._lost: list[Pending] = []
+        self._was_made = not record.pending or made >= record.pending_version
         for one in record.pending:
             self._awaited.setdefault(one.worker, []).append(one)
 
@@ -45,19 +51,25 @@ class Takeover:
     def is_settled(self) -> bool:
         return self._was_made or not self._awaited
 
-    def heard(self, worker: bytes, repeated: Sequence[Contribution], known: Collection[tuple[int, int]] = ()) -> None:
-        """A worker has asked, and repeats these reports. `known` are tasks that it has still to compute."""
-        awaited = self._awaited.pop(worker, [])
+    @property
+    def lost(self) -> list[Pending]:
+        """Contributions that nobody has; some values may have them."""
+        return [] if self._was_made else list(self._lost)
+
+    def heard(self, worker: bytes, repeated: Sequence[Contribution], made: int) -> None:
+        """A worker has asked, and repeats these reports. `made`: the highest version that it knows of (`Told.made`)."""
+        if made >= self._record.pending_version:
+            self._was_made = True
         again = {one.name: one for one in repeated}
-        for one in awaited:
+        for one in self._awaited.pop(worker, []):
             if one.name in again:
                 self._again[one.name] = again[one.name]
-            elif one.name not in known:
-                self._was_made = True
+            else:
+                self._lost.append(one)
 
     def gone(self, worker: bytes) -> None:
         """A worker is dead."""
-        self.lost += self._awaited.pop(worker, [])
+        self._lost += self._awaited.pop(worker, [])
 
     def commit(self, policy: Policy) -> Commit | None:
         """What has to be made again, when it is settled; None: nothing."""
@@ -68,27 +80,25 @@ class Takeover:
             [self._again[one.name] for _, one in pending], self._record.version, [place for place, _ in pending]
         )
 
-    def losses(self) -> list[str]:
-        """What is lost, for people."""
-        return [
-            f"the update of task {one.name[0] % TASKS_PER_EPOCH}, step {one.step}, by worker {one.worker.hex()[:8]} is "
-            "lost, or in some values only: its worker died together with the server before"
-            for one in ([] if self._was_made else self.lost)
-        ]
-
     def settled(self) -> ServerRecord:
-        """The record as it is once the commit is in the values."""
+        """The record as it is once the commit is in the values, with what was lost of it."""
         record = self._record
         if not record.pending:
             return record
-        missing = {one.name for one in self.lost} if not self._was_made else set()
+        missing = {one.name for one in self.lost}
         counted: dict[bytes, list[Pending]] = {}
         for one in record.pending:
             if one.name not in missing:
                 counted.setdefault(one.worker, []).append(one)
         workers = [_with(progress, counted.get(progress.worker, [])) for progress in record.workers]
         return msgspec.structs.replace(
-            record, version=record.pending_version, workers=workers, pending=[], pending_version=0
+            record,
+            version=record.pending_version,
+            workers=workers,
+            pending=[],
+            pending_version=0,
+            lost=[*record.lost, *self.lost][:MAX_LOST],
+            lost_count=record.lost_count + len(self.lost),
         )
 
 

@@ -65,7 +65,7 @@ class TaskLeases(Generic[Work]):
         self._finished: dict[bytes, tuple[int, int]] = {}
         #: Workers that have lost an open task, with their attempts: they may still be at work on it.
         self._former: dict[int, list[tuple[bytes, int]]] = {}
-        #: By worker, the attempts that it lost of tasks which another worker has finished.
+        #: By worker, the attempts that it lost of tasks which another worker has finished, or that no server takes up.
         self._outdated: dict[bytes, dict[tuple[int, int], None]] = {}
         self._head = HeadRow()
 
@@ -126,14 +126,15 @@ class TaskLeases(Generic[Work]):
         self.issued += 1
         return self._lease(LeasedTask(task, 0, b"", step, work, now, now), worker, now)
 
-    def adopt(self, lease: LeasedTask[Work], now: float) -> LeasedTask[Work]:
-        """Take over the lease of a former server, which its worker holds, for a full time; a task that is or was known
-        here stays as it is."""
+    def adopt(self, lease: LeasedTask[Work], now: float) -> bool:
+        """Take over the lease of a former server, which its worker holds, for a full time. False for a task that is or
+        was known here, which stays as it is, and for a worker that has another one."""
         if lease.task in self._open or lease.worker in self._of or lease.task in self._adopted:
-            return self._open.get(lease.task, lease)
+            return False
         self.issued += 1
         self._adopted[lease.task] = None
-        return self._lease(replace(lease, attempt=lease.attempt - 1), lease.worker, now)
+        self._lease(replace(lease, attempt=lease.attempt - 1), lease.worker, now)
+        return True
 
     def take(self, task: int, worker: bytes, now: float) -> LeasedTask[Work]:
         """Lease a task that came back to another worker."""

@@ -16,9 +16,10 @@ from training.engines.program import VerbFailed
 from training.engines.server import messages
 from training.engines.server.fencing import RECORD_KEY, decode_record
 from training.engines.server.host import WorkerHost
+from training.engines.server.losses import raise_end
 from training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerContext, ServerVerbs, raise_failure
+from training.engines.server.program import ServerContext, ServerVerbs
 from training.trainer_link.engine_messages import NotAnswered
 from training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
 from training.values.store import StoreUnavailable
@@ -33,7 +34,7 @@ RENEW_S = 1.0
 
 async def run_worker(verbs: ServerVerbs, host: WorkerHost, options: ServerOptions, run: int = 1) -> int:
     """Work until the run is over; the number of tasks that this worker completed. Raises `VerbFailed` for the error
-    that ended the run, wherever it was, and `NoServer`."""
+    that ended the run, wherever it was, `UpdatesLost`, and `NoServer`."""
     return await _Worker(verbs, host, options, run).work()
 
 
@@ -48,6 +49,8 @@ class _Worker:
         #: Who answered last, and the version of the values then.
         self._last = b""
         self._version = 0
+        #: The highest version of which a server said that the values have it.
+        self._made = 0
         self._tried: dict[bytes, None] = {}
         self._reports: dict[tuple[int, int], Computed] = {}
         #: Reports that the server has, and its epoch: repeated without their updates.
@@ -64,7 +67,7 @@ class _Worker:
                 raise NoServer(f"the server {told.server.hex()[:8]} refuses this node: {told.refused}")
             self._note(told)
             if told.ended:
-                raise_failure(told.failure)
+                raise_end(told.failure, told.lost, told.lost_count, told.version)
                 return self._completed
             if told.task is not None:
                 await self._compute(told.task, asked_at + told.lease_s)
@@ -84,7 +87,7 @@ class _Worker:
 
     def _poll(self, holds: HeldLease | None = None) -> Poll:
         reports = [self._as_of_now(one) for one in self._reports.values()]
-        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds)
+        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds, made=self._made)
 
     def _as_of_now(self, computed: Computed) -> Computed:
         if self._server and self._kept.get(computed.name) == self._epoch:
@@ -165,7 +168,15 @@ class _Worker:
             return None
         if not record.ended or record.run < self._run:
             return None
-        return Told(record.epoch, record.server, record.version, ended=record.ended, failure=record.failure)
+        return Told(
+            record.epoch,
+            record.server,
+            record.version,
+            ended=record.ended,
+            failure=record.failure,
+            lost=record.lost,
+            lost_count=record.lost_count,
+        )
 
     async def _ask_once(self, poll: Poll) -> Told | None:
         """Ask the server that is taken for the serving one; None if it is not."""
@@ -184,6 +195,8 @@ class _Worker:
         if told.epoch:
             self._server, self._epoch = server, told.epoch
             self._last, self._version = server, told.version
+            if not told.refused:  # it may serve another run
+                self._made = max(self._made, told.made)
             return told
         self._server = b"" if told.server == server else told.server
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2pnode.lifecycle.engine_service import KEYS_IN_A_PART, EngineService
@@ -153,6 +154,9 @@ def test_what_needs_no_other_node_is_answered_at_once() -> None:
         ]
         assert bench.told == [(3, 0.5), "abandon"]
         assert bench.service.tasks == COUNTS
+        for lost in (0, 2, 2, 3):
+            bench.ask(9, msgspec.structs.replace(COUNTS, lost=lost))
+        assert [one.fields["count"] for one in bench.log.records if one.event == "updates_lost"] == [2, 3]
         await bench.service.stop()
 
     run(scenario())

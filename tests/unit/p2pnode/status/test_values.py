@@ -17,9 +17,9 @@ def test_a_node_without_values_says_nothing_of_them() -> None:
 
 def test_every_number_has_its_own_place() -> None:
     """No two keys of `/status`, and no two metrics, show the same number."""
-    status = server_status(TaskCounts(1, 2, 3, 4, 5, 6, 7, 8))
+    status = server_status(TaskCounts(1, 2, 3, 4, 5, 6, 7, 8, 9))
 
-    assert status == ServerStatus(version=1, workers=2, given=3, done=4, held=5, waiting=6, again=7, refused=8)
+    assert status == ServerStatus(version=1, workers=2, given=3, done=4, held=5, waiting=6, again=7, refused=8, lost=9)
     page = render(list(server_metrics(status)))
     for line in (
         "p2pnode_server_version 1",
@@ -30,6 +30,7 @@ def test_every_number_has_its_own_place() -> None:
         'p2pnode_server_open_tasks{state="waiting"} 6',
         "p2pnode_server_tasks_again_total 7",
         "p2pnode_server_updates_refused_total 8",
+        "p2pnode_server_updates_lost 9",
     ):
         assert line in page.splitlines()
 

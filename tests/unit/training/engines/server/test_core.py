@@ -272,6 +272,67 @@ def test_a_task_that_another_worker_has_finished_is_not_taken_up_at_the_next_ser
     assert not any(one.outdated for one in core.record().workers)
 
 
+def test_a_worker_that_was_taken_for_dead_has_lost_its_task_at_every_later_server():
+    """The record of the server that it came back to says so, though the answer may never have reached the worker."""
+    core = server("asp", EachAtOnce())
+    leases = give(core)
+    core.leave(B)
+    core.join(B)
+    for _ in range(3):
+        core.claim(leases[B], 1.0)
+        assert core.report(done(leases[B]), 1.0) == "superseded"
+        core.told(B, [done(leases[B]).name])
+        core = server("asp", EachAtOnce(), [A, B], record=core.record())
+
+
+def test_a_worker_that_no_record_has_has_lost_its_task_at_every_later_server():
+    """The first server died before its record named the worker: the second takes nothing up, and so does the third."""
+    first = server("asp", EachAtOnce(), [])
+    record = first.record()
+    for one in (A, B):
+        first.join(one)
+    leases = give(first)
+    for _ in range(2):
+        core = server("asp", EachAtOnce(), [B], record=record)
+        core.claim(leases[B], 1.0)
+        assert core.report(done(leases[B]), 1.0) == "superseded"
+        core.told(B, [done(leases[B]).name])
+        record = core.record()
+
+
+def test_a_later_attempt_is_not_taken_up_when_an_earlier_one_counts():
+    """The worker that was slow reaches the next server first; the one that got its task asks the server after that."""
+    core = server("asp", EachAtOnce())
+    leases = give(core)
+    core.report(done(leases[A]), 1.0)
+    commit_all(core)
+    core.expire(1000.0)
+    (again,) = core.reassign(1000.0)
+    before = core.record()
+
+    core = server("asp", EachAtOnce(), [B], record=before)
+    core.claim(leases[B], 1001.0)
+    assert core.report(done(leases[B], 1), 1001.0) == "waits"
+    commit_all(core)
+    assert core.record().done == [leases[B].task]
+
+    core = server("asp", EachAtOnce(), [A, B], record=core.record())
+    core.claim(again, 1002.0)
+    assert core.report(done(again, 1), 1002.0) == "superseded"
+    assert core.record().done == []  # all have asked
+
+
+def test_the_version_that_is_made_is_not_the_one_under_way():
+    """Who is told of it may rely on all values."""
+    core = server("asp", EachAtOnce())
+    leases = give(core)
+    core.report(done(leases[A]), 1.0)
+    commit = core.due()
+    assert (core.made, core.version) == (0, 1)
+    core.committed(commit)
+    assert (core.made, core.version) == (1, 1)
+
+
 def test_a_task_that_nobody_has_finished_is_taken_up_at_the_next_server():
     """Also by a worker whose lease had ended: it may be the only one that has it."""
     core = server("asp", EachAtOnce())

@@ -41,6 +41,18 @@ def test_the_record_of_a_higher_epoch_replaces_a_lower_one():
         assert caught.value.record == record
 
 
+def test_a_server_that_has_not_read_the_last_record_replaces_none():
+    """A server that was taken for dead stores another record while the next one begins: that one reads again."""
+    last = ServerRecord(epoch=2, server=b"A", version=5, stored=7)
+    for seen in (5, 6):
+        with pytest.raises(ServerReplaced) as caught:
+            replaced_record(update(ServerRecord(epoch=3, server=b"B", stored=seen + 1)), stored(last))
+        assert caught.value.record == last
+    replaced_record(update(ServerRecord(epoch=3, server=b"B", stored=8)), stored(last))
+    # Repeated because its answer was lost, or by the server itself.
+    replaced_record(update(last), stored(last))
+
+
 def test_there_may_be_no_record():
     """The first server begins with an empty one."""
     assert decode_record(None) == ServerRecord()

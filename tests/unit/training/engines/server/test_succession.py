@@ -10,9 +10,10 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.memory_values import MemoryValues
 from training.engines.program import VerbFailed
 from training.engines.server import messages, succession
-from training.engines.server.core import Failure, ServerRecord
+from training.engines.server.core import Failure, Pending, ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, encode_record
 from training.engines.server.host import Members
+from training.engines.server.losses import LostUpdate, UpdatesLost
 from training.engines.server.messages import NoServer, Poll, Told
 from training.engines.server.options import ServerOptions
 from training.engines.server.program import ServerVerbs
@@ -46,6 +47,8 @@ class Host:
         self.asked: list[Asked] = []
         self.is_stopping = False
         self.now_s = 0.0
+        #: What the server of this node begins with.
+        self.made = 0
 
     def clock(self) -> float:
         return self.now_s
@@ -70,8 +73,9 @@ def outcome(host: Host, monkeypatch: pytest.MonkeyPatch, *, number: int = 1, ser
     """What `run_server` returns. A server that serves returns 100 plus the epoch of the record that it begins with."""
 
     class Serving:
-        def __init__(self, _verbs: Any, _host: Any, _options: Any, record: ServerRecord, _run: int) -> None:
+        def __init__(self, _verbs: Any, _host: Any, _options: Any, record: ServerRecord, _run: int, made: int) -> None:
             self.record = record
+            host.made = made
 
         async def run(self) -> int:
             if serves is not None:
@@ -150,6 +154,34 @@ def test_a_run_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) 
     failed = ServerRecord(epoch=2, server=HIGH, run=1, ended="failed", failure=FAILURE)
     with pytest.raises(VerbFailed, match="wrong"):
         outcome(Host([MIDDLE], failed), monkeypatch)
+
+
+def test_one_that_stood_by_knows_what_the_dead_one_has_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest version that the values had; what a server refuses it says of another run."""
+    host = Host([LOW, MIDDLE])
+
+    class Dying(list[bytes]):
+        def pop(self, index: int = -1) -> bytes:
+            host.servers = [LOW, MIDDLE] if len(self) > 2 else [MIDDLE]
+            return super().pop(index)
+
+    host.tells = Dying([told(made=5), told(made=4), told(made=9, refused="another run"), b"never"])
+    assert outcome(host, monkeypatch) == 100
+    assert host.made == 5
+
+
+def test_a_run_that_lost_updates_ends_with_an_error_at_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised by those that stand by, and by those that read the record later."""
+    lost = [Pending(HIGH, 3, ((1 << 32) + 7, 2))]
+    host = Host([LOW, MIDDLE])
+    host.tells = [told(version=6, ended="stopped", lost=lost, lost_count=2)]
+    record = ServerRecord(epoch=2, server=HIGH, run=1, version=6, ended="stopped", lost=lost, lost_count=2)
+    for one in (host, Host([MIDDLE], record)):
+        with pytest.raises(
+            UpdatesLost, match="2 updates may be missing in its values: that of task 7, step 3"
+        ) as error:
+            outcome(one, monkeypatch)
+        assert (error.value.lost, error.value.count, error.value.version) == ((LostUpdate(7, 3, HIGH.hex()),), 2, 6)
 
 
 def test_an_error_of_the_one_that_serves_is_raised_by_those_that_stand_by(monkeypatch: pytest.MonkeyPatch) -> None:

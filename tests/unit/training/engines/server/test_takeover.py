@@ -1,10 +1,11 @@
 """What the next server does about the commit that a dead one had under way."""
 
+import msgspec
 import pytest
 
 from training.engines.server.acceptance import Contribution, EachAtOnce
 from training.engines.server.core import Pending, ServerRecord, WorkerProgress
-from training.engines.server.takeover import Takeover
+from training.engines.server.takeover import MAX_LOST, Takeover
 
 A, B = b"a", b"b"
 RECORD = ServerRecord(
@@ -31,15 +32,15 @@ def test_without_a_commit_under_way_nothing_is_waited_for():
 def test_when_nobody_was_told_the_commit_is_made_again():
     """All workers repeat their reports; the commit has the same contributions and timestamps."""
     takeover = Takeover(RECORD)
-    takeover.heard(A, [again(A, (7, 1))])
+    takeover.heard(A, [again(A, (7, 1))], 10)
     assert takeover.awaited == [B]
-    takeover.heard(b"idle", [])
-    takeover.heard(B, [again(B, (8, 2))])
+    takeover.heard(b"idle", [], 10)
+    takeover.heard(B, [again(B, (8, 2))], 9)
     commit = takeover.commit(EachAtOnce())
     assert takeover.is_settled
     assert ([one.worker for one in commit.contributions], commit.stamps, commit.version) == ([A, B], (11, 12), 12)
     settled = takeover.settled()
-    assert (settled.version, settled.pending) == (12, [])
+    assert (settled.version, settled.pending, settled.lost_count) == (12, [], 0)
     assert settled.workers == [
         WorkerProgress(A, 6, [(7, 1)]),
         WorkerProgress(B, 6, [(1, 1), (8, 2)]),
@@ -47,21 +48,37 @@ def test_when_nobody_was_told_the_commit_is_made_again():
     ]
 
 
-def test_one_worker_that_was_told_proves_the_whole_commit():
-    """Whoever repeats its report then learns that it counts."""
+@pytest.mark.parametrize("told", [A, b"idle", b"new"])
+def test_one_worker_that_was_told_proves_the_whole_commit(told):
+    """Whoever repeats its report then learns that it counts. The worker need not have been part of the commit."""
     takeover = Takeover(RECORD)
-    takeover.heard(A, [])
+    takeover.gone(A)
+    takeover.heard(told, [], 12)
     assert takeover.is_settled
-    assert takeover.awaited == []
+    assert (takeover.awaited, takeover.lost) == ([], [])
     assert takeover.commit(EachAtOnce()) is None
     assert takeover.settled().workers[1] == WorkerProgress(B, 6, [(1, 1), (8, 2)])
 
 
-def test_a_task_that_is_still_computed_proves_nothing():
-    """A worker that holds the very task has not reported it yet."""
+def test_a_server_that_stood_by_may_know_that_the_commit_was_made():
+    """It asked the one before, and was told; of an earlier version it proves nothing."""
+    assert Takeover(RECORD, 12).is_settled
+    assert Takeover(RECORD, 12).settled().workers[0] == WorkerProgress(A, 6, [(7, 1)])
+    assert not Takeover(RECORD, 11).is_settled
+
+
+def test_a_worker_that_begins_anew_proves_nothing():
+    """It repeats no report because it knows of none. What its former start computed is lost, and the rest of the commit
+    is made again."""
     takeover = Takeover(RECORD)
-    takeover.heard(A, [], known=[(7, 1)])
+    takeover.heard(A, [], 0)
     assert takeover.awaited == [B]
+    takeover.heard(B, [again(B, (8, 2))], 10)
+    assert [one.worker for one in takeover.commit(EachAtOnce()).contributions] == [B]
+    assert takeover.lost == [RECORD.pending[0]]
+    settled = takeover.settled()
+    assert settled.workers[0] == WorkerProgress(A, 5)
+    assert (settled.lost, settled.lost_count) == ([RECORD.pending[0]], 1)
 
 
 @pytest.mark.parametrize("dead", [A, B])
@@ -69,7 +86,7 @@ def test_what_died_with_its_worker_is_reported_as_lost(dead):
     """The rest of the commit is made again, at its places; nobody is told that the lost one counts."""
     living = B if dead == A else A
     takeover = Takeover(RECORD)
-    takeover.heard(living, [again(living, (7, 1) if living == A else (8, 2))])
+    takeover.heard(living, [again(living, (7, 1) if living == A else (8, 2))], 10)
     takeover.gone(dead)
     commit = takeover.commit(EachAtOnce())
     assert [one.worker for one in commit.contributions] == [living]
@@ -80,10 +97,13 @@ def test_what_died_with_its_worker_is_reported_as_lost(dead):
 
 
 def test_all_may_have_died():
-    """Then there is nothing to make again."""
-    takeover = Takeover(RECORD)
+    """Then there is nothing to make again. The record names a bounded number of lost contributions, and counts all."""
+    earlier = [Pending(A, 1, (number, 1)) for number in range(MAX_LOST - 1)]
+    takeover = Takeover(msgspec.structs.replace(RECORD, lost=earlier, lost_count=400))
     takeover.gone(A)
     takeover.gone(B)
     assert takeover.is_settled
     assert takeover.commit(EachAtOnce()) is None
-    assert takeover.settled().version == 12
+    settled = takeover.settled()
+    assert (settled.version, settled.lost_count) == (12, 402)
+    assert settled.lost == [*earlier, RECORD.pending[0]]

@@ -98,10 +98,10 @@ def test_a_task_of_the_server_before_is_adopted_once():
     before = leases()
     lease = before.issue(b"a", 4, "old", 0.0)
     tasks: TaskLeases[str] = TaskLeases(RULES, first_task=1000)
-    tasks.adopt(lease, 5.0)
+    assert tasks.adopt(lease, 5.0)
     assert (tasks.of(b"a").attempt, tasks.of(b"a").step) == (1, 4)
     assert tasks.finish(b"a", lease.task, 1, 6.0) is ReportAnswer.ACCEPTED
-    tasks.adopt(before.issue(b"b", 4, "", 0.0), 7.0)
-    tasks.adopt(lease, 8.0)
+    assert tasks.adopt(before.issue(b"b", 4, "", 0.0), 7.0)
+    assert not tasks.adopt(lease, 8.0)
     assert tasks.of(b"a") is None
     assert tasks.issue(b"c", 5, "new", 9.0).task == 1000
