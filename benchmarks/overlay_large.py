@@ -200,6 +200,15 @@ def outcome(found: Sequence[Story], nodes: int, minutes: int) -> Outcome:
                 [statistics.median(each.rounds for each in one.joined.resolved.took) for one in found],
                 "≤ 4",
             ),
+            Series(
+                f"{at}: datagrams that a node sends until all have joined", "", [one.joined.datagrams for one in found]
+            ),
+            Series(
+                f"{at}: bytes that a node sends in datagrams until all have joined",
+                "KiB",
+                [one.joined.datagram_bytes / 1024 for one in found],
+            ),
+            Series(f"{at}: proofs that a node makes until all have joined", "", [one.joined.proofs for one in found]),
             Series(f"{at}: peers of a node, median", "", [one.peers for one in found]),
             Series(
                 f"{at}: error of the estimate, median of the nodes",

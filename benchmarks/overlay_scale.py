@@ -47,11 +47,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Joined:
-    """A swarm that has come together."""
+    """A swarm that has come together. What a node has sent until the last has joined is a mean over the nodes; a proof
+    is signed by one node and verified by another."""
 
     joined_s: float
     resolved: Found
     round_trip_s: float
+    datagrams: float
+    datagram_bytes: float
+    proofs: float
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,13 @@ async def join(world: OverlayWorld, nodes: int, pairs: int, rng: random.Random) 
     before = world.clock.monotonic()
     swarm = await world.raise_swarm(nodes, bootstraps=BOOTSTRAPS)
     joined_s = world.clock.monotonic() - before
+    datagrams, datagram_bytes, proofs = (
+        statistics.mean(node._protocol.counters[name] for node in swarm)
+        for name in ("datagrams_out", "bytes_out", "proofs_made")
+    )
     resolved = await resolve(pairs_of(swarm, pairs, rng))
     means = [mean for node in swarm if (mean := node._protocol.round_trips.mean_s) is not None]
-    return Joined(joined_s, resolved, statistics.median(means))
+    return Joined(joined_s, resolved, statistics.median(means), datagrams, datagram_bytes, proofs)
 
 
 async def lose(world: OverlayWorld, share: float, pairs: int, rng: random.Random) -> Survived:
