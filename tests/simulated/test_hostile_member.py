@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from overlay import requests
+from overlay.line_probe.probe import ProbeRequest
 from overlay.nat.reachability import DialBackAnswer
 from overlay.peers import Activity, Contact
 from overlay.rate_limits import RateLimit
@@ -45,6 +46,7 @@ EVERY_KIND: dict[str, Any] = {
     "first_delta": FirstDelta,
     "goal_reached": GoalReached,
     "manifest": Manifest,
+    "probe": ProbeRequest,
     "share_data": ShareData,
 }
 SIZE = 64
