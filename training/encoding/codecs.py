@@ -184,6 +184,17 @@ def encode_with_feedback(
     return data
 
 
+def move_residual(delta: Vector, residual: Vector, codec: CodecName) -> None:
+    """Add a residual to the delta that is encoded next, both `float32[n]`, with the decay that encoding would apply;
+    then it is zero."""
+    if kernels.COMPILED is not None and kernels.fits(delta, residual):
+        kernels.COMPILED.move_residual(delta, residual, decay(codec))
+        return
+    residual *= np.float32(decay(codec))
+    delta += residual
+    residual[:] = 0.0
+
+
 def _encode_sparse(delta: Vector, residual: Vector, per_block: int) -> Encoded:
     if kernels.COMPILED is not None and kernels.fits(delta, residual):
         buffer = np.empty(sparse.max_bytes(delta.size, per_block), dtype=np.uint8)

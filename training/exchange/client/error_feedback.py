@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -56,14 +56,13 @@ class ErrorFeedback:
         self.residual_shards.add(shard)
         return encoded
 
-    def move_to(self, delta: Vector) -> None:
-        """Add the residual, decayed as `encode` does under sparse, to a delta, `float32[total]`; then it is zero."""
+    def move_to(self, delta: Vector, after: Callable[[int], None]) -> None:
+        """Add the residual, decayed as `encode` does under sparse, to a delta, `float32[total]`; then it is zero.
+        `after` is called with the number of values of each shard that is done."""
         for shard in self.residual_shards:
-            residual = self.residual(shard)
-            residual *= np.float32(codecs.decay("sparse"))
             start, stop = self._bounds[shard]
-            delta[start:stop] += residual
-            residual[:] = 0.0
+            codecs.move_residual(delta[start:stop], self.residual(shard), "sparse")
+            after(stop - start)
         self.residual_shards.clear()
 
     def clear_residual(self, shard: int) -> None:

@@ -217,7 +217,8 @@ class PushClient:
         self._is_last = is_last
         if is_plain(self._context.codec.codec) and not self._context.synchronous:
             with self._at_work():
-                await self._executor.run(self._feedback.move_to, delta)
+                pauses = ThreadPauses(self._executor)
+                await self._executor.run(self._feedback.move_to, delta, pauses.after)
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for the outbox; returns how many steps are still in it."""

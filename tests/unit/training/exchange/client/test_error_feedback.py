@@ -51,7 +51,9 @@ def test_a_residual_that_moves_to_a_delta_is_sent_as_before() -> None:
     for delta in deltas:
         whole = delta.copy()
         before = 0.95 * moved.residual(1)
-        moved.move_to(whole)
+        done: list[int] = []
+        moved.move_to(whole, done.append)
+        assert done == ([100] if before.any() else [])
         np.testing.assert_allclose(whole[100:], delta[100:] + before, rtol=1e-6)
         np.testing.assert_array_equal(whole[:100], delta[:100])
         assert moved.residual_shards == set()

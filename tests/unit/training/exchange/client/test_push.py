@@ -141,8 +141,9 @@ def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None
     assert _runs(BOUNDS[:3]) == [range(2), range(2, 3)]
 
 
-def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop may share its core."""
+@pytest.mark.parametrize("codec", ["bfloat16", "sparse"])
+def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    """The event loop may share its core; also while what sparse deltas lacked is added to the next one."""
     monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 2)
 
     async def scenario() -> None:
@@ -153,12 +154,14 @@ def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.Monke
         swarm.answers["push"] = lambda _to, payload: PushAnswer(
             [PushResult(shard, "ok") for shard in decode(payload, Push).shards]
         )
-        context = context_of(swarm, store, settings=ExchangeSettings(codec="bfloat16"))
+        context = context_of(swarm, store, settings=ExchangeSettings(codec=codec))  # type: ignore[arg-type]
         pauses: list[None] = []
         monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
         client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
         await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
         assert len(pauses) == 4
+        await client.prepare(np.ones(VALUES, np.float32), is_last=False)
+        assert len(pauses) == (8 if codec == "sparse" else 4)
 
     run(scenario())
 
