@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,14 @@ from training.progress import Progress
 from training.settings import BarrierSettings, TrainingSettings
 from training.supervisor.sender import SocketSender
 from training.trainer_link import messages
-from training.trainer_link.engine_messages import EngineOpened, EngineReady, EngineSaid
+from training.trainer_link.engine_messages import (
+    CallAnswered,
+    CallReceived,
+    EngineOpened,
+    EngineReady,
+    EngineSaid,
+    MembersFound,
+)
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 from training.values.store import (
     EncodedPull,
@@ -102,11 +111,37 @@ class EncodedMemory:
         self.store.pull = None if pull is None else decoded
 
 
+class LoneServer:
+    """The calls of a node that is the only server. `call` is one of a worker, to this node's script."""
+
+    def __init__(self, send: Callable[[CallReceived], None]) -> None:
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[bytes]] = {}
+
+    def members(self, nodes: Sequence[bytes]) -> MembersFound:
+        return MembersFound([NODE_ID], [])
+
+    async def call(self, worker: bytes, payload: bytes) -> bytes:
+        number = next(self._numbers)
+        answer = self._open[number] = asyncio.get_running_loop().create_future()
+        self._send(CallReceived(number, worker, payload))
+        return await answer
+
+    def on_answer(self, answer: CallAnswered) -> None:
+        self._open.pop(answer.number).set_result(answer.payload)
+
+    def end(self) -> None:
+        for waiting in self._open.values():
+            waiting.cancel()
+
+
 class EngineDaemon:
     """Listens at `path` for one script. `swarm.activities` lists what it announced."""
 
     def __init__(self, path: Path, method: str = "asp") -> None:
         self.path = path
+        self.calls = LoneServer(self.send_data)
         self.swarm = AloneSwarm()
         self.values = EncodedMemory()
         self.opened: EngineOpened | None = None
@@ -136,6 +171,10 @@ class EngineDaemon:
         """Send a message to the script."""
         self._loop.call_soon_threadsafe(self.send_data, message)
 
+    def run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run this in the daemon's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def release(self) -> None:
         """The node leaves."""
         self._loop.call_soon_threadsafe(self._service.release)
@@ -164,7 +203,7 @@ class EngineDaemon:
         waiter = BarrierWaiter(self.swarm, barrier, self._settings, clock)  # type: ignore[arg-type]
         settings = TrainingSettings(linger_s=0.0)
         part = Participation(self.swarm, waiter, settings, Progress(), clock)  # type: ignore[arg-type]
-        self._service = EngineService(self, part, self.values, NoLog())  # type: ignore[arg-type]
+        self._service = EngineService(self, part, self.values, NoLog(), self.calls)  # type: ignore[arg-type]
         decoder = messages.Decoder()
         try:
             while data := await loop.sock_recv(connection, 1 << 16):

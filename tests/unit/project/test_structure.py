@@ -27,7 +27,6 @@ TESTED_ELSEWHERE = {
     "training/dispatch/directory.py": "tests/unit/training/dispatch/test_client.py",
     "training/engines/mapreduce/engine.py": "tests/unit/training/engines/mapreduce/test_dataset.py",
     "training/engines/mapreduce/plan.py": "tests/unit/training/engines/mapreduce/test_actions.py",
-    "training/engines/server/engine.py": "tests/unit/training/engines/test_selection.py",
     "training/engines/server/service.py": "tests/unit/training/engines/server/test_succession.py",
     "training/engines/server/worker.py": "tests/simulated/test_parameter_server.py",
     "training/exchange/interruption.py": "tests/unit/training/exchange/test_rpc.py",
