@@ -14,6 +14,7 @@ from tests.harness.swarms.server_swarm import World
 from training.engines.server.core import Pending, ServerRecord, WorkerProgress
 from training.engines.server.fencing import RECORD_KEY, encode_record
 from training.engines.server.losses import LostUpdate, UpdatesLost
+from training.engines.server.messages import Poll, decode_told, encode
 from training.engines.server.options import ServerOptions
 from training.engines.server.program import ServerVerbs
 
@@ -594,6 +595,10 @@ def test_what_died_with_worker_and_server_is_named(caplog):
         )
         await world.store.set(RECORD_KEY, encode_record(record), 4)
         server, worker = world.add(server=True), world.add(server=False)
+        await asyncio.sleep(0.5)  # the server waits for the dead one still
+        asked = Poll(1, 0, world.options.text(), wants=False, is_standby=True)
+        told = decode_told(await worker.call(server.node_id, encode(asked)))
+        assert (told.epoch, told.made) == (2, 3), "the commit under way is not made yet"
         ends = await asyncio.gather(server.task, worker.task, return_exceptions=True)
         assert server.counts.lost == 1
         return ends, await world.record()

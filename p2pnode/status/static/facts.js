@@ -171,6 +171,7 @@ function serverFacts(server) {
   if (server.waiting) rows.push(["Wait for a worker", count(server.waiting)]);
   if (server.again) rows.push(["Given again", count(server.again), "after an error, a death or the end of a lease"]);
   if (server.refused) rows.push(["Updates refused", count(server.refused), "too old"]);
+  if (server.lost) rows.push(["Updates lost", count(server.lost), "with their worker and their server"]);
   return rows;
 }
 

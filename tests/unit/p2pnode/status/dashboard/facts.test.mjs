@@ -49,8 +49,9 @@ test("a part that a node does not have has no section", () => {
     keys: 3, bytes: 40, limit_bytes: 1000, updates: 5, refused: 0, reads: 7, batches: 1, waiting: 0, waiting_bytes: 0,
     unanswered: 0,
   };
-  const server = { version: 4, workers: 2, given: 9, done: 8, held: 1, waiting: 0, again: 0, refused: 0 };
+  const server = { version: 4, workers: 2, given: 9, done: 8, held: 1, waiting: 0, again: 0, refused: 0, lost: 2 };
   const found = sections({ values, server });
   assert.deepEqual(found.map(([title]) => title), ["Named values", "Parameter server"]);
   assert.deepEqual(found[0][1][1], ["Updates", "5", "in 1 batch"]);
+  assert.deepEqual(found[1][1].at(-1), ["Updates lost", "2", "with their worker and their server"]);
 });
