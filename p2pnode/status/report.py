@@ -303,6 +303,7 @@ class StatusReport:
             state_bytes=sizes.states,
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
+            relayed=counters.relayed,
             repaired=counters.repaired,
             published_bytes=sizes.published,
             shards_followed=counters.followed,

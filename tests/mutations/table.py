@@ -22,6 +22,8 @@ PAIRS = "tests/unit/training/exchange/store/test_shard_store_pairs.py"
 FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 VALUES = "tests/simulated/test_values_attacks.py"
+RELAYS = "tests/simulated/test_relays.py"
+RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-12-8]"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
 
@@ -170,6 +172,49 @@ MUTATIONS = (
         "        if backed is None",
     ),
     # -- client
+    # -- aggregation
+    _mutation(
+        "aggregation",
+        "a relay whose next node failed answers that the owner has the delta",
+        RELAYED,
+        "aggregation/consignments.py",
+        'PushResult.retry(item.shard, "not_relayed")',
+        'PushResult(item.shard, "ok")',
+    ),
+    _mutation(
+        "aggregation",
+        "hands on what its sender says to be another's",
+        f"{RELAYS}::test_a_node_hands_on_no_delta_that_its_sender_forged",
+        "aggregation/relays.py",
+        "if message.hops == 1 and push.node != sender.node_id:",
+        "if False:",
+    ),
+    _mutation(
+        "aggregation",
+        "a delta that no relay has delivered is handed to relays for ever",
+        f"{RELAYS}::test_a_relay_that_fails_costs_one_timeout",
+        "client/outbox.py",
+        "                    delivery.direct[result.shard] = None",
+        "                    continue",
+    ),
+    _mutation(
+        "aggregation",
+        "hands the trainer's memory to a relay, and the trainer writes to it",
+        f"{OUTBOX}::test_what_a_relay_is_given_is_not_the_memory_of_the_trainer",
+        "client/outbox.py",
+        """        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
+        return Carried""",
+        """        encoded = self.encoded
+        return Carried""",
+    ),
+    _mutation(
+        "aggregation",
+        "of forwards in one request each has the answer of another",
+        "tests/unit/training/exchange/owner/test_forward_bundles.py",
+        "owner/forward_bundles.py",
+        "zip(batch, await self._request(to, batch), strict=True)",
+        "zip(batch, reversed(await self._request(to, batch)), strict=True)",
+    ),
     _mutation(
         "client",
         "takes `retry` for an answer and drops the delta from the outbox",

@@ -35,6 +35,8 @@ Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
 #: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
 MAX_DELTAS = 65536
 MAX_WINDOWS = 1024
+#: Forwards in one request.
+MAX_FORWARDS = 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,14 @@ RefusalReason = Literal[
     "not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse", "out_of_range", "ahead"
 ]
 RetryReason = Literal[
-    "owner_unknown", "no_backup_yet", "backup_silent", "moving", "leaving", "window_full", "no_norms_yet"
+    "owner_unknown",
+    "no_backup_yet",
+    "backup_silent",
+    "moving",
+    "leaving",
+    "window_full",
+    "no_norms_yet",
+    "not_relayed",
 ]
 
 
@@ -232,6 +241,19 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[ForwardResult], Meta(max_length=MAX_SHARDS)]
+
+
+class Forwards(msgspec.Struct, frozen=True, array_like=True):
+    """Several forwards to the same backup; their arrays follow in the body, one forward after the other."""
+
+    genesis: Genesis
+    forwards: Annotated[list[Forward], Meta(max_length=MAX_FORWARDS)]
+
+
+class ForwardsAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to each, in their order."""
+
+    answers: Annotated[list[ForwardAnswer], Meta(max_length=MAX_FORWARDS)]
 
 
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ import dataclasses
 
 from overlay.peers import PeerChange
 from overlay.supervision import supervised
+from training.exchange.aggregation.relays import DeltaRelays
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement
@@ -86,8 +87,9 @@ class ExchangeServices:
         self.buffers = BufferAgreement(context, self.directory, self.final_values)
         self.codec_control: CodecControl = CodecControl(context) if former is None else former.codec_control
         self.lister = DeltaLister(context, self.directory)
+        self.relays = DeltaRelays(context, self.directory, self.deltas)
         self.push_client: PushClient = (
-            PushClient(context, self.directory, self.deltas) if former is None else former.push_client
+            PushClient(context, self.directory, self.deltas, self.relays) if former is None else former.push_client
         )
         self.values = SwarmValues(context, self.directory, self.deltas.values)
         self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector)
@@ -107,11 +109,11 @@ class ExchangeServices:
         self.reconciler.late.take_from(former.reconciler.late, factor)
         self.rebalancer.take_from(former.rebalancer)
         self.comparison.take_from(former.comparison)
-        self.push_client.divide(self.context, self.directory, self.deltas)
+        self.push_client.divide(self.context, self.directory, self.deltas, self.relays)
 
     def start(self) -> None:
         """Serve requests and start the background work."""
-        for handlers in (self.deltas, self.reads, self.backup):
+        for handlers in (self.deltas, self.reads, self.backup, self.relays):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,
@@ -150,11 +152,11 @@ class ExchangeServices:
         """End all that is under way, so that nothing changes any more; deltas of this node stay in the outbox. When
         this returns no request is being handled, and no task of these services runs."""
         await self.context.rpc.close()
-        await asyncio.gather(self.push_client.halt(), self.deltas.halt(), self._end_tasks())
+        await asyncio.gather(self.push_client.halt(), self.relays.halt(), self.deltas.halt(), self._end_tasks())
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        await asyncio.gather(self.push_client.stop(), self.values.stop())
+        await asyncio.gather(self.push_client.stop(), self.relays.halt(), self.values.stop())
         await self._end_tasks()
 
     async def _end_tasks(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from statistics import median
 from typing import Literal, NamedTuple
 
-Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
+Kind = Literal["push", "pull", "relay", "forward", "forwards", "state", "fetch", "seek", "mend", "question"]
 
 #: Response times kept per kind and peer, and how many are needed for an estimate.
 MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
@@ -43,7 +43,7 @@ FORWARD = Range(1.5, 0.75, 1.75)
 QUESTION = Range(1.0, 1.0, 4.5)
 
 
-_LIMITS: dict[Kind, Range] = {"forward": FORWARD, "question": QUESTION}
+_LIMITS: dict[Kind, Range] = {"forward": FORWARD, "forwards": FORWARD, "question": QUESTION}
 #: A timeout up to this is the same for a peer that the failure detector suspects.
 LOWEST_CEILING_S = min(limits.ceiling_s for limits in (REQUEST, FORWARD, QUESTION))
 

@@ -32,6 +32,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 
 from tests.harness.environment.simulated import digest
 from tests.harness.environment.virtual_loop import VirtualLoop
@@ -112,6 +113,7 @@ class History(HistoryChecks):
         tally = self.tally
         tally.acknowledged = sum(len(one) for one in self.ledger.acknowledged)
         exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
+        tally.relayed = sum(exchange.counters.relayed for exchange in exchanges)
         tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
         tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
         tally.forgotten = self.ledger.forgotten
@@ -130,12 +132,12 @@ class History(HistoryChecks):
         return tally
 
 
-def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False) -> Tally:
+def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False, relays: bool = False) -> Tally:
     """One history. Raises `Broken` when an invariant does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:
-        history = History(seed, nodes, robust, divides=divides)
+        history = History(seed, nodes, robust, divides=divides, relays=relays)
         try:
             found.append(await history.play())
         finally:
@@ -154,16 +156,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--divides", action="store_true", help="nodes divide their shards meanwhile")
+    parser.add_argument("--relays", action="store_true", help="deltas are relayed by other nodes")
     parser.add_argument("--robust", choices=("", "clip", "trimmed-mean"), default="")
     arguments = parser.parse_args()
+    one_of = partial(
+        play,
+        nodes=arguments.nodes,
+        robust=arguments.robust,
+        divides=arguments.divides,
+        relays=arguments.relays,
+    )
     if arguments.seed is not None:
-        print(json.dumps(vars(play(arguments.seed, arguments.nodes, arguments.robust, divides=arguments.divides))))
+        print(json.dumps(vars(one_of(arguments.seed))))
         return 0
     began = time.perf_counter()
     tallies, broken = [], []
     for seed in range(arguments.first, arguments.first + arguments.histories):
         try:
-            tallies.append(play(seed, arguments.nodes, arguments.robust, divides=arguments.divides))
+            tallies.append(one_of(seed))
         except Exception as error:
             broken.append(seed)
             print(f"BROKEN {type(error).__name__}: {error}", flush=True)
@@ -190,6 +200,7 @@ def main() -> int:
                 "clipped",
                 "followers",
                 "divided",
+                "relayed",
             )
         },
         **{

@@ -76,6 +76,12 @@ class Plan:
             switches_off=chance.random() < 0.25,
         )
 
+    def relay(self, seed: int) -> None:
+        """Have deltas relayed, and in most histories with a moment a node killed at that of a relayed one."""
+        self.settings = msgspec.structs.replace(self.settings, relay_above=2, relay_bits=2)
+        if self.moment is not None and random.Random(f"{seed}/relays").random() < 0.7:
+            self.moment = ("relay", *self.moment[1:])
+
     @property
     def is_exact(self) -> bool:
         """Whether sums of deltas are equal to the bit in any order."""
@@ -126,6 +132,8 @@ class Tally:
     taken_over: int = 0
     repaired: int = 0
     taken_back: int = 0
+    #: Shards of deltas that nodes have handed on for others.
+    relayed: int = 0
     windows: int = 0
     #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
     ambiguous: int = 0

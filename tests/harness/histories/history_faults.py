@@ -21,8 +21,10 @@ from training.shards.robust import Robust
 class HistoryFaults(HistoryNodes):
     """Nodes that crash, pause, part, join, leave and divide their shards."""
 
-    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
-        super().__init__(seed, nodes, robust, divides=divides)
+    def __init__(
+        self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False, relays: bool = False
+    ) -> None:
+        super().__init__(seed, nodes, robust, divides=divides, relays=relays)
         #: Whether the moment of a request may be struck now.
         self.strikes = False
         self.asked_to_leave: dict[str, None] = {}

@@ -29,7 +29,14 @@ def test_the_docs_list_every_fault() -> None:
 
     assert table[2:] == rows
     assert len(rows) >= 15
-    assert {mutation.part for mutation in MUTATIONS} == {"owner", "backup", "client", "recovery", "first hour"}
+    assert {mutation.part for mutation in MUTATIONS} == {
+        "aggregation",
+        "owner",
+        "backup",
+        "client",
+        "recovery",
+        "first hour",
+    }
 
 
 def test_a_fault_is_killed_by_a_test_that_fails_and_by_nothing_else(tmp_path: Path) -> None:

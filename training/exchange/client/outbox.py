@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,9 @@ from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.codecs import CodecName
 from training.encoding.cutting import cut
 from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
+from training.exchange.aggregation.bundles import Carried
+from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
+from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
@@ -72,6 +75,11 @@ class Outgoing:
             for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
         ]
 
+    def carried(self) -> Carried:
+        """The same shard for a relay, which refers to no memory of the trainer."""
+        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
+        return Carried(self.shard, encoded, self.codec, self.values)
+
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""
         encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
@@ -89,6 +97,8 @@ class Delivery:
     #: Shards that travel with a later delta.
     taken_back: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    #: Shards that no relay has delivered: their owners are sent them.
+    direct: dict[int, None] = field(default_factory=dict)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
     #: Cancelled in order to continue from a copy of the trainer's memory.
@@ -109,8 +119,15 @@ class Delivery:
 class Outbox:
     """The deliveries of one node, by step."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
+    def __init__(
+        self,
+        context: ExchangeContext,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        relays: DeltaRelays | None = None,
+    ) -> None:
         self._context = context
+        self._relays = relays
         self._store = context.store
         self._rpc = context.rpc
         self._counters = context.counters
@@ -123,8 +140,7 @@ class Outbox:
         self._is_halted = False
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
-        #: One at a time sends to an owner: the lock of each, and how many hold it or wait for it.
-        self._owners: dict[bytes, tuple[asyncio.Lock, list[None]]] = {}
+        self._turns = OwnerTurns()
 
     @property
     def steps(self) -> list[int]:
@@ -152,7 +168,7 @@ class Outbox:
             delivery.unacknowledged = {
                 part.shard: part for item in delivery.unacknowledged.values() for part in item.parts(sizes[item.shard])
             }
-            delivery.interrupted = False
+            delivery.interrupted, delivery.direct = False, {}
             since = delivery.since
             self.add(delivery)
             delivery.since = since
@@ -273,7 +289,7 @@ class Outbox:
         """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in delivery.unacknowledged]:
-            groups, unknown = self._directory.by_owner(left)
+            groups, unknown = self._groups(delivery, left)
             if unknown:
                 self._log.debug("owner_unknown", shards=len(unknown))
             if len(groups) + bool(unknown) > 1:
@@ -287,6 +303,11 @@ class Outbox:
                     break
             else:
                 pause_s = await self._pause(delivery, left, pause_s)
+
+    def _groups(self, delivery: Delivery, shards: list[int]) -> tuple[Groups, list[int]]:
+        """Shards by the node that they are sent to, and those without an owner."""
+        groups, unknown = self._directory.by_owner(shards)
+        return groups if self._relays is None else self._relays.joined(groups, delivery.direct), unknown
 
     async def _pause(self, delivery: Delivery, left: list[int], pause_s: float) -> float:
         """After an attempt: wait, and look for other owners, if not all have their answers; returns the next pause."""
@@ -305,19 +326,6 @@ class Outbox:
             async with asyncio.timeout(at_most_s):
                 await self._answered.wait()
 
-    @asynccontextmanager
-    async def _turn(self, owner: bytes) -> AsyncIterator[None]:
-        """One delivery is sent to an owner at a time, in the order in which they ask."""
-        lock, users = self._owners.setdefault(owner, (asyncio.Lock(), []))
-        users.append(None)
-        try:
-            async with lock:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                self._owners.pop(owner, None)
-
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
         """Those of the shards of which no older delta is on its way."""
         older = [one for step, one in self._deliveries.items() if step < delivery.push.step]
@@ -330,8 +338,8 @@ class Outbox:
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> bool:
         """Send the shards of one owner when it is their turn, and settle its answers; False if all of them are behind
         older deltas."""
-        async with self._turn(owner.node_id):
-            groups, _ = self._directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])
+        async with self._turns.of(owner.node_id):
+            groups, _ = self._groups(delivery, [shard for shard in shards if shard in delivery.unacknowledged])
             # The owner may have changed while they waited.
             theirs = next((group for to, group in groups if to.node_id == owner.node_id), [])
             shards = self._not_behind(delivery, theirs)
@@ -340,6 +348,9 @@ class Outbox:
                 return not theirs
             for item in items:
                 item.is_started = True
+            if owner is RELAYED:
+                await self._relay(delivery, items)
+                return True
             push = msgspec.structs.replace(
                 delivery.push,
                 shards=shards,
@@ -359,6 +370,22 @@ class Outbox:
                 self._context.misbehaved(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
+
+    async def _relay(self, delivery: Delivery, items: list[Outgoing]) -> None:
+        """Have other nodes deliver these shards; what no owner has answered then is sent to it."""
+        shards = [item.shard for item in items]
+
+        def note(results: list[PushResult]) -> None:
+            for result in results:
+                if result.status in ("redirect", "retry"):
+                    delivery.direct[result.shard] = None
+                else:
+                    self._settle(delivery, result)
+            if delivery.wait is not None:
+                delivery.wait.note([result.shard for result in results] or shards)
+
+        assert self._relays is not None
+        await self._relays.deliver(delivery.push, [item.carried() for item in items], note)
 
     async def _request(self, delivery: Delivery, push: Push, owner: Contact, items: list[Outgoing]) -> None:
         """One request; results count as they come, whatever becomes of the rest. Raises `TransportError` and

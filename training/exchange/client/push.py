@@ -21,6 +21,7 @@ import numpy as np
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
+from training.exchange.aggregation.relays import DeltaRelays
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Delivery, Outbox, Outgoing
 from training.exchange.client.push_log import PushLog
@@ -80,7 +81,13 @@ class TakenBack:
 class PushClient:
     """Pushes the deltas of one node."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
+    def __init__(
+        self,
+        context: ExchangeContext,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        relays: DeltaRelays | None = None,
+    ) -> None:
         self._context = context
         self.record = PushLog(context)
         self._swarm = context.swarm
@@ -90,7 +97,7 @@ class PushClient:
         self._log = context.environment.log
         self._executor = context.environment.executor
         self._deltas = deltas
-        self._outbox = Outbox(context, directory, deltas)
+        self._outbox = Outbox(context, directory, deltas, relays)
         self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
         self._is_last = False
@@ -119,14 +126,20 @@ class PushClient:
         """Send nothing more, until the shards are divided."""
         await self._outbox.halt()
 
-    def divide(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
+    def divide(
+        self,
+        context: ExchangeContext,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        relays: DeltaRelays | None = None,
+    ) -> None:
         """The shards were divided: go on with all that the owners have not acknowledged. Only while this is `idle` and
         halted; a push that waits for its answers waits on."""
         sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
         former = self._outbox
         self._context, self._store, self._deltas = context, context.store, deltas
         self.record.continue_with(context)
-        self._outbox = Outbox(context, directory, deltas)
+        self._outbox = Outbox(context, directory, deltas, relays)
         self._feedback.divide(self._store.bounds)
         self._runs = _runs(self._store.bounds)
         self._outbox.adopt(former, sizes)

@@ -206,7 +206,7 @@ def test_an_owner_is_sent_one_delivery_at_a_time() -> None:
         assert [push.step for push in swarm.sent("push", Push)] == [1]
         await asyncio.wait_for(second.done.wait(), 10)
         assert [push.step for push in swarm.sent("push", Push)] == [1, 2]
-        assert outbox._owners == {}
+        assert outbox._turns._owners == {}
 
     run(scenario())
 
@@ -288,3 +288,15 @@ def test_a_detached_delivery_reads_the_trainers_memory_no_more() -> None:
         await outbox.stop()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("is_borrowed", [True, False])
+def test_what_a_relay_is_given_is_not_the_memory_of_the_trainer(is_borrowed: bool) -> None:
+    """A relay may send it when the step waits for it no more. What the outbox has encoded is not copied."""
+    memory = np.full(4, 3.0, np.float32)
+    item = Outgoing(0, memory.data.cast("B"), "float32", 4, is_borrowed)
+    carried = item.carried()
+    memory[:] = 777.0
+
+    assert np.frombuffer(carried.encoded, np.float32).tolist() == [3.0 if is_borrowed else 777.0] * 4
+    assert (carried.shard, carried.codec, carried.values) == (0, "float32", 4)

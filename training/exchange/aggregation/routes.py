@@ -1,0 +1,69 @@
+"""Which node a delta is handed to on its way to an owner, so that nobody sends to everybody. Pure.
+
+Node ids are read as digits of `bits` bits. A node hands a delta to one that shares one more digit with the owner than
+it does itself, and of those to the one closest to itself in the remaining digits. So every node has at most 2**bits -
+1 next nodes for each digit, whatever the number of nodes. A delta that is handed on always comes closer: it cannot go
+in a circle, whatever the nodes on its way know of each other. Once no more than 2**bits nodes are expected to share
+the digits of the owner, the owner itself is next. Nobody has to agree on groups: a node that knows only a part of the
+others chooses among those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlay.ids import ID_BITS
+
+#: More digits than any swarm needs.
+MAX_LEVELS = 16
+
+
+def levels(population: float, bits: int) -> int:
+    """How many digits of this many bits tell so many nodes apart; at least 1. Raises `ValueError` for no bits."""
+    if bits < 1:
+        raise ValueError(f"digits of {bits} bits")
+    found = 1
+    while 2.0 ** (bits * found) < population and found < MAX_LEVELS:
+        found += 1
+    return found
+
+
+class RouteTable:
+    """The next nodes of one node: built once for what it knows of the others."""
+
+    def __init__(self, me: bytes, members: Iterable[bytes], population: float, bits: int) -> None:
+        """`members`: ids of the nodes that may hand on deltas; `population`: how many nodes there are in all."""
+        self._me = int.from_bytes(me, "big")
+        self._bits = bits
+        self.levels = levels(population, bits)
+        #: (digits shared with this node, the next digit) → distance in the remaining digits, and the id.
+        self._next: dict[tuple[int, int], tuple[int, bytes]] = {}
+        for node in members:
+            if (place := self._place(node)) is None:
+                continue
+            remaining = ID_BITS - self._bits * (place[0] + 1)
+            distance = (int.from_bytes(node, "big") ^ self._me) & ((1 << remaining) - 1)
+            known = self._next.get(place)
+            if known is None or (distance, node) < known:
+                self._next[place] = (distance, node)
+
+    def hop(self, owner: bytes) -> bytes | None:
+        """Whom to hand a delta for this owner, perhaps the owner; None: the owner is sent it without others."""
+        place = self._place(owner)
+        found = None if place is None else self._next.get(place)
+        return None if found is None else found[1]
+
+    def next_nodes(self) -> list[bytes]:
+        """All nodes that bundles are sent to."""
+        return sorted(node for _, node in self._next.values())
+
+    def _place(self, node: bytes) -> tuple[int, int] | None:
+        """The number of digits shared with a node, and its next digit; None where it is asked directly."""
+        differs = int.from_bytes(node, "big") ^ self._me
+        if not differs:
+            return None
+        shared = (ID_BITS - differs.bit_length()) // self._bits
+        if shared >= self.levels - 1:
+            return None
+        shift = ID_BITS - self._bits * (shared + 1)
+        return shared, (int.from_bytes(node, "big") >> shift) & ((1 << self._bits) - 1)
