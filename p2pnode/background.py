@@ -110,8 +110,8 @@ def _refuse_second(folder: Path) -> None:
     whose = f": process {node.pid}, HTTP API at {node.address}" if node is not None and node.alive else ""
     raise UserError(
         f"another node runs on the state directory {folder}{whose}",
-        "end it with `p2pnode stop`; or start another node beside it: p2pnode start --local, or with its own "
-        "--state-dir",
+        "end it with `p2pnode stop`; or start another node beside it: `p2pnode start --local`, or "
+        "`p2pnode run --local -- …` with a program, or with its own --state-dir",
         ExitCode.STATE_DIRECTORY,
     )
 
