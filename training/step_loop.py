@@ -241,7 +241,7 @@ class StepLoop:
         self._hold()
         former, exchanged = await self._settle(), None
         if former is not None and former.is_caught_up:
-            # Its base was as old as that of the late delta before it: the owners would refuse it too.
+            # Its base is as old as that of the delta before it: late, or of values that this node has left.
             self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
             self._records.drop(trained.step)
             self._release()

@@ -82,11 +82,14 @@ def correct(delta: Vector, base: Vector, vector: Vector, share: float) -> None:
 
 
 def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: int | None) -> bool:
-    """Whether the others made so many steps since this node last loaded their values that its delta counts as late.
+    """Whether the others made so many steps since this node last loaded their values that it goes on at their step:
+    more than half of those after which its delta would be late. No node of ordinary speed gets there, because barriers
+    hold the others back before; one that was stopped does. It would make its steps up one after the other, while those
+    who sample it wait, and would train its last ones alone.
 
     `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then.
     """
-    return stale_limit is not None and base_step - former_base > stale_limit and base_step > completed
+    return stale_limit is not None and base_step - former_base > stale_limit // 2 and base_step > completed
 
 
 def node_index(swarm: Swarm, now: float) -> int:

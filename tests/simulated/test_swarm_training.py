@@ -433,7 +433,46 @@ def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) 
 
     swarm = simulate(scenario, seed=seed, step_s=0.1, barrier__method=method, training__min_nodes=1)
     assert max(stands) < 2.0
-    assert [record.node for record in swarm.of("caught_up")] == ["n1"]
+    jumps = [(record.node, record.fields["was"], record.fields["step"]) for record in swarm.of("caught_up")]
+    print(jumps)
+    # Once more where what it had heard of the other on its first look was old.
+    assert jumps[0][0] == jumps[-1][0] == "n1"
+    assert len(jumps) <= 2
+    assert jumps[-1][2] > jumps[0][1] + 40
+
+
+def test_a_node_that_slept_for_some_steps_does_not_train_them_alone() -> None:
+    """It wakes more than 8 and at most 16 steps behind, so its delta is not late. It goes on at the step of the others
+    after its first one: they do not wait, and it does not train alone what they have trained together."""
+    behind: list[int] = []
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        sleeper = copy_context()
+        sleeper.run(OWNER.set, "n1")
+        host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
+        swarm.start("n2", bootstrap="n0")
+        await swarm.until(lambda: len(steps(swarm)) == 3 and min(steps(swarm)) >= 5, within_s=60, what="all train")
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        swarm.network.pause(host.living.overlay.address)
+        loop.stall("n1", 20.0)
+        await asyncio.sleep(20.0)
+        swarm.network.resume(host.living.overlay.address)
+        before, others = host.living.progress.step, [swarm.hosts[name].living.progress for name in ("n0", "n2")]
+        behind.append(min(progress.step for progress in others) - before)
+        assert host.trainer is not None
+        trained = len(host.trainer.trained)
+        await swarm.until(lambda: min(steps(swarm)) > before + behind[0], within_s=30, what="it is where they are")
+        assert len(host.trainer.trained) - trained <= 4
+        await settle(swarm)
+        value, _ = sum_of_the_applied(swarm)
+        np.testing.assert_array_equal(swarm.value(), value)
+
+    swarm = simulate(scenario, seed=4, barrier__method="pssp", training__min_nodes=3)
+    print(behind)
+    assert 8 < behind[0] <= 16
+    assert {record.node for record in swarm.of("caught_up")} == {"n1"}
 
 
 def test_another_model_is_refused_with_both_values() -> None:

@@ -33,16 +33,16 @@ def test_the_weight_of_a_delta(kind: str, workers: float, samples: int, theirs: 
 @pytest.mark.parametrize(
     ("completed", "base_step", "former_base", "limit", "behind"),
     [
-        (20, 31, 20, 10, True),
-        (20, 30, 20, 10, False),  # its next delta is not late yet
+        (20, 26, 20, 10, True),
+        (20, 25, 20, 10, False),  # it makes them up
         (40, 31, 20, 10, False),  # it is ahead all the same
         (20, 500, 20, None, False),  # under asp nothing is late
     ],
 )
-def test_a_node_is_behind_when_its_next_delta_would_be_late(
+def test_a_node_is_behind_by_half_of_what_makes_a_delta_late(
     completed: int, base_step: int, former_base: int, limit: int | None, behind: bool
 ) -> None:
-    """More steps of the others than the limit since the values it trains on, and none of them its own."""
+    """So many steps of the others since the values it trains on, and none of them its own."""
     assert fell_behind(completed, base_step, former_base, limit) is behind
 
 
