@@ -4,10 +4,10 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` as well and up to 20 GB of
-memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `async_rule` and `accuracy`, which needs the
-MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and `wan`
-takes half an hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no failure of
-the command.
+memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `disturbed`, `async_rule` and `accuracy`, which
+needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and
+`wan` takes half an hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no
+failure of the command.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ BY_NAME = (
     "barriers",
     "step",
     "characters",
+    "disturbed",
     "memory",
     "large",
     "lifecycle",
