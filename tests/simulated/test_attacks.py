@@ -12,8 +12,23 @@ HOLDS_UP = {
     "redirects every delta and every pull to itself": 0.6,
     "answers every request with any values": 0.5,
 }
-#: What nobody sees, and is not defended against (SECURITY.md): an owner that acknowledges deltas and leaves them out.
-LEAVES_OUT = "owns a shard, and acknowledges every delta without adding it"
+#: Without a backup, which the attack has dropped, what was acknowledged last is in one node's memory only.
+LEAVES_OUT = {
+    "owns a shard, and says that nobody backs it up": 20,
+    "redirects every delta and every pull to itself": 20,
+}
+
+
+#: Owners that an audit finds, within so many seconds of their first lie.
+FOUND_S = {
+    "owns a shard, and acknowledges every delta without adding it": 20.0,
+    "owns a shard, and adds one delta in ten": 20.0,
+    "owns a shard, and adds a tenth of every delta": 30.0,
+    "owns a shard, and adds and forwards zeros in place of the deltas": 40.0,
+    "owns a shard, and adds the deltas of its backups alone": 55.0,
+    "owns a shard, and publishes values without the deltas of one member": 55.0,
+    "owns a shard, and serves the chain of its first answer for ever": 55.0,
+}
 
 
 @pytest.mark.long
@@ -27,13 +42,15 @@ def test_an_attack_leaves_nothing_behind(name: str) -> None:
     assert row.restart.endswith("%")
     assert int(row.restart[:-1]) >= 100 * ENOUGH
     assert row.rate >= HOLDS_UP.get(name, ENOUGH)
-    assert row.left_out or name != LEAVES_OUT
+    assert bool(row.found_s[1]) or name not in FOUND_S
+    assert row.found_s[1] <= FOUND_S.get(name, 60.0)
+    assert row.left_out <= LEAVES_OUT.get(name, 0)
 
 
 def test_the_table_has_at_least_forty_attacks() -> None:
     """And every exception is one of them."""
     assert len(ATTACKS) >= 40
-    assert set(HOLDS_UP) <= set(ATTACKS)
+    assert {*HOLDS_UP, *FOUND_S, *LEAVES_OUT} <= set(ATTACKS)
 
 
 def test_an_attack_is_harmless_from_the_last_slow_window_on() -> None:

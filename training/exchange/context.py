@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
+from training.exchange.audit.acknowledged import AcknowledgedDeltas
+from training.exchange.audit.outcomes import AuditOutcomes
+from training.exchange.audit.published_values import PublishedValues
 from training.exchange.claims import SelfClaims
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns
@@ -57,6 +60,10 @@ class ExchangeContext:
     kept: KeptDeltas = field(default_factory=KeptDeltas)
     #: Which they were, for the time after a restart.
     record: PushRecord = field(default_factory=PushRecord)
+    #: Those that have arrived, until it is certain that their owners have added them.
+    acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
+    audits: AuditOutcomes = field(default_factory=AuditOutcomes)
+    published_values: PublishedValues = field(default_factory=PublishedValues)
 
     @property
     def turns(self) -> LoopTurns:
@@ -81,6 +88,24 @@ class ExchangeContext:
         self.environment.log.debug("member_misbehaved", source=node.hex()[:8], reason=reason)
         if (until_s := self.view.reliability.misbehaved(node, self.environment.clock.monotonic())) is None:
             return
+        self.view.trust.suspend(node, until_s)
+        self.view.invalidate()
+        self.rebalance.wake()
+
+    def contradicted_itself(self, owner: bytes, reason: str, shard: int) -> None:
+        """An owner has acknowledged, forwarded or published what does not fit together, all of it before this node
+        (`training.exchange.audit`)."""
+        self.environment.log.info("owner_audit_failed", source=owner.hex()[:8], reason=reason, shard=shard)
+        self.counters.audits_failed += 1
+        if owner in self.view.trust and self.audits.own(owner, self.environment.clock.monotonic()):
+            self.fail_audit(owner)
+
+    def fail_audit(self, node: bytes) -> None:
+        """Leave out a member for a time, which an audit has found to be lying."""
+        if node == self.swarm.node_id or node not in self.view.trust:
+            return
+        until_s = self.view.reliability.audited(node, self.environment.clock.monotonic())
+        self.audits.settle(node)
         self.view.trust.suspend(node, until_s)
         self.view.invalidate()
         self.rebalance.wake()

@@ -18,8 +18,8 @@ class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     `replica` is shared with the trainer. `backed` has what this node holds as backup or learner, `copies` the states
     from disk and those that lost to a higher term. `outbox`: the encoded deltas of this node that no owner has
-    acknowledged; those that this node has added are the same memory as in `repair_log`. `encoded`: values encoded for
-    several nodes that pull.
+    acknowledged, and those that are kept in case their owners have not added them; those that this node has added are
+    the same memory as in `repair_log`. `encoded`: values encoded for several nodes that pull.
     """
 
     replica: int
@@ -46,7 +46,7 @@ def held_memory(exchange: Exchange) -> HeldMemory:
         backed=_backed_bytes(store),
         copies=sum(_in_memory(store, state) for state in _copies(store)),
         residual=exchange.push_client.residual_bytes,
-        outbox=exchange.push_client.outbox_bytes,
+        outbox=exchange.push_client.outbox_bytes + exchange.context.acknowledged.size_bytes,
         repair_log=store.log.memory_bytes,
         published=exchange.publisher.size_bytes,
         encoded=exchange.reads.encoded_bytes,

@@ -12,6 +12,8 @@ import dataclasses
 from overlay.peers import PeerChange
 from overlay.supervision import supervised
 from training.exchange.aggregation.relays import DeltaRelays
+from training.exchange.audit.acknowledged import AcknowledgedDeltas
+from training.exchange.audit.published_values import PublishedValues
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement
@@ -67,6 +69,8 @@ def divided_context(whole: ExchangeContext, store: ShardStore, divisions: Divisi
         rebalance=RebalanceRequests(store),
         claims=SelfClaims(),
         kept=KeptDeltas(),
+        acknowledged=AcknowledgedDeltas(),
+        published_values=PublishedValues(),
     )
 
 

@@ -97,7 +97,7 @@ async def _best_copies(a: Attacker) -> None:
     await for_ever(lambda: a.tell_all("appeal", moves.TakeoverRequest(a.genesis, list(range(a.shards)))), 2.0)
 
 
-async def _own(a: Attacker) -> list[int]:
+async def own_shards(a: Attacker) -> list[int]:
     """The shards that it owns by right; where it has none, it takes one over as an owner does."""
     store, owner = a.host.living.exchange.store, a.owner_of(0)
     if not store.owned and owner is not None:
@@ -111,7 +111,7 @@ async def _own(a: Attacker) -> list[int]:
 
 @attack("owns a shard, and changes its values by a hundredth twice a second")
 async def _wrong_values(a: Attacker) -> None:
-    await _own(a)
+    await own_shards(a)
 
     async def work() -> None:
         for owned in a.host.living.exchange.store.owned.values():
@@ -123,7 +123,7 @@ async def _wrong_values(a: Attacker) -> None:
 
 @attack("owns a shard, and acknowledges every delta without adding it")
 async def _adds_nothing(a: Attacker) -> None:
-    await _own(a)
+    await own_shards(a)
     handlers, store = a.host.living.overlay._requests._handlers, a.host.living.exchange.store
     honest = handlers["push"]
 
@@ -140,7 +140,7 @@ async def _adds_nothing(a: Attacker) -> None:
 
 @attack("owns a shard, and answers with versions of any time")
 async def _any_versions(a: Attacker) -> None:
-    await _own(a)
+    await own_shards(a)
 
     def change(message: Any, body: list[bytes]) -> tuple[Any, list[bytes]]:
         found = [msgspec.structs.replace(one, version=a.chance.choice((0, 1, 1 << 40))) for one in message.results]
@@ -152,7 +152,7 @@ async def _any_versions(a: Attacker) -> None:
 
 @attack("owns a shard, and serves the chain of its first answer for ever")
 async def _first_chain(a: Attacker) -> None:
-    await _own(a)
+    await own_shards(a)
     first: dict[tuple[int, ...], tuple[Any, list[bytes]]] = {}
 
     def change(message: Any, body: list[bytes]) -> tuple[Any, list[bytes]]:

@@ -20,6 +20,7 @@ from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
+from training.exchange.audit import messages as audits
 from training.exchange.messages import decode, encode
 
 SHARDS, VALUES = 4, 16
@@ -46,6 +47,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "seek": (moves.FindDeltas, moves.FoundDeltas),
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
     "appeal": (moves.TakeoverRequest, moves.TransferResult),
+    "audit": (audits.Audit, audits.AuditAnswer),
 }
 EXTREMES = (np.nan, np.inf, 3e38, 1e14, -1e14, 0.0, 1.0)
 

@@ -7,6 +7,7 @@ says
 * `rate`: their steps from the sixteenth second of the attack on, as a share of those before it;
 * `lasting`: what is wrong twenty seconds after the node has gone, if anything is;
 * `left out`: deltas of the others, by shard, that one shard lacks and another has, twenty seconds after it has gone;
+* `found`: seconds until a first honest node, and a last one, had left the member out for an audit;
 * `restart`: their steps after all of them were killed and started again, as that share, or what is wrong then.
 What takes the node's processor or its line does not show here, because time is virtual:
 `tests/process/test_member_limits.py` has those with real sockets.
@@ -20,16 +21,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.harness.attacks import answered, sent
+from tests.harness.attacks import answered, owned, sent
 from tests.harness.attacks.attacker import ATTACK_S, HONEST, LIAR, SHARDS, SIZE, Attack, Attacker
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.exchange.store.repair_log import identities_of, to_mend
 from training.shards.applied import DeltaId
 
-#: Every attack by name: those by what a member sends, then those by what it answers.
-ATTACKS: dict[str, Attack] = sent.ATTACKS | answered.ATTACKS
+#: Every attack by name: those by what a member sends, by what it answers, and by what it owns.
+ATTACKS: dict[str, Attack] = sent.ATTACKS | answered.ATTACKS | owned.ATTACKS
 BEFORE_S, AFTER_S, RESTART_S = 30.0, 20.0, 30.0
 #: From this second on the rate of the others counts; a window of so many seconds is looked at.
 HARMLESS_AFTER_S, WINDOW_S = 15.0, 10.0
@@ -48,6 +49,10 @@ class Row:
     left_out: int = 0
     restart: str = ""
     distrusted: int = 0
+    #: Seconds until a first honest node, and a last one, left the member out for an audit; none has: 0.
+    found_s: tuple[float, float] = (0.0, 0.0)
+    #: Shards of deltas that were sent again to its successors.
+    sent_again: int = 0
     #: Steps of the honest nodes, by second.
     log: list[float] = field(default_factory=list)
 
@@ -68,10 +73,14 @@ def wrong(swarm: Swarm) -> str:
             return f"shard {shard} has no backup"
         if not owners[0].state.is_in_range():
             return f"the values of shard {shard} are out of range"
+    honest = [swarm.hosts[name].living.overlay.node_id.hex()[:8] for name in HONEST]
+    for record in swarm.of("member_unreliable"):
+        if record.fields["reason"] == "audit" and record.fields["source"] in honest:
+            return f"{record.node} has left out an honest node for an audit"
     for name in HONEST:
         exchange = swarm.hosts[name].living.exchange
-        honest = [swarm.hosts[one].living.exchange.context.swarm.node_id for one in HONEST]
-        if any(node not in exchange.view.trust for node in honest):
+        others = [swarm.hosts[one].living.exchange.context.swarm.node_id for one in HONEST]
+        if any(node not in exchange.view.trust for node in others):
             return f"{name} leaves out honest nodes"
         if unsettled := to_mend(exchange.store.superseded):
             return f"copies of shards {unsettled} to be settled"
@@ -116,6 +125,7 @@ async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
     await asyncio.sleep(BEFORE_S)
     usual = (made() - before) / BEFORE_S
     first, began_s = made(), clock.monotonic()
+    liar = swarm.hosts[LIAR].living.overlay.node_id.hex()[:8]
     assault = asyncio.create_task(run(Attacker(swarm, random.Random(f"{row.name}"))), name=row.name)  # type: ignore[arg-type]
     while clock.monotonic() - began_s < ATTACK_S:
         await asyncio.sleep(1.0)
@@ -130,6 +140,14 @@ async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
         await swarm.kill(LIAR)
     await asyncio.sleep(AFTER_S)
     row.lasting, row.left_out = wrong(swarm), left_out(swarm)
+    found = [
+        one.t
+        for one in swarm.of("member_unreliable")
+        if one.fields == {**one.fields, "source": liar, "reason": "audit"}
+    ]
+    if found:
+        row.found_s = found[0] - began_s + START_S, found[-1] - began_s + START_S
+    row.sent_again = sum(one.fields["count"] for one in swarm.of("deltas_sent_again"))
     before = made()
     await asyncio.sleep(AFTER_S)
     row.after = (made() - before) / AFTER_S / usual

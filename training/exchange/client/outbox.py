@@ -25,6 +25,7 @@ from training.encoding.cutting import cut
 from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
 from training.exchange.aggregation.bundles import Carried
 from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
+from training.exchange.client.acknowledgement import note_acknowledged
 from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
@@ -360,7 +361,7 @@ class Outbox:
             )
             if owner.node_id == push.node:
                 for result in await self._accept_own(push, items):
-                    self._settle(delivery, result)
+                    self._settle(delivery, owner, result)
                 return True
             try:
                 await self._request(delivery, push, owner, items)
@@ -380,7 +381,7 @@ class Outbox:
                 if result.status in ("redirect", "retry"):
                     delivery.direct[result.shard] = None
                 else:
-                    self._settle(delivery, result)
+                    self._settle(delivery, None, result)
             if delivery.wait is not None:
                 delivery.wait.note([result.shard for result in results] or shards)
 
@@ -416,7 +417,7 @@ class Outbox:
         self._context.answered_about(owner.node_id, sent, [result.shard for result in results])
         self._directory.answered(owner, results, asked_s)
         for result in results:
-            self._settle(delivery, result)
+            self._settle(delivery, owner, result)
         if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):
             delivery.wait.note(sent)
 
@@ -431,11 +432,13 @@ class Outbox:
                 part, values = [], 0
         return results
 
-    def _settle(self, delivery: Delivery, result: PushResult) -> None:
+    def _settle(self, delivery: Delivery, owner: Contact | None, result: PushResult) -> None:
         if result.shard not in delivery.unacknowledged:
             return
         if result.status in ("ok", "refused"):
-            del delivery.unacknowledged[result.shard]
+            item = delivery.unacknowledged.pop(result.shard)
+            if result.status == "ok":
+                note_acknowledged(self._context, delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()
             self.count(delivery, result)

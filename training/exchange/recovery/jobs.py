@@ -29,6 +29,8 @@ class JobKind(StrEnum):
     REPAIR = "repair"
     FORGET = "forget"
     CHECK_CLAIMS = "claims"
+    AUDIT = "audit"
+    RESEND = "resend"
 
 
 class Jobs:

@@ -9,6 +9,8 @@ transfer never delays a take-over:
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
+* `owner_audit` and `resending`: owners are asked what became of this node's deltas, and what one of them has swallowed
+  is sent to its successor.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
@@ -19,6 +21,7 @@ from functools import partial
 
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
+from training.exchange.audit_answers import AuditAnswers
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
@@ -27,12 +30,14 @@ from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
+from training.exchange.owner_audit import OwnerAudit
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.shard_repair import ShardRepair
+from training.exchange.resending import Resending
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import Span
@@ -77,6 +82,9 @@ class Rebalancer:
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
         self._identities = IdentityKeeper(context)
+        self._resending = Resending(context, deltas)
+        self._audit = OwnerAudit(context, self._resending)
+        AuditAnswers(context)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
@@ -126,6 +134,10 @@ class Rebalancer:
             self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
         if self._identities.is_due():
             self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
+        if not self._jobs.is_running(JobKind.AUDIT) and (audits := self._audit.due()):
+            self._jobs.start(JobKind.AUDIT, b"", partial(self._audit.audit, audits))
+        if not self._jobs.is_running(JobKind.RESEND) and (moved := self._resending.due()):
+            self._jobs.start(JobKind.RESEND, b"", partial(self._resending.send, moved))
         if broken := self._repair.due():
             self._jobs.start(JobKind.REPAIR, b"", partial(self._repair.repair, broken))
         lost_owner = self._orphaned_copies()

@@ -207,6 +207,10 @@ class RepairLog:
         """The entries of a shard, oldest first."""
         return list(self._shards.get(shard, {}).values())
 
+    def find(self, shard: int, identity: DeltaId) -> LogEntry | None:
+        """One delta of a shard, if the log has it."""
+        return self._shards.get(shard, {}).get(identity)
+
     @staticmethod
     def those_of(entries: list[LogEntry], rows: list[tuple[bytes, int, list[tuple[int, int]]]]) -> list[LogEntry]:
         """The entries whose identities are in these rows, which are another node's: those of others are passed over."""

@@ -1,0 +1,70 @@
+"""Acknowledged deltas are kept for a while, within a bound of bytes."""
+
+from __future__ import annotations
+
+from tests.harness.builders.stores import IDS
+from tests.harness.stubs.exchange_context import GENESIS
+from training.exchange.audit.acknowledged import (
+    KEPT_S,
+    LARGEST_SHARE,
+    MAX_KEPT,
+    Acknowledged,
+    AcknowledgedDeltas,
+    AcknowledgedKey,
+)
+from training.exchange.messages import Push
+from training.shards.applied import DeltaId
+
+
+def delta(step: int, size: int = 10, at_s: float = 0.0) -> Acknowledged:
+    push = Push(GENESIS, IDS["a"], 1, step, 0, 1.0, [])
+    return Acknowledged(push, IDS["b"], at_s, "float32", size // 4, bytes(size))
+
+
+def key(step: int, shard: int = 0) -> AcknowledgedKey:
+    return AcknowledgedKey(shard, DeltaId(IDS["a"], 1, step))
+
+
+def test_the_oldest_are_dropped_above_the_limit() -> None:
+    kept = AcknowledgedDeltas(limit_bytes=100)
+    for step in range(20):
+        kept.note(0, delta(step))
+    assert [one.identity.step for one, _ in kept] == list(range(10, 20))
+    assert kept.size_bytes == 100
+    kept.drop(key(10))
+    assert (kept.size_bytes, kept.find(key(10))) == (90, None)
+
+
+def test_of_a_large_delta_only_the_identity_is_kept() -> None:
+    """It would drive out too many others."""
+    kept = AcknowledgedDeltas(limit_bytes=800)
+    kept.note(0, delta(1, 1 + int(LARGEST_SHARE * 800)))
+    found = kept.find(key(1))
+    assert found is not None
+    assert (found.encoded, kept.size_bytes, kept.take_fresh()) == (None, 0, [key(1)])
+
+
+def test_their_number_is_bounded() -> None:
+    kept = AcknowledgedDeltas()
+    for step in range(MAX_KEPT + 5):
+        kept.note(0, delta(step, 0))
+    assert len(kept) == MAX_KEPT
+    assert len(kept.take_fresh()) == MAX_KEPT
+    assert kept.take_fresh() == []
+
+
+def test_what_was_acknowledged_long_ago_is_dropped() -> None:
+    kept = AcknowledgedDeltas()
+    for step in range(10):
+        kept.note(0, delta(step, at_s=float(step)))
+    kept.drop_old(KEPT_S + 4.5)
+    assert [one.identity.step for one, _ in kept] == [5, 6, 7, 8, 9]
+
+
+def test_a_delta_that_is_acknowledged_again_counts_once() -> None:
+    """By the owner to which it was sent again."""
+    kept = AcknowledgedDeltas()
+    kept.note(0, delta(1))
+    kept.note(0, delta(1))
+    kept.note(1, delta(1))
+    assert (len(kept), kept.size_bytes) == (2, 20)

@@ -1,0 +1,172 @@
+"""Acknowledged deltas are sent again where a shard has another owner that lacks them, and only there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from training.exchange.audit.acknowledged import Acknowledged, AcknowledgedKey
+from training.exchange.audit.messages import Audit, AuditAnswer, AuditResult, Known
+from training.exchange.messages import Push, decode
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.ownership_messages import OfferedDeltas, OfferedDeltasAnswer
+from training.exchange.resending import EVERY_S, Resending
+from training.exchange.store.shard_store import ShardStore
+from training.shards.applied import DeltaId
+
+ME, FORMER, PRESENT = contact("b"), contact("a"), contact("c")
+
+
+class Resent:
+    """A node whose delta "a" has acknowledged, and "c" owns the shard now."""
+
+    def __init__(self, store: ShardStore | None = None) -> None:
+        self.store = store or store_of("b")
+        self.swarm = ScriptedSwarm(ME, [FORMER, PRESENT])
+        self.context: Any = context_of(self.swarm, self.store)
+        self.resending = Resending(self.context, DeltaHandler(self.context))
+        self.known: Known = "lacks"
+        self.era_step, self.is_owner = 0, True
+        self.answer = OfferedDeltasAnswer(1)
+        self.swarm.answers["audit"] = self._on_audit
+        self.swarm.answers["mend"] = lambda *_: self.answer
+
+    def _on_audit(self, _to: Contact, payload: bytes) -> AuditAnswer:
+        return AuditAnswer(
+            [
+                AuditResult(one.shard, one.step, self.known, self.is_owner, *term(2, "c"), b"", self.era_step)
+                for one in decode(payload, Audit).deltas
+            ]
+        )
+
+    def acknowledged(self, step: int = 5, encoded: bytes | None = bytes(16), base_step: int = 4) -> AcknowledgedKey:
+        push = Push(GENESIS, IDS["b"], 1, step, base_step, 0.5, [])
+        key = AcknowledgedKey(0, DeltaId(IDS["b"], 1, step))
+        now_s = self.context.environment.clock.monotonic()
+        self.context.acknowledged.note(0, Acknowledged(push, IDS["a"], now_s, "float32", 4, encoded))
+        return key
+
+    def moves(self, to: Contact = PRESENT) -> None:
+        self.store.note_owner(0, term(2, "c"), to)
+
+    async def work(self) -> None:
+        await asyncio.sleep(EVERY_S)
+        await self.resending.send(self.resending.due())
+
+    @property
+    def sent(self) -> list[OfferedDeltas]:
+        return self.swarm.sent("mend", OfferedDeltas)
+
+
+def test_a_delta_that_the_new_owner_lacks_is_sent_under_its_identity_once() -> None:
+    async def scenario() -> None:
+        one = Resent()
+        one.acknowledged()
+        one.store.note_owner(0, term(1, "a"), FORMER)
+        await one.work()
+        assert one.swarm.requests == []
+        one.moves()
+        await one.work()
+        await one.work()
+        (message,) = one.sent
+        (found,) = message.deltas
+        assert (found.shard, found.node, found.incarnation, found.step, found.weight) == (0, IDS["b"], 1, 5, 0.5)
+        assert one.context.counters.sent_again == 1
+
+    run(scenario())
+
+
+def test_what_the_new_owner_has_or_may_have_is_not_sent() -> None:
+    """In a new era it cannot tell of deltas with an older base; and one that is no owner says nothing."""
+
+    async def scenario() -> None:
+        for known, era_step, is_owner in [
+            ("has", 0, True),
+            ("forgotten", 0, True),
+            ("lacks", 5, True),
+            ("lacks", 0, False),
+        ]:
+            one = Resent()
+            one.known, one.era_step, one.is_owner = known, era_step, is_owner  # type: ignore[assignment]
+            one.acknowledged()
+            one.moves()
+            await one.work()
+            asked = len(one.swarm.requests)
+            await one.work()
+            assert one.sent == []
+            assert asked == 1
+            assert (len(one.swarm.requests) == 1) == is_owner, "who does not own it yet is asked again"
+
+    run(scenario())
+
+
+def test_without_an_answer_it_is_sent_again_and_a_refusal_is_final() -> None:
+    async def scenario() -> None:
+        one = Resent()
+        key = one.acknowledged()
+        one.moves()
+        one.swarm.answers["mend"] = lambda to, _: TransportError("timeout", to.address, "x")
+        await one.work()
+        one.swarm.answers["mend"] = lambda *_: OfferedDeltasAnswer(0)
+        await one.work()
+        assert len(one.sent) == 2
+        one.swarm.answers["mend"] = lambda *_: OfferedDeltasAnswer(0, [0])
+        await one.work()
+        assert one.context.acknowledged.find(key) is None
+        await one.work()
+        assert (len(one.sent), one.context.counters.sent_again) == (3, 0)
+
+    run(scenario())
+
+
+def test_what_was_not_kept_is_not_asked_about() -> None:
+    """Nor deltas of an earlier start, whose identities are others; nor while the new owner is gone."""
+
+    async def scenario() -> None:
+        one = Resent()
+        one.acknowledged(encoded=None)
+        one.moves()
+        await one.work()
+        assert one.swarm.requests == []
+        one.acknowledged(6)
+        one.context.run.incarnation = 2
+        await one.work()
+        assert one.sent == []
+        one.context.run.incarnation = 1
+        one.swarm.gone.append(IDS["c"])
+        await one.work()
+        assert one.sent == []
+
+    run(scenario())
+
+
+def test_a_node_that_has_taken_over_adds_its_own() -> None:
+    """Once, however often it is looked at; and none that its copy may have, from before an era."""
+
+    async def scenario() -> None:
+        store = owner_of("b", 2)
+        one = Resent(store)
+        values = np.full(4, 2.0, np.float32).tobytes()
+        one.acknowledged(5, values)
+        one.swarm.gone += [IDS["a"], IDS["c"]]  # nobody could be its backup
+        for _ in range(3):
+            await one.work()
+        assert value_of(store.owned[0].state) == 1.0  # weighed as it was pushed
+        assert one.swarm.requests == []
+
+        old = owner_of("b", 2)
+        old.owned[0].state.era_step = 9
+        other = Resent(old)
+        other.swarm.gone += [IDS["a"], IDS["c"]]
+        other.acknowledged(5, values)
+        await other.work()
+        assert value_of(old.owned[0].state) == 0.0
+
+    run(scenario())

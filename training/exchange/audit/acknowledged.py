@@ -1,0 +1,101 @@
+"""This node's deltas that owners have acknowledged, for as long as they may have to be sent again. Pure.
+
+An owner that acknowledges and does not add is found out after a while. What it has not added until then is sent again
+to the owner that takes its place, under the same identity. Each delta is kept `KEPT_S`, all of them within `KEPT_BYTES`
+of encoded values: the oldest are dropped first. Of one that is too large, or is the trainer's memory, which is written
+to again, only the identity is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from training.encoding.codecs import CodecName
+from training.exchange.messages import Push
+from training.shards.applied import DeltaId
+
+KEPT_S = 300.0
+KEPT_BYTES = 16 << 20
+#: One above this share of the bytes would drive out too many others.
+LARGEST_SHARE = 1 / 8
+#: Some 300 bytes each, beside their values.
+MAX_KEPT = 8192
+
+Encoded = bytes | bytearray | memoryview
+
+
+class AcknowledgedKey(NamedTuple):
+    """One shard of a delta."""
+
+    shard: int
+    identity: DeltaId
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """One shard of a delta of this node: who acknowledged it, and when. Without `encoded` it cannot be sent again.
+    `doubt`: the copy of its owner's shard that this node had then, and that should have had the delta."""
+
+    push: Push
+    owner: bytes
+    at_s: float
+    codec: CodecName
+    values: int
+    encoded: Encoded | None
+    doubt: object | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.encoded is None else len(self.encoded)
+
+
+class AcknowledgedDeltas:
+    """The acknowledged deltas of one node, the oldest first."""
+
+    def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: dict[AcknowledgedKey, Acknowledged] = {}
+        #: Those noted since `take_fresh`.
+        self._fresh: list[AcknowledgedKey] = []
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[tuple[AcknowledgedKey, Acknowledged]]:
+        return iter(list(self._kept.items()))
+
+    def note(self, shard: int, delta: Acknowledged) -> None:
+        """An owner has acknowledged one shard of a delta."""
+        push = delta.push
+        key = AcknowledgedKey(shard, DeltaId(push.node, push.incarnation, push.step))
+        self.drop(key)
+        if delta.size_bytes > LARGEST_SHARE * self._limit_bytes:
+            delta.encoded = None
+        self._kept[key] = delta
+        self._fresh.append(key)
+        self.size_bytes += delta.size_bytes
+        while len(self._kept) > MAX_KEPT or self.size_bytes > self._limit_bytes:
+            self.drop(next(iter(self._kept)))
+
+    def take_fresh(self) -> list[AcknowledgedKey]:
+        """Those that were noted since the last call, and are still kept."""
+        fresh, self._fresh = self._fresh, []
+        return [key for key in fresh if key in self._kept]
+
+    def find(self, key: AcknowledgedKey) -> Acknowledged | None:
+        return self._kept.get(key)
+
+    def drop(self, key: AcknowledgedKey) -> None:
+        """Nothing more is to be done about it."""
+        if (found := self._kept.pop(key, None)) is not None:
+            self.size_bytes -= found.size_bytes
+
+    def drop_old(self, now_s: float) -> None:
+        """Drop what was acknowledged long ago."""
+        for key, delta in list(self._kept.items()):
+            if now_s - delta.at_s <= KEPT_S:
+                break
+            self.drop(key)
