@@ -8,7 +8,8 @@ finer than that number explains. A node whose `exchange.shards` is given begins 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from overlay.overlay import Overlay
 from p2pnode.config.settings import Config
@@ -24,7 +25,9 @@ LOOK_INTERVAL_S, LOOKS = 10.0, 3
 class ShardDivision:
     """Belongs to one node. `remember` writes to the state directory how the shards are cut."""
 
-    def __init__(self, config: Config, overlay: Overlay, remember: Callable[[Manifest], Awaitable[None]]) -> None:
+    def __init__(
+        self, config: Config, overlay: Overlay, remember: Callable[[Manifest], Coroutine[Any, Any, None]]
+    ) -> None:
         self._is_fixed = config.exchange.shards != 0
         self._overlay = overlay
         self._remember = remember
@@ -48,11 +51,8 @@ class ShardDivision:
     def _nodes(self) -> int:
         return round(self._overlay.population().estimate)
 
-    def _begin(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run(), name="shard-division")
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="shard-division")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 

@@ -19,7 +19,7 @@ from overlay.peers import Activity
 from overlay.system import SystemClock
 from p2pnode.lifecycle.engine_service import EngineService
 from tests.harness.environment.simulated import NoLog
-from tests.harness.stubs.memory_values import MemoryValues
+from tests.harness.swarms.memory_values import MemoryValues
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.engines.participation import Participation

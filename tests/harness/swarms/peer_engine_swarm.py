@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from overlay.overlay import Overlay
 from overlay.peers import Activity
 from tests.harness.environment.simulated import VirtualClock
-from tests.harness.stubs.memory_values import MemoryValues
+from tests.harness.swarms.memory_values import MemoryValues
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter

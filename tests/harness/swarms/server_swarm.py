@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from tests.harness.stubs.memory_values import MemoryValues
+from tests.harness.swarms.memory_values import MemoryValues
 from training.engines.program import Surroundings
 from training.engines.server.fencing import RECORD_KEY, decode_record
 from training.engines.server.host import Members

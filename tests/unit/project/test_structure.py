@@ -13,28 +13,6 @@ MAX_LINES = 450
 #: Modules that may be longer, each with the reason.
 LONGER: dict[str, str] = {}
 MAX_PARAMETERS = 8
-#: Modules that decide and have no test of their name, each with the test that covers it.
-TESTED_ELSEWHERE = {
-    "overlay/peers.py": "tests/unit/overlay/test_peer_table.py",
-    "p2pnode/demo/run.py": "tests/process/test_demo.py",
-    "p2pnode/lifecycle/dispatch.py": "tests/simulated/test_dispatch.py",
-    "p2pnode/lifecycle/shard_division.py": "tests/simulated/test_division.py",
-    "p2pnode/status/dispatch.py": "tests/simulated/test_dispatch.py",
-    "p2pnode/status/server.py": "tests/process/test_status_server.py",
-    "p2pnode/status/tracker.py": "tests/unit/p2pnode/tracking/test_service.py",
-    "training/devices/process.py": "tests/process/test_devices_process.py",
-    "training/devices/start.py": "tests/process/test_devices_process.py",
-    "training/dispatch/directory.py": "tests/unit/training/dispatch/test_client.py",
-    "training/engines/mapreduce/engine.py": "tests/unit/training/engines/mapreduce/test_dataset.py",
-    "training/engines/mapreduce/plan.py": "tests/unit/training/engines/mapreduce/test_actions.py",
-    "training/engines/server/service.py": "tests/unit/training/engines/server/test_succession.py",
-    "training/engines/server/worker.py": "tests/simulated/test_parameter_server.py",
-    "training/exchange/interruption.py": "tests/unit/training/exchange/test_rpc.py",
-    "training/exchange/services.py": "tests/unit/training/exchange/test_divider.py",
-    "training/exchange/owner/values.py": "tests/unit/training/exchange/owner/test_value_rounds.py",
-    "training/sharing/messages.py": "tests/unit/training/sharing/test_member.py",
-    "training/tasks/examples.py": "tests/unit/training/tasks/test_digits.py",
-}
 
 
 def constructors(path: str) -> list[tuple[str, int]]:
@@ -157,22 +135,8 @@ def test_a_module_that_decides_has_a_test_of_its_name() -> None:
     """Who looks for the test of a module finds it by its name. Modules that only define types need none."""
     modules = [path for path in sources(*PACKAGES) if Path(path).stem not in ("__init__", "__main__") and decides(path)]
 
-    assert {path for path in modules if not has_test_of_its_name(path)} == set(TESTED_ELSEWHERE)
+    assert [path for path in modules if not has_test_of_its_name(path)] == []
     assert len(modules) > 400
-
-
-def test_what_is_tested_elsewhere_is_tested_there() -> None:
-    """The test file of the table imports the module, or one that imports it, unless it runs whole nodes."""
-    users = defaultdict(set)
-    for path in sources(*PACKAGES):
-        for name in imported(path):
-            users[name].add(dotted(path))
-    for module, test in TESTED_ELSEWHERE.items():
-        assert (ROOT / test).is_file(), f"{module}: there is no {test}"
-        used = {dotted(module), *users[dotted(module)]}
-        assert test.startswith(("tests/process/", "tests/simulated/")) or used & imported(test), (
-            f"{test} does not use {module}"
-        )
 
 
 def test_modules_that_only_define_types_are_told_by_their_syntax() -> None:

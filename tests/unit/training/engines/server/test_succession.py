@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.memory_values import MemoryValues
+from tests.harness.swarms.memory_values import MemoryValues
 from training.engines.program import VerbFailed
 from training.engines.server import messages, succession
 from training.engines.server.core import Failure, Pending, ServerRecord

@@ -1,0 +1,129 @@
+"""The records in `/status` and `/metrics`: a master's own numbers, or those that it told a worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
+from p2pnode.status.schema import DispatchStatus, Finding
+from training.dispatch.answers import End, QueueStatus
+from training.dispatch.client import TROUBLE_S
+from training.dispatch.facts import MasterFacts, RecordsFacts, Trouble
+from training.dispatch.messages import QueueCounts
+
+COUNTS = QueueCounts(pass_number=1, passes=3, tasks=10, todo=4, leased=3, done=2, failed=1, discarded=5, store="etcd")
+RECORDS = RecordsFacts(
+    counts=COUNTS,
+    master=b"m" * 20,
+    trouble=None,
+    refused=None,
+    held=2,
+    trained=640,
+    finished=7,
+    superseded=1,
+    ended=False,
+)
+MASTER = MasterFacts(store="sqlite", serves_since=90.0, epoch=4, queue=None, discarded=0, reason="")
+
+
+def status(master: MasterFacts | None, records: RecordsFacts | None, now: float = 100.0) -> DispatchStatus:
+    found = dispatch_status("master", master, records, now)
+    assert found is not None
+    return found
+
+
+def findings(master: MasterFacts | None, records: RecordsFacts | None, now: float = 100.0) -> list[Finding]:
+    return dispatch_findings(dispatch_status("master", master, records, now), master, records)
+
+
+def test_a_node_without_records_has_no_status_and_no_metrics() -> None:
+    """It neither serves nor draws any."""
+    assert dispatch_status("", None, None, 1.0) is None
+    assert dispatch_findings(None, None, None) == []
+    assert list(dispatch_metrics(None)) == []
+
+
+def test_a_worker_shows_the_queue_as_the_master_told_of_it() -> None:
+    """And what it has trained itself; null for numbers that it has not heard yet."""
+    found = status(None, RECORDS)
+    assert (found.pass_number, found.passes, found.tasks) == (1, 3, 10)
+    assert (found.todo, found.leased, found.done, found.failed) == (4, 3, 2, 1)
+    assert (found.store, found.discarded, found.master) == ("etcd", 5, (b"m" * 20).hex())
+    assert (found.held, found.records_trained, found.tasks_finished, found.tasks_superseded) == (2, 640, 7, 1)
+    assert (found.serves, found.serves_seconds, found.epoch, found.ended) == (False, None, 0, False)
+
+    unheard = status(None, replace(RECORDS, counts=None, master=None, ended=True))
+    assert (unheard.tasks, unheard.todo, unheard.master, unheard.store, unheard.discarded) == (None, None, None, "", 0)
+    assert unheard.ended
+
+
+def test_a_master_shows_its_own_queue_before_what_it_was_told() -> None:
+    """A master that also draws records has both; its own numbers are the newer ones."""
+    queue = QueueStatus(
+        1, 3, 10, todo=9, leased=0, done=0, failed=1, end=End.NO, lease_s=9.0, mean_task_s=None, workers=2
+    )
+    found = status(replace(MASTER, queue=queue, discarded=0), RECORDS)
+    assert (found.todo, found.done, found.tasks) == (9, 0, 10)
+    assert (found.store, found.discarded, found.epoch) == ("sqlite", 0, 4)
+    assert (found.serves, found.serves_seconds) == (True, 10.0)
+
+
+def test_a_master_that_does_not_serve_shows_what_it_was_told() -> None:
+    """It has no queue of its own, and its store is still the one that it would serve from."""
+    standby = replace(MASTER, serves_since=None, reason="another master holds the lock")
+    found = status(standby, RECORDS)
+    assert (found.serves, found.serves_seconds, found.todo, found.store) == (False, None, 4, "sqlite")
+    assert found.last_error == "another master holds the lock"
+
+
+def test_the_last_error_is_the_most_useful_one() -> None:
+    """Why this node gets no tasks, before why the master does not answer, before what the master lacks."""
+    refused, trouble = ("other files", "copy them"), Trouble(97.0, "was silent")
+    failing = replace(MASTER, reason="disk full")
+    assert status(failing, replace(RECORDS, refused=refused, trouble=trouble)).last_error == "other files"
+    assert status(failing, replace(RECORDS, trouble=trouble)).last_error == "was silent"
+    assert status(failing, RECORDS).last_error == "disk full"
+    assert status(None, RECORDS).last_error == ""
+
+
+def test_a_master_that_does_not_answer_is_an_error_after_a_while() -> None:
+    """The time is shown at once, never negative; the finding comes after the time that the log waits, too."""
+    silent = replace(RECORDS, counts=msgspec.structs.replace(COUNTS, discarded=0), trouble=Trouble(100.0, "was silent"))
+    assert status(None, silent, 99.0).unanswered_seconds == 0.0
+    assert status(None, silent, 101.5).unanswered_seconds == 1.5
+    assert findings(None, silent, 100.0 + TROUBLE_S - 0.1) == []
+    (finding,) = findings(None, silent, 100.0 + TROUBLE_S)
+    assert (finding.level, finding.what) == ("error", "no master of the records has answered for 5 s: was silent")
+
+
+def test_what_is_wrong_is_said_with_what_to_do() -> None:
+    """A refusal has the master's own words; a master in waiting is a warning; discarded tasks are an error."""
+    standby = replace(MASTER, serves_since=None, reason="another master holds the lock")
+    found = findings(standby, replace(RECORDS, refused=("other files", "copy them")))
+    assert [(one.level, one.what) for one in found] == [
+        ("error", "other files"),
+        ("warning", "this node is a master and does not serve: another master holds the lock"),
+    ]
+    assert found[0].do == "copy them"
+    assert findings(replace(standby, reason=""), replace(RECORDS, counts=None)) == []
+    assert findings(replace(MASTER, reason="a slow disk"), replace(RECORDS, counts=None)) == [], "it serves"
+    (discarded,) = findings(None, RECORDS)
+    assert (discarded.level, discarded.what) == (
+        "error",
+        "5 tasks were discarded: their records are left out of a pass",
+    )
+
+
+def test_the_metrics_are_those_of_the_status() -> None:
+    """One sample for each state of a task, and the counters."""
+    families = {family.name: family for family in dispatch_metrics(status(None, RECORDS))}
+    states = {dict(labels)["state"]: value for labels, value in families["p2pnode_dispatch_tasks"].samples}
+    assert states == {"todo": 4, "leased": 3, "done": 2, "failed": 1}
+    values = {name: family.samples[0][1] for name, family in families.items()}
+    assert values["p2pnode_dispatch_serves"] == 0
+    assert values["p2pnode_dispatch_discarded_total"] == 5
+    assert values["p2pnode_dispatch_records_total"] == 640
+    assert values["p2pnode_dispatch_superseded_total"] == 1
+    assert values["p2pnode_dispatch_pass"] == 1

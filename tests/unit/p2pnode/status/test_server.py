@@ -1,0 +1,290 @@
+"""The HTTP API without sockets: parameters, refusals, and errors as JSON; `tests/process/test_status_server.py` has it
+with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from overlay.addresses import Address
+from p2pnode.config.settings import StatusSettings
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.status import server as module
+from p2pnode.status.events import EventRing
+from p2pnode.status.guard import Refusal
+from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA_HEADER
+from p2pnode.status.prometheus import single
+from p2pnode.status.server import StatusServer
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
+
+
+class Source:
+    """A node that records what it is told; it leaves out the member 0xab…"""
+
+    def __init__(self) -> None:
+        self.events = EventRing()
+        self.told: list[str] = []
+        self.is_ready = True
+
+    def status(self) -> Any:
+        return {"state": "training"}
+
+    def peers(self) -> Any:
+        return []
+
+    def steps(self, limit: int) -> Any:
+        return list(range(limit))
+
+    def ready(self) -> tuple[bool, str]:
+        return self.is_ready, "it waits for nodes"
+
+    def metrics(self) -> Any:
+        return [single("p2pnode_steps_total", "counter", "Steps.", 7)]
+
+    def leave(self) -> None:
+        self.told.append("leave")
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+    def trust(self, prefix: str) -> bool:
+        self.told.append(f"trust {prefix}")
+        return ("ab" * 20).startswith(prefix)
+
+
+class Asked:
+    """A server that is asked without a connection."""
+
+    def __init__(self, server: StatusServer, source: Source) -> None:
+        self.server, self.source = server, source
+        self.handlers = {(route.method, route.path): route.handler for route in server._routes()}
+
+    async def __call__(self, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, Any]:
+        """Status, JSON (or text) and headers of the answer."""
+        request = make_mocked_request(method, path, headers={"Host": "localhost", **headers})
+        handler: Any = self.handlers[method, request.path]
+        found: Any = await module._json_errors(request, handler)
+        body = found.body.decode()
+        return found.status, json.loads(body) if found.content_type == "application/json" else body, found.headers
+
+
+def play(scenario: Callable[[Asked], Awaitable[None]], host: str = "127.0.0.1") -> None:
+    async def main() -> None:
+        source: Any = Source()
+        await scenario(Asked(StatusServer(source, StatusSettings(host=host), "token", VirtualClock()), source))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [("", 100), ("?limit=1", 1), (f"?limit={MAX_LIMIT + 5}", MAX_LIMIT), ("?limit=007", 7)]
+)
+def test_a_number_has_a_default_and_an_upper_bound(given: str, limit: int) -> None:
+    """More than the bound is the bound."""
+
+    async def scenario(asked: Asked) -> None:
+        status, steps, _ = await asked(f"/steps{given}")
+        assert (status, len(steps)) == (200, limit)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1.5", "", "ten", "1" * 21, "١", "%201"])
+def test_any_other_number_is_named_in_the_refusal(given: str) -> None:
+    """Below the least, not whole, not of ASCII digits, or too long."""
+
+    async def scenario(asked: Asked) -> None:
+        status, answer, _ = await asked(f"/steps?limit={given}")
+        assert status == 400
+        assert answer["error"].startswith("limit = ")
+        assert answer["error"].endswith("is not a whole number from 1 up")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("given", ["nan", "-0.1", "soon", "-inf"])
+def test_a_time_that_is_none_is_refused(given: str) -> None:
+    """It would wait for ever, or not at all."""
+
+    async def scenario(asked: Asked) -> None:
+        status, answer, _ = await asked(f"/events?timeout={given}")
+        assert status == 400
+        assert "is not a number of seconds" in answer["error"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("given", "waits_s"), [("3.5", 3.5), ("inf", MAX_WAIT_S), ("1e9", MAX_WAIT_S), ("0", 0.0)])
+def test_a_request_for_events_waits_no_longer_than_it_may(given: str, waits_s: float) -> None:
+    """And answers with none."""
+
+    async def scenario(asked: Asked) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        status, page, _ = await asked(f"/events?timeout={given}")
+        assert (status, page["events"], page["last"]) == (200, [], 0)
+        assert loop.time() - began == waits_s
+        assert asked.server._waiting == 0
+
+    play(scenario)
+
+
+def test_so_many_requests_may_wait_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is told when to ask again; one that does not wait is answered; none waits while the server closes."""
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+
+    async def scenario(asked: Asked) -> None:
+        waiting = [asyncio.create_task(asked("/events?timeout=20")) for _ in range(2)]
+        await asyncio.sleep(1.0)
+        status, answer, headers = await asked("/events?timeout=20")
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert answer["error"] == "2 requests wait for events already"
+        assert (await asked("/events"))[0] == 200
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asked.server.stop()
+        assert [one[0] for one in await asyncio.gather(*waiting)] == [200, 200]
+        await asked("/events?timeout=20")
+        assert loop.time() == began
+
+    play(scenario)
+
+
+def test_changes_reach_the_node_and_are_accepted() -> None:
+    """Each answers at once with what was asked for."""
+
+    async def scenario(asked: Asked) -> None:
+        for name in ("leave", "pause", "resume"):
+            status, answer, _ = await asked(f"/{name}", "POST")
+            assert (status, answer["accepted"]) == (202, name)
+        assert asked.source.told == ["leave", "pause", "resume"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "says"),
+    [
+        ("ABABABAB", 202, ""),
+        ("abababa", 400, "is not the beginning of a node id"),
+        ("a" * 41, 400, "is not the beginning of a node id"),
+        ("abababxx", 400, "is not the beginning of a node id"),
+        ("cdcdcdcd", 400, "leaves out no member whose id begins with cdcdcdcd"),
+        ("", 400, "is not the beginning of a node id"),
+    ],
+)
+def test_a_member_to_be_trusted_is_named_by_eight_digits_or_more(given: str, status: int, says: str) -> None:
+    """Upper or lower case; otherwise nothing is changed."""
+
+    async def scenario(asked: Asked) -> None:
+        found, answer, _ = await asked(f"/trust?id={given}", "POST")
+        assert found == status
+        assert says in answer.get("error", "")
+        assert asked.source.told == ([f"trust {given.lower()}"] if "beginning of" not in says else [])
+
+    play(scenario)
+
+
+def test_readiness_tells_its_reason_to_those_with_the_token_alone() -> None:
+    """Beyond the loopback; whether it is ready is told to all."""
+
+    async def scenario(asked: Asked) -> None:
+        assert (await asked("/readyz"))[0] == 200
+        asked.source.is_ready = False
+        status, stranger, _ = await asked("/readyz")
+        assert (status, stranger["ready"], stranger["reason"]) == (503, False, "")
+        _, known, _ = await asked("/readyz", Authorization="Bearer token")
+        assert known["reason"] == "it waits for nodes"
+
+    play(scenario, host="0.0.0.0")
+
+
+def test_refused_requests_are_counted_by_status() -> None:
+    """In the metrics, with those of the node; the handler of a refused one is not called."""
+
+    async def scenario(asked: Asked) -> None:
+        async def never(_: web.Request) -> Any:
+            raise AssertionError
+
+        for host, count in (("evil.example", 2), ("localhost", 1)):
+            for _ in range(count):
+                request = make_mocked_request("POST", "/leave", headers={"Host": host})
+                admit: Any = asked.server._admit
+                assert (await admit(request, never)).status in (401, 403)
+        _, text, headers = await asked("/metrics")
+        assert "p2pnode_steps_total 7" in text
+        assert sum(asked.server._refused.values()) == 3
+        for status, count in asked.server._refused.items():
+            assert f'p2pnode_http_refused_total{{status="{status}"}} {count}' in text
+        assert headers[SCHEMA_HEADER] == "1"
+
+    play(scenario)
+
+
+def test_a_refusal_says_when_to_come_again_and_what_to_bring() -> None:
+    """Whole seconds, rounded up, and the scheme of the token."""
+    response = module._refused(Refusal(429, "too many", "wait", retry_s=1.2))
+    assert (response.status, response.headers["Retry-After"]) == (429, "2")
+    assert "WWW-Authenticate" not in response.headers
+    response = module._refused(Refusal(401, "no token", "bring one", challenge=True))
+    assert response.headers["WWW-Authenticate"] == 'Bearer realm="p2pnode"'
+    assert "Retry-After" not in response.headers
+
+
+def test_errors_of_a_handler_are_json(caplog: pytest.LogCaptureFixture) -> None:
+    """An unexpected one reveals its type, and the log has the rest."""
+
+    async def scenario(asked: Asked) -> None:
+        async def raising(error: Exception) -> Any:
+            async def handler(_: web.Request) -> Any:
+                raise error
+
+            request = make_mocked_request("GET", "/status", app=web.Application())
+            found: Any = await module._json_errors(request, handler)
+            return found.status, json.loads(found.body), found.headers
+
+        status, answer, _ = await raising(ValueError("a secret"))
+        assert (status, answer["error"]) == (500, "ValueError while answering /status")
+        assert "a secret" in caplog.text
+        status, answer, headers = await raising(web.HTTPMethodNotAllowed("GET", ["POST", "PUT"]))
+        assert (status, headers["Allow"], answer["hint"]) == (405, "POST, PUT", "it takes POST, PUT")
+        status, answer, _ = await raising(web.HTTPNotFound())
+        assert (status, answer["error"]) == (404, "there is no /status")
+        assert (await raising(web.HTTPRequestEntityTooLarge(1, 2)))[0] == 413
+
+    play(scenario)
+
+
+def test_a_port_that_cannot_be_had_says_why() -> None:
+    """In use, without the privilege, or at an address that is not here: each with what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="the port is in use") as failure:
+            module._listen("localhost", taken.getsockname()[1])
+    assert failure.value.exit_code == ExitCode.CANNOT_BIND
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:1") as failure:
+        module._listen("192.0.2.1", 1)
+    assert "check status.host" in str(failure.value.hint)
+    denied = module._cannot_listen(Address("127.0.0.1", 80), PermissionError(13, "Permission denied"))
+    assert "ports below 1024 need privileges" in str(denied.hint)
+    with module._listen("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_an_event_of_a_stream_is_one_line_of_data() -> None:
+    """As server-sent events want it; a number that JSON has not is null."""
+    assert module._sent("update", b'{"a":1}') == b'event: update\ndata: {"a":1}\n\n'
+    assert module._json({"loss": math.nan}).body == b'{"loss":null}'

@@ -1,0 +1,175 @@
+"""One of several trainers of a node: its requests for steps, its merges, and the memory that all share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.environment.simulated import ListLog, VirtualClock
+from tests.harness.environment.virtual_loop import run
+from training.devices import process as module
+from training.devices.process import DeviceProcess, HostMemory
+from training.settings import TrainingSettings
+from training.supervisor.node_start import NodeStart
+from training.trainer_link import messages
+from training.trainer_link.interface import MergeOrder, TrainerFailed
+from training.trainer_link.shared_memory import HostVectors, SharedVectors
+from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
+
+ORDER = MergeOrder(index=1, members=(0, 1), group=4, place="/tmp/group.4", backend="gloo")
+
+
+class Session:
+    """A session with a process that answers every merge in this way."""
+
+    failure = None
+
+    def __init__(self, is_done: bool = True) -> None:
+        self.is_done = is_done
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def ask(self, message: messages.Merge) -> asyncio.Future[messages.Merged]:
+        self.sent.append(message)
+        reply: asyncio.Future[messages.Merged] = asyncio.get_running_loop().create_future()
+        reply.set_result(messages.Merged(message.turn, self.is_done))
+        return reply
+
+    def forget(self, *_: Any) -> None: ...
+
+    def order_ended(self, *_: Any) -> None: ...
+
+
+def process(session: Session | None = None) -> Any:
+    clock = VirtualClock()
+    made: Any = DeviceProcess(
+        TrainingSettings(),
+        command=None,
+        node=NodeStart(b"n" * 20, 1),
+        state_dir=Path("/nowhere"),
+        log=ListLog([], "", clock),
+        clock=clock,
+    )
+    made._session = session
+    made._state = "running"
+    return made
+
+
+def test_requests_for_steps_reach_the_host_in_their_turn_alone() -> None:
+    """One of an earlier turn is late, and one of an earlier process is nobody's; the answer goes to the present one."""
+
+    async def main() -> None:
+        session = Session()
+        trainer, wanted = process(session), []
+        trainer._turn = 5
+        trainer._on_message(session, StepWanted(5, 1))
+        trainer.on_step(wanted.append)
+        trainer._on_message(session, StepWanted(5, 2))
+        trainer._on_message(session, StepWanted(4, 3))
+        trainer._on_message(Session(), StepWanted(5, 4))
+        trainer._on_message(session, messages.Idle())
+        assert wanted == [2]
+        trainer.answer_step(2, StepAnswer.DISTRIBUTED)
+        assert session.sent == [StepAnswered(5, 2, StepAnswer.DISTRIBUTED)]
+        trainer._session = None
+        trainer.answer_step(3, StepAnswer.STOP)
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_merge_says_whether_the_group_has_made_it(is_done: bool) -> None:
+    """It is an order of the next turn; without a process it fails as any order does."""
+
+    async def main() -> None:
+        session = Session(is_done)
+        trainer = process(session)
+        trainer._turn = 7
+        assert await trainer.merge(ORDER) is is_done
+        assert session.sent == [messages.Merge(8, ORDER)]
+        trainer._session = None
+        with pytest.raises(TrainerFailed, match="not running"):
+            await trainer.merge(ORDER)
+
+    run(main())
+
+
+def test_states_go_to_whoever_watches_last() -> None:
+    """A host replaces the callback of the trainer."""
+
+    async def main() -> None:
+        trainer, states = process(), []
+        trainer.watch_state(states.append)
+        trainer._set_state("hung")
+        assert states == ["hung"]
+
+    run(main())
+
+
+def test_a_trainer_that_shares_no_memory_has_its_own() -> None:
+    """As the only one of a node."""
+
+    async def main() -> None:
+        memory = await process()._allocate(8)
+        assert isinstance(memory, SharedVectors)
+        assert memory.vector.size == 8
+
+    asyncio.run(main())
+
+
+def test_the_memory_of_all_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for it at the same time: one vector, a delta for each, and the leaders' values."""
+    made: list[int] = []
+
+    def counted(total: int, trainers: int, **given: Any) -> HostVectors:
+        made.append(total)
+        return HostVectors(total, trainers, **given)
+
+    monkeypatch.setattr(module, "HostVectors", counted)
+
+    async def main() -> None:
+        memory = HostMemory(3, leaders=2)
+        assert memory.leaders() == []
+        trainers = [process() for _ in range(3)]
+        for index, trainer in enumerate(trainers):
+            trainer.share(memory, index)
+        found = await asyncio.gather(*(trainer._allocate(8) for trainer in trainers))
+        assert made == [8]
+        found[0].vector[3] = 5.0
+        found[1].delta[:] = 7.0
+        assert [one.vector[3] for one in found] == [5.0] * 3
+        assert [one.delta[0] for one in found] == [0.0, 7.0, 0.0]
+        assert [one.size for one in memory.leaders()] == [8, 8]
+        # The descriptors: the vector, the own delta, the leaders.
+        assert [len(one.descriptors) for one in found] == [4] * 3
+        assert len({one.descriptors[1] for one in found}) == 3
+        assert len({(one.descriptors[0], *one.descriptors[2:]) for one in found}) == 1
+
+    asyncio.run(main())
+
+
+def test_memory_that_could_not_be_made_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without values, or too little memory, is the failure of that start alone."""
+
+    async def main() -> None:
+        memory = HostMemory(2, leaders=0)
+        with pytest.raises(TrainerFailed, match="no trainable parameter"):
+            await memory.of(0, 0)
+
+        def too_little(*_: Any, **__: Any) -> Any:
+            raise TrainerFailed("too little memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "HostVectors", too_little)
+            with pytest.raises(TrainerFailed, match="too little"):
+                await memory.of(0, 8)
+        found = await memory.of(1, 8)
+        assert found.delta.dtype == np.float32
+
+    asyncio.run(main())

@@ -1,0 +1,129 @@
+"""Which trainers a node gets: one process, or one for each device, with their folders, threads and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
+from training.devices import start
+from training.devices.groups import DeviceGroups
+from training.devices.host import HostTrainer
+from training.devices.process import DeviceProcess
+from training.devices.start import PATIENCE, count_gpus, make_trainer
+from training.settings import DevicesSettings, TrainingSettings
+from training.supervisor.node_start import NodeStart
+from training.supervisor.process_trainer import ProcessTrainer
+
+NODE = NodeStart(b"n" * 20, 3)
+
+
+def made(folder: Path, devices: str | Sequence[str] = "", settings: Any = None, **training: Any) -> Any:
+    """The trainer of a node with these settings; no process is started."""
+    found: list[Any] = []
+
+    async def main() -> None:
+        states: list[str] = []
+        trainer = make_trainer(
+            TrainingSettings(devices=devices, **training),  # type: ignore[arg-type]
+            settings or DevicesSettings(),
+            command=None,
+            node=NODE,
+            state_dir=folder,
+            environment=make_environment(),
+            on_state=states.append,
+            on_output=None,
+        )
+        found.extend((trainer, states))
+
+    run(main())
+    found[0].reported = found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("devices", ["", "cpu", ["cuda:1"]])
+def test_one_device_is_one_process(tmp_path: Path, devices: str | list[str]) -> None:
+    """With all threads, in the state directory itself, and told of no other trainer."""
+    trainer = made(tmp_path, devices, device="auto", threads=6)
+    assert type(trainer) is ProcessTrainer
+    assert trainer._settings.device == ("auto" if not devices else devices if devices == "cpu" else "cuda:1")
+    assert (trainer._settings.threads, trainer._state_dir, trainer._node) == (6, tmp_path, NODE)
+
+
+def test_each_of_several_devices_has_a_process_of_its_own(tmp_path: Path) -> None:
+    """They share the threads, and know which of how many they are. The first one's files are where a single one's
+    would be, those of the others below."""
+    trainer = made(tmp_path, "cpu*3", threads=7)
+    assert isinstance(trainer, HostTrainer)
+    processes: list[Any] = [device.trainer for device in trainer._devices]
+    assert all(type(one) is DeviceProcess for one in processes)
+    assert [one._settings.device for one in processes] == ["cpu"] * 3
+    assert [one._settings.threads for one in processes] == [2, 2, 2]
+    assert [(one._node.device, one._node.devices) for one in processes] == [(0, 3), (1, 3), (2, 3)]
+    assert [one._state_dir for one in processes] == [tmp_path, tmp_path / "devices/1", tmp_path / "devices/2"]
+    assert all(one._node.node_id == NODE.node_id and one._node.incarnation == 3 for one in processes)
+    assert [one._host_memory[1] for one in processes] == [0, 1, 2]
+    assert len({id(one._host_memory[0]) for one in processes}) == 1
+    assert all(one.on_state == trainer.trainer_state_changed for one in processes)
+
+
+def test_one_device_that_is_coordinated_globally_is_a_host(tmp_path: Path) -> None:
+    """Its steps are asked for, as those of several are."""
+    trainer = made(tmp_path, "", DevicesSettings(coordination="global"))
+    assert isinstance(trainer, HostTrainer)
+    assert len(trainer._devices) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "coordination", "leaders"),
+    [("average", "none", 0), ("leader", "none", 1), ("leader", "global", 2), ("average", "global", 0)],
+)
+def test_the_memory_has_room_for_the_leaders_that_there_are(
+    tmp_path: Path, step: Any, coordination: Any, leaders: int
+) -> None:
+    """None for an average; the node's; or that and the swarm's."""
+    trainer = made(tmp_path, "cpu*2", DevicesSettings(step=step, coordination=coordination))
+    memory: Any = trainer._devices[0].trainer._host_memory[0]  # type: ignore[attr-defined]
+    assert (memory._leaders, memory._trainers, memory._delta_folder) == (leaders, 2, None)
+
+
+def test_deltas_are_in_files_of_the_state_directory_if_they_are_to_be(tmp_path: Path) -> None:
+    """With `training.delta_on_disk`."""
+    trainer = made(tmp_path, "cpu*2", delta_on_disk=True)
+    assert trainer._devices[0].trainer._host_memory[0]._delta_folder == tmp_path  # type: ignore[attr-defined]
+
+
+def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_path: Path) -> None:
+    """The numbers of an earlier process's groups come again. A merge is given up before a silent trainer counts as
+    hung."""
+    folder = tmp_path / "devices"
+    folder.mkdir()
+    for name in ("group.1", "group.2", "other"):
+        (folder / name).touch()
+    trainer = made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=40.0)
+    assert sorted(path.name for path in folder.iterdir()) == ["other"]
+    groups = trainer._groups
+    assert isinstance(groups, DeviceGroups)
+    order = groups.orders({0: 1.0, 1: 1.0})[0]
+    assert (order.backend, order.timeout_s, order.place) == ("gloo", PATIENCE * 40.0, str(folder / "group.1"))
+    assert made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=1.0)._groups._timeout_s == 1.0
+    assert made(tmp_path, "cpu*2")._groups is None
+
+
+def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the environment leaves visible, otherwise the driver's folders; none without a driver."""
+    for visible, count in (("", 0), ("0", 1), ("0,2", 2), ("-1", 0), (" 1 , ,3", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert count_gpus() == count
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(start, "NVIDIA_GPUS", tmp_path / "gpus")
+    assert count_gpus() == 0
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "gpus" / name).mkdir(parents=True)
+    assert count_gpus() == 2
+    trainer = made(tmp_path, "auto")
+    assert [device.name for device in trainer._devices] == ["cuda:0", "cuda:1"]

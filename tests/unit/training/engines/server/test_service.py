@@ -1,0 +1,300 @@
+"""The loop of a server, asked by hand: whom it hears, what it tells, and how its run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.server_swarm import World, WorldNode
+from training.engines.program import VerbFailed
+from training.engines.server import messages
+from training.engines.server.core import ServerRecord
+from training.engines.server.fencing import RECORD_KEY, encode_record
+from training.engines.server.messages import Computed, Poll, TaskGiven, Told
+from training.engines.server.options import ServerOptions
+from training.engines.server.program import ServerVerbs
+from training.engines.server.service import CHECK_S, LONGEST_WAIT_S, MEMBERS_S, SILENT_S, STAY_S, STORE_S
+from training.trainer_link.engine_messages import NotAnswered
+from training.values.encoding import encode_key, encode_value
+from training.values.store import StoreUnavailable
+
+OPTIONS = ServerOptions(barrier="asp", max_failures=1)
+
+
+def summing(stops_at: int = 1000) -> ServerVerbs:
+    """Each task is the key `k`; updates are added to it."""
+    verbs = ServerVerbs()
+    verbs.register_schedule(lambda ctx, workers: {worker: ["k"] for worker in workers})
+    verbs.register_stop(lambda ctx: ctx.version >= stops_at)
+    verbs.reducer = "add"
+    return verbs
+
+
+class Worker:
+    """A worker of which the test is the loop."""
+
+    def __init__(self, world: World) -> None:
+        world._count += 1
+        self.node = WorldNode(world, bytes([2]) + world._count.to_bytes(19, "big"), is_server=False)
+        world.nodes[self.node.node_id] = self.node
+        self.node.task = asyncio.create_task(asyncio.sleep(10_000.0, 0))
+        self.server = next(iter(world.nodes))
+        self.world = world
+
+    async def ask(self, *reports: Computed, **fields: Any) -> Told:
+        poll = Poll(1, 0, self.world.options.text(), wants=True, reports=list(reports))
+        return await self.send(messages.encode(msgspec.structs.replace(poll, **fields)))
+
+    async def send(self, payload: bytes) -> Told:
+        return messages.decode_told(await self.node.call(self.server, payload))
+
+    async def task(self) -> TaskGiven:
+        for _ in range(20):
+            if (found := (await self.ask()).task) is not None:
+                return found
+        raise AssertionError("no task")
+
+
+def computed(task: TaskGiven, value: int = 1, **fields: Any) -> Computed:
+    return msgspec.structs.replace(
+        Computed(task.held, task.version, [(encode_key("k"), encode_value("k", value))]), **fields
+    )
+
+
+def play(
+    scenario: Callable[[World, WorldNode], Awaitable[None]],
+    verbs: ServerVerbs | None = None,
+    options: ServerOptions = OPTIONS,
+) -> None:
+    """A world of one server, which is cancelled at the end."""
+
+    async def main() -> None:
+        world = World(options, lambda _: verbs or summing())
+        server = world.add(server=True)
+        try:
+            await scenario(world, server)
+        finally:
+            for node in world.nodes.values():
+                node.task.cancel()
+            await asyncio.gather(*(node.task for node in world.nodes.values()), return_exceptions=True)
+
+    run(main())
+
+
+async def value(world: World) -> object:
+    found = await world.store.get("k")
+    return None if found is None else found.value
+
+
+def test_a_worker_gets_a_task_with_the_values_of_its_keys() -> None:
+    """At once, and then none before its report; its update is in the values, and counted once."""
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        worker = Worker(world)
+        await world.store.set("k", 40)
+        task = await worker.task()
+        assert (task.version, task.values) == (0, [(encode_key("k"), encode_value("k", 40))])
+        report = computed(task, 2)
+        first = await worker.ask(report)
+        assert first.outcomes == [(*report.name, "counted")]
+        assert (first.version, await value(world)) == (1, 42)
+        again = await worker.ask(report)
+        assert again.outcomes == [(*report.name, "counted")]
+        assert await value(world) == 42
+
+    play(scenario)
+
+
+def test_a_worker_without_news_is_answered_after_a_second() -> None:
+    """It learns that the server lives. When it asks again meanwhile, its former request is answered at once."""
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        worker = Worker(world)
+        held = (await worker.task()).held
+        began = world.clock()
+        assert (await worker.ask(holds=held)).task is None
+        assert LONGEST_WAIT_S <= world.clock() - began < LONGEST_WAIT_S + MEMBERS_S + 0.1
+        former = asyncio.create_task(worker.ask(holds=held))
+        await asyncio.sleep(0.1)
+        began = world.clock()
+        asyncio.create_task(worker.ask(holds=held))  # noqa: RUF006
+        await former
+        assert world.clock() - began < 0.1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"run": 2}, "start number 1 of the program is under way here, not number 2"),
+        ({"settings": "others"}, "this node with others"),
+    ],
+)
+def test_a_node_that_runs_something_else_is_refused(fields: dict[str, Any], reason: str) -> None:
+    """It is no worker then, and hears why; so does one whose message is malformed."""
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        worker = Worker(world)
+        told = await worker.ask(**fields)
+        assert told.refused.endswith(reason)
+        assert "malformed Poll" in (await worker.send(b"\xc1")).refused
+        assert (await worker.ask(is_standby=True)).workers == 0
+
+    play(scenario)
+
+
+def test_no_task_is_given_before_there_are_enough_workers() -> None:
+    """Then all get theirs; one that leaves afterwards stops nobody."""
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        first, second = Worker(world), Worker(world)
+        assert (await first.ask()).task is None
+        waiting = asyncio.create_task(first.task())
+        await asyncio.sleep(0.2)
+        left = (await second.task()).held
+        task = await waiting
+        assert (await second.ask(leaves=True)).task is None
+        told = await first.ask(computed(task))
+        assert (told.workers, told.version) == (1, 1)
+        held = (await first.task()).held
+        assert (held.task, held.attempt) == (left.task, 2), "the task that was left"
+
+    play(scenario, options=ServerOptions(barrier="asp", min_workers=2))
+
+
+def test_a_worker_that_asks_no_more_is_taken_for_gone() -> None:
+    """Its node may live: after twenty seconds it counts no longer; one whose node is dead, as soon as that is known."""
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        first, second, third = Worker(world), Worker(world), Worker(world)
+        held, *_ = [(await worker.task()).held for worker in (first, second, third)]
+        began = world.clock()
+        world.kill(third.node)
+        counts = []
+        while world.clock() - began < SILENT_S + 2.0:
+            counts.append((world.clock() - began, (await first.ask(holds=held)).workers))
+        assert counts[0][1] == 3
+        assert {count for at, count in counts if 5.0 < at < SILENT_S - 3.0} == {2}
+        assert counts[-1][1] == 1
+
+    play(scenario)
+
+
+def test_a_run_that_is_over_completes_its_open_tasks_and_tells_everybody() -> None:
+    """The server returns the version of the values, and stays while somebody has not heard of the end."""
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        first, second = Worker(world), Worker(world)
+        one, other = await first.task(), await second.task()
+        told = await first.ask(computed(one))
+        assert (told.ended, told.task) == ("", None)
+        late = asyncio.create_task(second.ask(computed(other)))
+        assert (await first.ask()).ended == "stopped"
+        assert (await late).ended == "stopped"
+        assert await server.task == 2
+        assert (await world.record()).ended == "stopped"
+
+    play(scenario, summing(stops_at=1))
+
+
+def test_a_server_waits_no_longer_than_five_seconds_for_those_that_have_not_heard() -> None:
+    """A worker that asks no more would hold it up otherwise."""
+    verbs = summing(stops_at=2)
+    verbs.register_schedule(lambda ctx, workers: {} if ctx.version else {worker: ["k"] for worker in workers})
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        first, second = Worker(world), Worker(world)
+        one, other = await first.task(), await second.task()
+        await second.ask(computed(other), wants=False)
+        told = await first.ask(computed(one))
+        while not told.ended:
+            told = await first.ask()
+        began = world.clock()
+        await server.task
+        assert STAY_S - 0.5 <= world.clock() - began <= STAY_S + 0.1
+
+    play(scenario, verbs)
+
+
+def test_a_task_whose_push_fails_again_and_again_ends_the_run() -> None:
+    """More often than `max_failures`; every node hears which verb failed where."""
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        worker = Worker(world)
+        for _ in range(OPTIONS.max_failures + 1):
+            failed = computed(await worker.task(), updates=[], failure="ValueError: wrong")
+            told = await worker.ask(failed)
+        while not told.ended:
+            told = await worker.ask()
+        assert told.ended == "failed"
+        assert told.failure is not None
+        assert (told.failure.verb, told.failure.node) == ("push", worker.node.node_id.hex())
+        with pytest.raises(VerbFailed, match="ValueError: wrong"):
+            await server.task
+
+    play(scenario)
+
+
+def test_a_schedule_that_raises_ends_the_run() -> None:
+    """As any function of the program does."""
+    verbs = summing()
+    verbs.register_schedule(lambda ctx, workers: 1 / 0)
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        worker = Worker(world)
+        told = await worker.ask()
+        while not told.ended:
+            told = await worker.ask()
+        assert told.failure is not None
+        assert told.failure.verb == "schedule"
+        with pytest.raises(VerbFailed, match="ZeroDivisionError"):
+            await server.task
+
+    play(scenario, verbs)
+
+
+@pytest.mark.parametrize(("away_s", "is_made"), [(STORE_S - 10.0, True), (STORE_S + 10.0, False)])
+def test_a_commit_is_repeated_while_no_owner_of_its_keys_answers(away_s: float, is_made: bool) -> None:
+    """For a minute: its backup takes over meanwhile. It counts once."""
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        worker = Worker(world)
+        report = computed(await worker.task(), 5)
+        world.unavailable_until = world.clock() + away_s
+        with pytest.raises(NotAnswered):
+            await worker.ask(report)
+        await asyncio.sleep(STORE_S - 15.0)
+        assert (await value(world) == 5) == is_made
+        assert server.task.done() != is_made
+        if not is_made:
+            with pytest.raises(StoreUnavailable):
+                await server.task
+
+    play(scenario)
+
+
+def test_a_server_that_another_has_replaced_tells_its_workers_where_to_ask() -> None:
+    """It looks for that also while it has nothing to store, and stands by from then on."""
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        worker = Worker(world)
+        held = (await worker.task()).held
+        theirs = (await world.record()).epoch + 1
+        record = encode_record(ServerRecord(epoch=theirs, server=b"9" * 20, run=1))
+        asked = asyncio.create_task(worker.ask(holds=held))
+        await asyncio.sleep(0.1)
+        await world.store.set(RECORD_KEY, record, 1)
+        began = world.clock()
+        told = await asked
+        while told.epoch:
+            told = await worker.ask(holds=held)
+        assert (told.epoch, told.server) == (0, b"9" * 20)
+        assert world.clock() - began <= CHECK_S + LONGEST_WAIT_S
+
+    play(scenario)
