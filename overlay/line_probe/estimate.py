@@ -1,18 +1,16 @@
 """What a probe of the upload shows: the rate of a full line, a lower bound of a faster one, or nothing.
 
-A node sends some hundred kilobytes to a member, and reads how many of them the member's kernel has acknowledged. No
-report of the member is needed, so it cannot make a line look faster than it is.
+A node sends a member some hundred kilobytes, two megabytes over a fast line, and reads how many of them the member's
+kernel has acknowledged. No report of the member is needed, so it cannot make a line look faster than it is.
 
 A young connection sends twice as much in each round trip until the line is full. So while it is not full, the second
 half of all bytes takes one round trip, or two where the window grows by half. If it takes much longer, the line is
 full, and the mean rate of that half is the line's. BBR leaves its start-up the same way, when the rate has ceased
-to grow (Cardwell et al., *ACM Queue* 14(5), 2016). If all bytes pass before, the largest rate of a quarter of them is a
-lower bound. Pure.
+to grow (Cardwell et al., *ACM Queue* 14(5), 2016). If all bytes pass before, that mean is a lower bound. Pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,18 +18,18 @@ from typing import NamedTuple
 from overlay.capacity import AT_LEAST, UNKNOWN, class_of, split
 
 #: A probe sends so much at most.
-PROBE_BYTES = 1 << 20
+PROBE_BYTES = 1 << 21
 #: With fewer bytes acknowledged a probe shows nothing, and is not ended before its time.
 MIN_BYTES, MIN_DECIDED_BYTES = 1 << 13, 1 << 17
 #: A line is full if the second half of the bytes took so many round trips, and so long: on a line above 40 Mbit/s it
 #: may have waited for a processor.
-FULL_ROUND_TRIPS, FULL_S = 3.0, 0.1
+FULL_ROUND_TRIPS, FULL_S = 3.5, 0.2
+#: Shorter times are not told apart.
+SHORTEST_S = 1e-3
 #: Readings of a busy process are late. If they were for more than this part of that time, the line may not be full.
 LATE = 0.25
 #: A peer that has taken nothing for so long has stopped: its line is not the reason.
 STALLED_S = 0.5
-#: The part of the bytes whose largest rate is a lower bound.
-BOUND_PART = 0.25
 
 
 class Reading(NamedTuple):
@@ -73,7 +71,8 @@ def estimate(readings: Sequence[Reading], round_trip_s: float) -> Estimate | Non
     half = _second_half(readings, last)
     if half.is_long(round_trip_s):
         return None if half.is_late else Estimate(half.bytes_per_s, True)
-    return Estimate(_largest_rate(readings, int(BOUND_PART * last.acknowledged_bytes)), False) if is_whole else None
+    # Not the rate of a shorter time: jitter, which lets acknowledgements come together, would make it too large.
+    return Estimate(half.bytes_per_s, False) if is_whole else None
 
 
 def better(one: Estimate | None, other: Estimate | None) -> Estimate | None:
@@ -130,19 +129,4 @@ def _second_half(readings: Sequence[Reading], last: Reading) -> _Half:
     seconds = last.at_s - began.at_s
     late_s = sum(each.late_s for each in readings[number + 1 :] if each.at_s <= last.at_s)
     moved_bytes = last.acknowledged_bytes - began.acknowledged_bytes
-    return _Half(moved_bytes / seconds if seconds > 0.0 else math.inf, seconds, late_s)
-
-
-def _largest_rate(readings: Sequence[Reading], size_bytes: int) -> float:
-    """The largest mean rate between two readings that lie at least so many bytes apart."""
-    largest, first = 0.0, 0
-    for reading in readings:
-        while first + 1 < len(readings) and (
-            reading.acknowledged_bytes - readings[first + 1].acknowledged_bytes >= size_bytes
-        ):
-            first += 1
-        moved_bytes = reading.acknowledged_bytes - readings[first].acknowledged_bytes
-        seconds = reading.at_s - readings[first].at_s
-        if moved_bytes >= size_bytes and seconds > 0.0:
-            largest = max(largest, moved_bytes / seconds)
-    return largest
+    return _Half(moved_bytes / max(seconds, SHORTEST_S), seconds, late_s)

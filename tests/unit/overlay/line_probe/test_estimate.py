@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,18 +27,28 @@ FIRST_WINDOW = 14_600
 
 
 def transfer(
-    bytes_per_s: float, round_trip_s: float, *, growth: float = 2.0, within_s: float = 2.0, stops_at: int = PROBE_BYTES
+    bytes_per_s: float,
+    round_trip_s: float,
+    *,
+    growth: float = 2.0,
+    within_s: float = 2.0,
+    stops_at: int = PROBE_BYTES,
+    jitter: Callable[[], float] = lambda: 0.0,
 ) -> list[Reading]:
     """The readings of a young connection over a line, whose window grows by `growth` in each round trip; what arrives
-    is acknowledged a round trip after it was sent, segment by segment."""
+    is acknowledged a round trip after it was sent, segment by segment. `jitter`: seconds by which a segment and those
+    behind it are late, another number every 50 ms."""
     acknowledged: list[tuple[float, int]] = [(0.0, 0)]
     window, sent, free_s, begins_s = float(FIRST_WINDOW), 0, 0.0, 0.0
     while sent < PROBE_BYTES and begins_s < within_s:
         free_s = max(free_s, begins_s)
+        late_s = jitter()
         for _ in range(max(int(window) // 1460, 1)):
             sent = min(sent + 1460, PROBE_BYTES)
             free_s += 1460 / bytes_per_s
-            acknowledged.append((free_s + round_trip_s, sent))
+            if int(free_s / 0.05) != int((free_s - 1460 / bytes_per_s) / 0.05):
+                late_s = jitter()
+            acknowledged.append((max(free_s + round_trip_s + late_s, acknowledged[-1][0]), sent))
         # The next window begins when the first segment of this one is acknowledged, if the line is free by then.
         begins_s = max(begins_s + round_trip_s, free_s)
         window *= growth
@@ -87,6 +100,24 @@ def test_a_fast_line_gives_a_lower_bound_and_is_never_taken_for_a_full_one(
     if found is not None:
         assert not found.is_exact
         assert found.bytes_per_s <= mbit * MBIT * 1.01
+
+
+@given(
+    mbit=st.floats(5.0, 40.0),
+    round_trip_s=st.floats(0.02, 0.08),
+    jitter_s=st.floats(0.0, 0.05),
+    seed=st.integers(0, 999),
+)
+def test_jitter_changes_an_estimate_by_less_than_a_class(
+    mbit: float, round_trip_s: float, jitter_s: float, seed: int
+) -> None:
+    """Acknowledgements that come late and then together: of equal lines none seems twice as fast as another."""
+    rng = random.Random(seed)
+    readings = transfer(mbit * MBIT, round_trip_s, jitter=lambda: rng.uniform(0.0, jitter_s))
+    found, _, _ = decided(readings, round_trip_s + rng.uniform(0.0, jitter_s))
+
+    assert found is not None
+    assert found.bytes_per_s == pytest.approx(mbit * MBIT, rel=0.4)
 
 
 def test_a_line_of_5_mbit_beside_lines_of_100_is_below_the_floor() -> None:
@@ -141,6 +172,13 @@ def test_a_distant_receiver_needs_longer_to_show_a_full_line() -> None:
     assert full_rate(readings, 0.1) == Estimate(pytest.approx(200_000.0), True)
     assert full_rate(readings, 0.3) is None
     assert readings[-1].acknowledged_bytes > MIN_DECIDED_BYTES
+
+
+def test_bytes_that_are_acknowledged_in_pieces_count_from_the_beginning_of_their_wait() -> None:
+    """16 KiB every tenth of a second, read ten times as often: the time before the first piece of the half counts."""
+    readings = [Reading(0.01 * n, (1 << 14) * (n // 10)) for n in range(171)]
+
+    assert full_rate(readings, 0.01) == Estimate(pytest.approx((1 << 14) / 0.1, rel=0.01), True)
 
 
 def test_of_two_receivers_the_better_one_counts() -> None:
