@@ -18,7 +18,7 @@ from overlay.environment import Clock
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
-from overlay.peers import Activity, Contact, PeerChange
+from overlay.peers import Activity, Contact, Peer, PeerChange
 
 #: The result of a lookup is used this long; failures and new known peers count without another lookup.
 CACHE_TTL_S = 30.0
@@ -59,12 +59,14 @@ class Candidates:
         """Candidates for a key, best first."""
         found = [] if self._sampler.knows_nearly_all() else await self._find_cached(key)
         closest = self._closest(key, found, self._local.contact)
-        eligible = {
-            node_id: contact
-            for node_id, contact in closest.items()
-            if (self._local.may_own if node_id == self._local.node_id else self._may_own(node_id))
-        }
-        return [eligible[node_id] for node_id in rank(key, eligible, {each: self.capacity(each) for each in eligible})]
+        capacities: dict[bytes, int] = {}
+        for node_id in closest:  # asked for every shard, again and again: each peer is looked up once
+            if node_id == self._local.node_id:
+                if self._local.may_own:
+                    capacities[node_id] = self._local.line.capacity
+            elif (peer := self._members.peer(node_id)) is not None and self._may_own(peer):
+                capacities[node_id] = peer.capacity
+        return [closest[node_id] for node_id in rank(key, capacities, capacities)]
 
     def capacity(self, node_id: bytes) -> int:
         """The capacity class of a node; 0 where it has announced none."""
@@ -73,14 +75,12 @@ class Candidates:
         peer = self._members.peer(node_id)
         return 0 if peer is None else peer.capacity
 
-    def _may_own(self, node_id: bytes) -> bool:
-        peer = self._members.peer(node_id)
+    def _may_own(self, peer: Peer) -> bool:
         return (
-            peer is not None
-            and peer.eligible
+            peer.eligible
             and peer.activity is not Activity.LEAVING
-            and not self._members.detector.is_suspect(node_id)
-            and self._stream_health.is_reachable(node_id)
+            and not self._members.detector.is_suspect(peer.node_id)
+            and self._stream_health.is_reachable(peer.node_id)
         )
 
     def _closest(self, key: bytes, found: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:

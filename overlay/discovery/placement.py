@@ -35,10 +35,11 @@ def rank(key: bytes, node_ids: Iterable[bytes], capacities: Mapping[bytes, int] 
     `capacities` are their announced capacity classes (`overlay.capacity`), 0 where unknown. Nodes under the floor are
     left out, unless fewer than `MIN_CANDIDATES` others remain; then they come last.
     """
-    nodes = list(dict.fromkeys(node_ids))
-    exponents = weight_exponents({node_id: (capacities or {}).get(node_id, 0) for node_id in nodes})
-    if not any(exponents.values()) and None not in exponents.values():
+    nodes, announced = list(dict.fromkeys(node_ids)), capacities or {}
+    found = _exponents(tuple([announced.get(node_id, 0) for node_id in nodes]))
+    if not any(found) and None not in found:
         return sorted(nodes, key=lambda node_id: (weight(key, node_id), node_id), reverse=True)
+    exponents = dict(zip(nodes, found, strict=True))
 
     def order(node_id: bytes) -> tuple[int, bytes, bytes]:
         exponent = exponents[node_id]
@@ -49,6 +50,13 @@ def rank(key: bytes, node_ids: Iterable[bytes], capacities: Mapping[bytes, int] 
     if len(above) >= MIN_CANDIDATES:
         return above
     return above + sorted((node_id for node_id in nodes if exponents[node_id] is None), key=order, reverse=True)
+
+
+@lru_cache(maxsize=1024)  # hardly ever another than for the shard before
+def _exponents(announced: tuple[int, ...]) -> tuple[int | None, ...]:
+    """`weight_exponents` of nodes that announce these classes, in their order."""
+    found = weight_exponents({number.to_bytes(4, "big"): value for number, value in enumerate(announced)})
+    return tuple(found.values())
 
 
 @lru_cache(maxsize=1 << 16)
