@@ -45,6 +45,7 @@ class Crawler:
         self._local = local
         self._k = k
         self._members = membership.members
+        self._movement = membership.movement
         self._lookups = lookups
         self._sampler = sampler
         self._candidates = candidates
@@ -94,6 +95,7 @@ class Crawler:
             if not self._is_crawling():
                 self._members.forget_unused(frozenset(self._sampler.pool.ids()), self._clock.monotonic())
             self._candidates.expire()
+            self._movement.drop_ended()
 
     def _far_target(self) -> bytes:
         """A random id that shares a short prefix of random length with the own id: each call refreshes another

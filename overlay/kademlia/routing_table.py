@@ -25,6 +25,8 @@ from overlay.peers import Contact
 #: A bucket away from the own id splits until its depth is a multiple of this (Maymounkov and Mazières 2002, section
 #: 4.2, with b = 2). With b = 5 a table at 1000 nodes would have 650 contacts, all to be kept fresh.
 SPLIT_DEPTH = 2
+#: So many more contacts than are wanted are ranked: to halve their range once more costs as much.
+SPARE_RANKED = 8
 #: Replacement entries of a bucket, as a share of its places: a bucket that lost half of its contacts is full again.
 REPLACEMENT_SHARE = 0.5
 
@@ -206,24 +208,30 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         """The exact `count` closest listed contacts, packed, closest first, the target itself included.
 
         An id that shares a longer prefix with the target is closer, and in sorted order the ids of one prefix are
-        adjacent. So only the smallest such range that holds enough of them is ranked. Every `find_node` calls this.
+        adjacent. So ranges are halved until hardly more are left than are wanted, and only these are ranked. Every
+        `find_node` calls this: it was a fifth of what a node of 500 computes.
         """
         number = int.from_bytes(target, "big")
-        entries = self._sorted
-        wanted = count + 1  # `skip` may be among them
-        bits = max(0, (len(entries) // wanted).bit_length() - 1)
-        while bits:
-            width = ID_BITS - bits
-            low = number >> width << width
-            first = bisect_left(entries, low.to_bytes(ID_BYTES, "big"))
-            end = low + (1 << width)
-            last = len(entries) if end == ID_SPACE else bisect_left(entries, end.to_bytes(ID_BYTES, "big"), first)
-            if last - first >= wanted:
-                entries = entries[first:last]
-                break
-            bits -= 1
+        entries, chosen = self._sorted, list[bytes]()
+        left = wanted = count + 1  # `skip` may be among them
+        low, width, first, last = 0, ID_BITS, 0, len(entries)
+        while last - first > left + SPARE_RANKED:
+            width -= 1
+            upper = low + (1 << width)
+            middle = bisect_left(entries, upper.to_bytes(ID_BYTES, "big"), first, last)
+            in_upper = number >> width & 1
+            nearer = last - middle if in_upper else middle - first
+            if nearer < left:  # all of the nearer half, and the rest from the other one
+                chosen += entries[middle:last] if in_upper else entries[first:middle]
+                left -= nearer
+                in_upper = not in_upper
+            if in_upper:
+                first, low = middle, upper
+            else:
+                last = middle
+        chosen += entries[first:last]
         # Plain integers sort several times faster than pairs.
-        by_gap = {int.from_bytes(packed[:ID_BYTES], "big") ^ number: packed for packed in entries}
+        by_gap = {int.from_bytes(packed[:ID_BYTES], "big") ^ number: packed for packed in chosen}
         nearest = sorted(by_gap)[:wanted]
         skipped = -1 if skip is None else int.from_bytes(skip, "big") ^ number
         return [by_gap[gap] for gap in nearest if gap != skipped][:count]

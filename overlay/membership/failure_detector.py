@@ -35,6 +35,8 @@ PROBE_PAUSE_S = 0.2
 DEAD_MEMORY_S = 3600.0
 LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
+#: What is too old is looked for this often: when half of a swarm has died, hundreds are remembered for an hour.
+PURGE_INTERVAL_S = 10.0
 #: Suspects probed in a round. If more crash at once they take turns, so that probes stay few. With as many suspects
 #: others are not asked to ping one more: that finds paths that fail one at a time, and costs a dozen datagrams.
 MAX_SUSPECTS_PER_ROUND = 16
@@ -66,6 +68,7 @@ class FailureDetector:
         self._watched: dict[bytes, None] = {}
         self._next_round = now + settings.probe_interval_s * rng.random()
         self._planned = self._next_round
+        self._next_purge = now
 
     def begin_again(self, incarnation: int) -> None:
         """This node is a later start from now on: accusations of the former one do not concern it."""
@@ -233,7 +236,9 @@ class FailureDetector:
         if now >= self._next_round:
             self._next_round = now + self.settings.probe_interval_s
             actions += self._begin_round(now)
-            self._purge(now)
+            if now >= self._next_purge or len(self._removed) > MAX_REMEMBERED:
+                self._next_purge = now + PURGE_INTERVAL_S
+                self._purge(now)
         return actions
 
     def _suspects_due(self, now: float) -> list[bytes]:
@@ -297,7 +302,7 @@ class FailureDetector:
         if member is None:
             return self._on_gossip_of_removed(news, kind)
         if (news.incarnation, news.refutation, min(kind, MemberState.DEAD)) <= member.rank():
-            return []
+            return self._doubt(news, member, now) if kind is MemberState.DEAD else []
         match kind:
             case MemberState.ALIVE | MemberState.LEFT if sender != news.node_id:
                 return self._note_unconfirmed(news, kind, member, now)
@@ -308,6 +313,15 @@ class FailureDetector:
                 return [*actions, Broadcast(news)]
             case MemberState.SUSPECT | MemberState.DEAD:
                 return self._accept_accusation(news, kind, member, now)
+
+    def _doubt(self, news: Gossip, member: Member, now: float) -> list[DetectorAction]:
+        """A reported death is older than the member's last refutation, as far as this node knows. Those that report it
+        may not have heard of that refutation, and then nobody will tell this node more: it asks the member itself."""
+        is_same_start = news.incarnation == member.incarnation and news.refutation < member.refutation
+        silent_since = max(member.heard, member.probed)
+        if not is_same_start or member.state is MemberState.SUSPECT:
+            return []
+        return self.request_probe(news.node_id, now) if now - silent_since >= self.settings.probe_interval_s else []
 
     def _refute(self, news: Gossip, sender: bytes) -> list[DetectorAction]:
         """SWIM: refute with a higher count. The heartbeat itself refutes gossip about an older start of this node."""

@@ -8,7 +8,7 @@ that is gone acknowledges nothing. A process that hangs soon takes nothing more,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 from overlay.transport import RequestStream
 
@@ -21,19 +21,31 @@ class StreamMovement:
 
     def __init__(self) -> None:
         #: By peer; the numbers are those of the last mark.
-        self._streams: dict[bytes, WeakKeyDictionary[RequestStream, int]] = {}
+        self._streams: dict[bytes, dict[ReferenceType[RequestStream], int]] = {}
         #: The same of the requests of this node that are under way.
         self._requests: dict[bytes, dict[RequestStream, int]] = {}
+
+    def __len__(self) -> int:
+        """Peers of which streams are known."""
+        return len(self._streams)
 
     def add(self, node_id: bytes, stream: RequestStream) -> None:
         """A request of, or to, this peer uses the stream. What has moved before is of the past."""
         streams = self._streams.get(node_id)
         if streams is None:
-            # Each takes half a kilobyte: those of peers whose streams have all ended are dropped.
-            self._streams = {peer: used for peer, used in self._streams.items() if len(used)}
-            streams = self._streams[node_id] = WeakKeyDictionary()
-        if stream not in streams:  # of one that is known already the kernel is not asked
-            streams[stream] = stream.moved_bytes()
+            streams = self._streams[node_id] = {}
+        if ref(stream) not in streams:  # of one that is known already the kernel is not asked
+            for ended in [known for known in streams if known() is None]:
+                del streams[ended]
+            streams[ref(stream)] = stream.moved_bytes()
+
+    def drop_ended(self) -> None:
+        """Forget the streams that have ended; of a peer without others nothing is left."""
+        for node_id, streams in list(self._streams.items()):
+            for ended in [known for known in streams if known() is None]:
+                del streams[ended]
+            if not streams:
+                del self._streams[node_id]
 
     def begin(self, node_id: bytes, request: RequestStream) -> None:
         """A request to this peer begins; on it nothing has moved yet."""
@@ -51,20 +63,27 @@ class StreamMovement:
 
     def sample(self, node_id: bytes) -> Sample:
         """How far each stream with this peer is now."""
-        streams = [*self._streams.get(node_id, ()), *self._requests.get(node_id, ())]
-        return {stream: stream.moved_bytes() for stream in streams}
+        return {stream: stream.moved_bytes() for stream, _ in self._known(node_id)}
 
     def mark(self, node_id: bytes) -> None:
         """Movement counts from now on, where no sample is given."""
-        for known in (self._streams.get(node_id), self._requests.get(node_id)):
-            if known is not None:
-                known.update({stream: stream.moved_bytes() for stream in list(known)})
+        if (streams := self._streams.get(node_id)) is not None:
+            streams.update({known: stream.moved_bytes() for known in streams if (stream := known()) is not None})
+        if (requests := self._requests.get(node_id)) is not None:
+            requests.update({request: request.moved_bytes() for request in requests})
 
     def has_moved(self, node_id: bytes, since: Sample | None = None) -> bool:
         """Whether a byte has moved since that sample, or the last mark, on a stream that has not ended."""
-        known: Sample = {**self._streams.get(node_id, {}), **self._requests.get(node_id, {})}
-        before = known if since is None else since
-        return any(stream.moved_bytes() > before.get(stream, 0) for stream in known)
+        return any(
+            stream.moved_bytes() > (before if since is None else since.get(stream, 0))
+            for stream, before in self._known(node_id)
+        )
+
+    def _known(self, node_id: bytes) -> list[tuple[RequestStream, int]]:
+        """The streams and requests of a peer that have not ended, and how far each was at the last mark."""
+        streams = self._streams.get(node_id, {}).items()
+        used = [(stream, before) for known, before in streams if (stream := known()) is not None]
+        return [*used, *self._requests.get(node_id, {}).items()]
 
     def forget(self, node_id: bytes) -> None:
         """The peer is no member any more."""

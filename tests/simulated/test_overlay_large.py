@@ -67,7 +67,9 @@ def test_a_large_swarm_joins_churns_and_is_halved_with_loss_and_stalls(seed: int
     print(found.dead_entries, found.dead_peers, story.gone_s, story.recall, story.halved_error, story.stalls)
 
     assert story.joined.joined_s < 10
-    assert story.joined.resolved.right == 1.0
+    assert story.joined.resolved.right >= 0.98, (
+        "each node stalls 2 % of the time, and is silent for as long as a call waits"
+    )
     assert statistics.median(finished.rounds for finished in story.joined.resolved.took) <= 4
     assert story.settled_error < 0.15
     assert found.deaths + found.leaves > nodes / 20

@@ -14,11 +14,13 @@ from overlay.discovery.crawler import CRAWL_INTERVAL_S, REFRESH_DELAY_S, REFRESH
 from overlay.discovery.population import Population
 from overlay.ids import distance
 from overlay.local_node import LocalNode
+from overlay.membership.stream_movement import StreamMovement
 from overlay.peer_table import PeerTable
 from overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.stream_stub import StreamStub
 
 OWN, *NODES = ids(201)
 K = 20
@@ -42,7 +44,8 @@ class World:
             forget_unused=lambda keep, _now: self.forgotten.append(keep),
         )
         population = Population(200.0, 150.0, 250.0, False, 8)
-        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append)
+        self.movement = StreamMovement()
+        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append, movement=self.movement)
         lookups: Any = SimpleNamespace(find=self._find)
         sampler: Any = SimpleNamespace(population=lambda: population, pool=SimpleNamespace(ids=lambda: NODES[:3]))
         candidates: Any = SimpleNamespace(expire=self._expire)
@@ -133,6 +136,8 @@ def test_the_own_id_is_looked_up_every_minute_and_soon_after_a_return() -> None:
 
     async def story() -> None:
         world = World(knows_all=True)
+        world.movement.add(NODES[0], StreamStub())
+        assert len(world.movement) == 1
         task = asyncio.create_task(world.crawler.keep_table_fresh(), name="refresh")
         await asyncio.sleep(0.5 * REFRESH_INTERVAL_S)
         world.changed[0](PeerChange(NODES[0], "up"))
@@ -145,6 +150,7 @@ def test_the_own_id_is_looked_up_every_minute_and_soon_after_a_return() -> None:
         assert set(world.targets) == {OWN}
         assert 2 <= len(world.targets) <= 3
         assert world.expired == len(world.targets)
+        assert len(world.movement) == 0, "that stream has ended"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

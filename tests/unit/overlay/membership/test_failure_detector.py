@@ -135,7 +135,7 @@ OLD, SAME, NEW = (1, 0), (1, 1), (1, 2)
         ("alive", MemberState.ALIVE, NEW, "spread"),
         ("alive", MemberState.SUSPECT, OLD, None),
         ("alive", MemberState.SUSPECT, SAME, "suspect"),
-        ("alive", MemberState.DEAD, OLD, None),
+        ("alive", MemberState.DEAD, OLD, "asked"),
         ("alive", MemberState.DEAD, SAME, "suspect"),
         ("alive", MemberState.LEFT, SAME, "left"),
         ("suspect", MemberState.ALIVE, SAME, None),
@@ -263,6 +263,27 @@ def test_gossip_that_others_report_as_refuted_causes_a_probe_only(kind: MemberSt
     assert not made.is_suspect(A)
     made.on_gossip(news(kind, A, *SAME), B, 6.0)
     assert made.is_suspect(A), "this one is newer"
+
+
+def test_a_death_that_others_report_of_before_a_refutation_causes_a_probe() -> None:
+    """They may not know the refutation, so that none of them will ever outrank it: the member was killed after it,
+    and the few that know it would list it for minutes. One probe a round; none while it answers; a suspicion is no
+    death."""
+    made = detector(A, B)
+    made.on_gossip(news(MemberState.ALIVE, A, *SAME), A, 2.0)
+    made.on_heartbeat(A, 1, 2.0)
+    dead = news(MemberState.DEAD, A, *OLD)
+
+    assert made.on_gossip(dead, B, 2.9) == []
+    assert made.on_gossip(news(MemberState.SUSPECT, A, *OLD), B, 9.0) == []
+    assert made.on_gossip(news(MemberState.DEAD, A, 0, 0), B, 9.0) == [], "of a former start"
+    assert made.on_gossip(dead, B, 9.0) == [SendPing(A)]
+    assert made.on_gossip(dead, C, 9.9) == []
+    assert made.is_alive(A)
+    assert not made.is_suspect(A)
+    assert made.on_gossip(dead, C, 10.0) == [SendPing(A)]
+    made.on_unreachable(A, 11.0, "it does not answer")
+    assert made.on_gossip(dead, B, 12.5) == [], "suspects are probed in each round"
 
 
 def test_leaves_and_refutations_count_from_their_own_node_only() -> None:

@@ -75,10 +75,23 @@ def test_a_stream_that_nobody_uses_any_more_is_forgotten() -> None:
 
 
 def test_a_peer_whose_streams_have_all_ended_takes_no_memory() -> None:
-    """It is dropped when the next peer uses a stream; one whose stream is open stays."""
-    movement, stream, kept, last = StreamMovement(), _Stream(1), _Stream(2), _Stream(3)
+    """It is dropped with what has ended; one with an open stream stays, without those that have ended."""
+    movement, stream, kept, other = StreamMovement(), _Stream(1), _Stream(2), _Stream(3)
     movement.add(PEER, stream)
     movement.add(OTHER, kept)
-    del stream
-    movement.add(b"l" * 20, last)
-    assert list(movement._streams) == [OTHER, b"l" * 20]
+    movement.add(OTHER, other)
+    del stream, other
+    movement.drop_ended()
+    assert list(movement._streams) == [OTHER]
+    assert len(movement._streams[OTHER]) == 1
+    kept.moved = 9
+    assert movement.has_moved(OTHER)
+
+
+def test_a_peer_that_connects_again_and_again_has_no_more_entries() -> None:
+    """What has ended goes when the next stream of the same peer comes."""
+    movement = StreamMovement()
+    for _ in range(5):
+        stream = _Stream(1)
+        movement.add(PEER, stream)
+    assert len(movement._streams[PEER]) <= 2
