@@ -11,7 +11,8 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation import play
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
-from tests.simulated.test_exchange_faults import ONES, backup, exchange_of, join, owner, push, simulate, value
+from tests.simulated.test_exchange_faults import ONES, backup, exchange_of, join, owner, push, simulate, until, value
+from training.exchange.aggregation import delivery_checks
 from training.exchange.aggregation.consignments import Note
 from training.exchange.aggregation.relays import AVOIDED_S
 from training.exchange.messages import Push, PushResult
@@ -21,9 +22,14 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize(("first", "histories", "nodes"), [(6000, 12, 8), (6100, 1, 24), *more((6012, 60, 8))])
-def test_relayed_deltas_are_in_the_model_once(first: int, histories: int, nodes: int) -> None:
+def test_relayed_deltas_are_in_the_model_once(
+    first: int, histories: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `test_conservation`, with deltas that pass other nodes, which crash, pause and are cut off: after any
-    faults each shard is the sum of its deltas, each once, with all acknowledged ones among them."""
+    faults each shard is the sum of its deltas, each once, with all acknowledged ones among them. No relay is taken for
+    one that keeps deltas, although most are checked."""
+    monkeypatch.setattr(delivery_checks, "CHECKED", 1)
+    monkeypatch.setattr(delivery_checks, "AGAIN_S", 6.0)
     print(f"seeds from {first}: python -m tests.harness.histories.conservation --relays --nodes {nodes} --seed N")
     tallies = [play(seed, nodes, relays=True) for seed in range(first, first + histories)]
 
@@ -204,3 +210,38 @@ def test_a_new_node_is_met_by_the_others() -> None:
         assert value(world) == [1.0] * 8
 
     simulate(scenario, nodes=24, shards=8, relay_above=8, relay_bits=2)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int4"])
+def test_a_relay_that_keeps_deltas_is_found_and_avoided(codec: str) -> None:
+    """It answers that the owner has what it has not handed on. The owner does not list it; the next ones go by another
+    way, and all that the relay has kept is sent to its owner. No other relay is suspected."""
+
+    async def scenario(world: World) -> None:
+        origin = with_a_relay(world)
+        relay = relay_of(world, origin)
+        kept_shards: list[int] = []
+
+        async def kept(push: Push, _items: object, note: Note, _hops: int) -> None:
+            kept_shards.extend(push.shards)
+            note([PushResult(shard, "ok", 1) for shard in push.shards])
+
+        exchange_of(relay).services.relays.deliver = kept  # type: ignore[method-assign, assignment]
+        exchange, total = exchange_of(origin), 0.0
+        for step in range(1, 200):
+            await push(origin, step)
+            await push(owner(world), step)
+            total += 2 * step
+            await exchange.pull(step)
+            await asyncio.sleep(1.0)
+            if relay_of(world, origin) is not relay:
+                break
+        assert 0 in kept_shards
+        assert step < 120
+        await until(world, lambda: value(world)[0] == total, within_s=20.0, what="what was kept is sent again")
+        await push(origin, 300)
+        assert value(world)[0] == total + 300.0
+
+    world = simulate(scenario, nodes=24, shards=8, relay_above=8, relay_bits=2, pull_codec=codec)
+    (found,) = (record for record in world.records if record.event == "relay_kept_delta")
+    assert found.fields["count"] >= 30

@@ -32,6 +32,7 @@ from training.exchange.aggregation.bundles import (
     read_pieces,
 )
 from training.exchange.aggregation.consignments import Consignment, Note, Unanswered, Way
+from training.exchange.aggregation.delivery_checks import DeliveryChecks, Reported
 from training.exchange.aggregation.results_stream import ResultsStream
 from training.exchange.aggregation.routes import RouteTable
 from training.exchange.context import ExchangeContext
@@ -45,6 +46,8 @@ from training.exchange.owner.deltas import DeltaHandler
 ROUTES_S = 1.0
 #: A next node that failed is left out for this long, and one that knows no relays (of an earlier version) longer.
 AVOIDED_S, UNABLE_S = 10.0, 300.0
+#: One that has reported a delta as delivered that its owner has not got.
+DISBELIEVED_S = 600.0
 #: A relay lets foreign deltas wait for others for this share of the median step, and not longer than this.
 GATHER_SHARE, GATHER_MOST_S = 0.05, 1.0
 #: Encoded bytes of others that one node holds.
@@ -71,6 +74,7 @@ class DeltaRelays:
         self._directory = directory
         self._deltas = deltas
         self._ways: dict[bytes, Way] = {}
+        self.checks = DeliveryChecks(context, directory, self._on_missing)
         self._streams: dict[ResultsStream, None] = {}
         self._held_bytes = 0
         self._routes: tuple[float, RouteTable | None] | None = None
@@ -152,6 +156,8 @@ class DeltaRelays:
             await unanswered.done.wait()
         finally:
             unanswered.close()
+        if not hops:
+            self.checks.begin()
 
     async def _add(self, push: Push, items: list[Carried], unanswered: Unanswered) -> None:
         """Add the shards that this node owns, a part at a time."""
@@ -241,6 +247,8 @@ class DeltaRelays:
             if not 0 <= place < len(batch):
                 raise BadFrame(f"an answer to push {place} of {len(batch)}")
             batch[place].answer(results)
+            if not batch[place].hops:
+                self._check(to.node_id, batch[place].push, results)
             own = [result for result in results if result.shard < len(self._store)]
             self._directory.answered(
                 to,
@@ -254,6 +262,25 @@ class DeltaRelays:
         if not pieces:
             for one in batch:
                 one.unanswered.sign_of_life()
+
+    def _check(self, relay: bytes, push: Push, results: list[PushResult]) -> None:
+        """A relay has answered about a delta of this node."""
+        known_owners = self._store.ownership.known_owners
+        for result in results:
+            known = known_owners.get(result.shard)
+            if result.status == "ok" and known is not None and known.owner.node_id != relay:
+                self.checks.note(relay, push, result)
+
+    def _on_missing(self, one: Reported) -> None:
+        """A relay, or one behind it, has not delivered what it has reported. All that may have gone that way is to be
+        sent to its owner, if that lacks it: as if the relay had owned the shard (`training.exchange.resending`)."""
+        routes, count = self.routes(), 0
+        for key, delta in self._context.acknowledged:
+            is_other = routes is not None and routes.hop(delta.owner) == one.relay
+            if is_other or (key.shard, key.identity) == (one.shard, one.identity):
+                delta.owner, count = one.relay, count + 1
+        self._avoid(one.relay, DISBELIEVED_S)
+        self._log.warning("relay_kept_delta", source=one.relay.hex()[:8], step=one.identity.step, count=count)
 
     def _failed(self, to: Contact, error: TransportError) -> None:
         """A next node did not answer: others are handed to, and what it had goes to the owners directly."""
@@ -308,4 +335,5 @@ class DeltaRelays:
         tasks = [way.task for way in self._ways.values() if way.task is not None]
         for task in tasks:
             task.cancel()
+        await self.checks.halt()
         await asyncio.gather(*tasks, *(stream.aclose() for stream in list(self._streams)), return_exceptions=True)
