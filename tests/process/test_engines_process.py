@@ -274,6 +274,26 @@ def test_one_script_counts_the_same_with_all_three_engines(tmp_path: Path) -> No
         assert sorted(done.stdout.splitlines()) == [f"{one} {expected}".strip() for one in printing], engine
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("engine", ["p2p", "server"])
+def test_the_letters_are_right_when_a_node_is_killed_in_the_middle(start: Start, tmp_path: Path, engine: str) -> None:
+    """A peer, or a worker, dies while it counts a part: another one counts that part, and the sum is the same."""
+    text = "the quick brown fox jumps over the lazy dog\n" * 50
+    (tmp_path / "text").write_text(text)
+    counted = sorted(Counter(letter for letter in text if letter.isalpha()).items())
+    expected = " ".join(f"{letter}{count}" for letter, count in counted)
+    example = [str(ROOT / "examples/three_engines.py"), engine, str(tmp_path / "text"), "--pause", "1.0"]
+    settings = {"training.min_nodes": 3}
+    first = {"node.role": "server"} if engine == "server" else {}
+    nodes = [start(*example, settings=settings | (first if number == 0 else {})) for number in range(3)]
+    until(lambda: nodes[2].step >= 1, 60.0, "a step", nodes)
+    nodes[2].kill()
+
+    printed = [expected in ended(node) for node in nodes[:2]]
+    assert printed == [True, engine == "p2p"]
+
+
 def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:
     """Without a server the values would be nowhere: the node says what to do, and ends."""
     node = start(str(ROOT / "examples/parameter_server_tasks.py"))

@@ -198,7 +198,6 @@ class Serving:
 
     def _leave(self, worker: bytes) -> None:
         self.core.leave(worker)
-        self._recorded.discard(worker)
         self._heard.pop(worker, None)
         self._parked.pop(worker, None)
 
