@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +39,23 @@ SMALL = {
 }
 SMALL_ARGUMENTS = {"--width": "32", "--layers": "1", "--steps": "12"}
 
+#: Where a node of each example is killed.
+KILLED_IN = {
+    "character_transformer": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "ddp": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "huggingface_lora": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "kmeans": "test_engines_process.py::test_k_means_goes_on_when_a_node_is_killed_while_it_trains",
+    "lightning_module": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "linear_regression": "test_engines_process.py::test_linear_regression_in_daemons_survives_a_kill_and_a_join",
+    "own_loop": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "parameter_server_mnist": "test_engines_process.py::test_the_mnist_network_learns_on_a_parameter_server",
+    "parameter_server_tasks": "test_engines_process.py::test_random_tasks_survive_a_killed_worker_and_a_killed_server",
+    "records": "test_examples.py::test_records_are_all_trained_when_a_node_is_killed_in_the_middle",
+    "task_class": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
+    "three_engines": "test_engines_process.py::test_the_letters_are_right_when_a_node_is_killed_in_the_middle",
+    "word_count": "test_engines_process.py::test_word_count_names_a_worker_that_was_killed",
+}
+
 PROGRAMS = {
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
@@ -50,15 +68,15 @@ def commands(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.match(r"    (cd examples && )?(p2pnode|python) ", line)]
 
 
-def prepared(command: str, flags: list[str]) -> list[str]:
+def prepared(command: str, flags: list[str], small: Mapping[str, str] = SMALL) -> list[str]:
     """The words of a command, with the programs of this environment, `flags` and small sizes."""
     words = shlex.split(command)
     for position, word in enumerate(words[:-1]):
         if word in SMALL_ARGUMENTS:
             words[position + 1] = SMALL_ARGUMENTS[word]
         key = words[position + 1].partition("=")[0]
-        if word == "--set" and key in SMALL:
-            words[position + 1] = f"{key}={SMALL[key]}"
+        if word == "--set" and key in small:
+            words[position + 1] = f"{key}={small[key]}"
     at = words.index("--") if "--" in words else len(words)
     words[at:at] = flags
     return [part for word in words for part in PROGRAMS.get(word, [word])]
@@ -67,20 +85,20 @@ def prepared(command: str, flags: list[str]) -> list[str]:
 class Node:
     """One node of an example, in a folder of its own beside a link to `examples/`."""
 
-    def __init__(self, folder: Path, command: str, bootstrap: str = "") -> None:
+    def __init__(self, folder: Path, command: str, bootstrap: str = "", small: Mapping[str, str] = SMALL) -> None:
         folder.mkdir()
         (folder / "examples").symlink_to(EXAMPLES)
         self.folder, self.state_dir = folder, folder / "state"
         flags = ["--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
         flags += ["--bootstrap", bootstrap] if bootstrap else []
         said = command.replace("cd examples && ", "")
-        for key, value in SMALL.items():
+        for key, value in small.items():
             flags += [] if f"{key}=" in command else ["--set", f"{key}={value}"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._output = folder / "output"
         with self._output.open("wb") as output:
-            program, *arguments = prepared(said, flags)
+            program, *arguments = prepared(said, flags, small)
             assert program == "p2pnode"
             self.process = start_p2pnode(
                 arguments,
@@ -105,6 +123,23 @@ class Node:
             time.sleep(0.05)
         raise AssertionError(f"it has no address: {self.output}")
 
+    @property
+    def step(self) -> int:
+        """-1 while it cannot be asked."""
+        found = find(self.state_dir)
+        with contextlib.suppress(UserError):
+            if found and found.pid == self.process.pid:
+                return int(NodeClient(found.address).status()["step"])
+        return -1
+
+    def reach(self, step: int) -> None:
+        """Wait until it has completed so many steps."""
+        end_s = time.monotonic() + START_S
+        while self.step < step:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < end_s, f"it is in step {self.step}: {self.output}"
+            time.sleep(0.02)
+
     def wait(self) -> int:
         try:
             return self.process.wait(START_S)
@@ -118,21 +153,38 @@ class Node:
 
 
 @pytest.fixture
-def two_nodes(tmp_path: Path) -> Iterator[Callable[[str], list[Node]]]:
-    """Runs a command in two nodes, to their end."""
+def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """Starts a command in one node more."""
     started: list[Node] = []
 
-    def run(command: str) -> list[Node]:
-        started.append(Node(tmp_path / "0", command))
-        started.append(Node(tmp_path / "1", command, started[0].address()))
-        for node in started:
-            assert node.wait() == 0, node.output
-            assert "Traceback" not in node.output
-        return started
+    def run(command: str, small: Mapping[str, str] = SMALL) -> Node:
+        bootstrap = started[0].address() if started else ""
+        started.append(Node(tmp_path / str(len(started)), command, bootstrap, small))
+        return started[-1]
 
     yield run
     for node in started:
         node.end()
+
+
+@pytest.fixture
+def two_nodes(start: Callable[..., Node]) -> Callable[[str], list[Node]]:
+    """Runs a command in two nodes, to their end."""
+
+    def run(command: str) -> list[Node]:
+        nodes = [start(command), start(command)]
+        for node in nodes:
+            assert node.wait() == 0, node.output
+            assert "Traceback" not in node.output
+        return nodes
+
+    return run
+
+
+def skip_without(packages: tuple[str, ...]) -> None:
+    """Skip the test where one of these packages is not installed."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed: make test-frameworks installs it")
 
 
 def exported(node: Node) -> bytes:
@@ -149,6 +201,18 @@ def test_every_example_has_a_command_and_less_than_80_lines() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) < 80, path
         assert path.stem in commands(path)[0], path
         assert f"examples/{path.name}" in linked, path
+
+
+def test_every_example_has_a_test_in_which_a_node_is_killed() -> None:
+    """In the middle, with the right result or an error that names what is lost."""
+    assert KILLED_IN.keys() == {path.stem for path in EXAMPLES.glob("*.py")}
+    for example, test in KILLED_IN.items():
+        file, name = test.split("::")
+        tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
+        (function,) = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
+        text = ast.unparse(function)
+        assert example in text, test
+        assert re.search(r"kill\(|\.end\(\)", text), test
 
 
 @pytest.mark.timeout(240)
@@ -191,11 +255,56 @@ def test_an_example_trains_one_model_in_two_nodes(
     name: str, says: str, needs: tuple[str, ...], two_nodes: Callable[[str], list[Node]]
 ) -> None:
     """It ends with code 0 on both nodes, prints its last line there, and both export the same file."""
-    missing = [package for package in needs if find_spec(package) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: make test-frameworks installs it")
+    skip_without(needs)
 
     nodes = two_nodes(commands(EXAMPLES / f"{name}.py")[0])
 
     assert exported(nodes[0]) == exported(nodes[1])
     assert all(says in node.output for node in nodes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "says", "needs"),
+    [
+        ("own_loop", r"the shared model: accuracy \S+ after step 12", ()),
+        ("character_transformer", "", ()),
+        ("ddp", "the shared model: accuracy", ()),
+        ("task_class", "", ()),
+        ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),
+        ("lightning_module", "the shared model: accuracy", ("lightning",)),
+    ],
+)
+def test_an_example_trains_on_when_a_node_is_killed_in_the_middle(
+    name: str, says: str, needs: tuple[str, ...], start: Callable[..., Node]
+) -> None:
+    """Of three nodes one is killed with its script. The two others train all steps and export the same file."""
+    skip_without(needs)
+    small = SMALL | {"training.max_steps": "12", "training.min_nodes": "3"}
+    nodes = [start(commands(EXAMPLES / f"{name}.py")[0], small) for _ in range(3)]
+    nodes[2].reach(3)
+    nodes[2].end()
+    assert max(node.step for node in nodes[:2]) < 12
+
+    assert [node.wait() for node in nodes[:2]] == [0, 0], nodes[0].output + nodes[1].output
+    assert exported(nodes[0]) == exported(nodes[1])
+    assert all(re.search(says, node.output) for node in nodes[:2])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_records_are_all_trained_when_a_node_is_killed_in_the_middle(start: Callable[..., Node]) -> None:
+    """The node that serves the queue is left alone in the first pass: all passes end with all tasks done."""
+    small = {key: value for key, value in SMALL.items() if key != "training.max_steps"}
+    small |= {"dispatch.passes": "2", "log.format": "json"}
+    nodes = [start(commands(EXAMPLES / "records.py")[0], small) for _ in range(2)]
+    nodes[1].reach(2)
+    nodes[1].end()
+
+    assert nodes[0].wait() == 0, nodes[0].output
+    events = [json.loads(line) for line in nodes[0].output.splitlines() if line.startswith("{")]
+    ended = [event for event in events if event["event"] == "dispatch_pass_ended"]
+    assert [(event["number"], event["failed"]) for event in ended] == [(1, 0), (2, 0)]
+    assert {event["done"] for event in ended} == {ended[0]["done"]}
+    assert [event for event in events if event["event"] == "dispatch_worker_gone"] != []
