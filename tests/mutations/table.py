@@ -406,7 +406,7 @@ MUTATIONS = (
         "recovery",
         "a repair adds the deltas of the other side without their weight",
         SMALL,
-        "recovery/reconciliation.py",
+        "recovery/repair_handler.py",
         "            weight=self._weight(logged),",
         "            weight=2.0 * self._weight(logged),",
     ),

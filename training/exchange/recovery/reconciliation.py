@@ -12,24 +12,17 @@ its copy waits for a later owner that can tell what it has.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-
 from overlay.peers import Contact, PeerChange
-from overlay.transport import Buffer, Response, TransportError
+from overlay.transport import TransportError
 from training.encoding.frames import BadFrame, FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, Push, PushStatus, encode
-from training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer
+from training.exchange.owner.delta_item import logged_item, read_item
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
-    MAX_ROWS,
     FindDeltas,
-    ForgottenRows,
     FoundDeltas,
-    LoggedDelta,
     Offer,
     OfferedDeltas,
     OfferedDeltasAnswer,
@@ -37,9 +30,10 @@ from training.exchange.ownership_messages import (
     OwnedHistory,
 )
 from training.exchange.recovery.late_copies import LateCopies
+from training.exchange.recovery.repair_handler import MAX_BATCH_BYTES, RepairHandler, as_message, logged_bodies
 from training.exchange.store.losses import is_worth_more, only_here, spans
 from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, identities_of
-from training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term, generation_of
+from training.exchange.terms import OwnerInfo, Term, generation_of
 from training.shards.applied import Applied, DeltaId
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
@@ -52,10 +46,6 @@ OFFER_INTERVAL_S = 0.5
 MAX_SEARCHES = 4
 #: Nodes searched each time; in a larger swarm a node that has them may be missed.
 MAX_NODES_SEARCHED = 64
-#: Deltas of one request, in bytes.
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-#: Batches of named values in one answer: each may have as many bytes as a few of the largest values.
-MAX_BATCHES = 16
 #: An occasion is over when no shard was agreed on for so long: after a restart of all nodes there are dozens of shards.
 OCCASION_S = 3.0
 #: Spans of lost deltas listed in one event; the others are counted.
@@ -63,7 +53,7 @@ MAX_LISTED = 32
 
 
 class SplitReconciler:
-    """Both sides of the reconciliation, of one node."""
+    """The claims of one node, and its offers of lost shards. `repairs` answers those of other nodes."""
 
     def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
@@ -78,17 +68,14 @@ class SplitReconciler:
         self._log = context.environment.log
         self._random = context.environment.entropy.random
         self._directory = directory
-        self._deltas = deltas
         #: What this node knows of a time before its swarm was started again.
         self.late = LateCopies(context, directory)
+        self.repairs = RepairHandler(context, self.late, deltas)
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         #: Peers that were declared dead and are back: they are sent the claims.
         self.returned: dict[bytes, None] = {}
         self._mended, self._mended_lost, self._mended_at = 0, 0, 0.0
-        self._rpc.register("offer", Offer, self._on_offer)
-        self._rpc.register("seek", FindDeltas, self._on_seek)
-        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
@@ -282,25 +269,13 @@ class SplitReconciler:
                 continue
         return len(self._store.log.entries(shard)) > before
 
-    async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
-        if message.shard >= len(self._store):
-            return Response(encode(FoundDeltas([])))
-        executor, size = self._context.environment.executor, self._store.size(message.shard)
-        work, log = VALUES_PER_ROW * len(message.identities), self._store.log
-        entries = await off_loop(executor, work, log.those_of, log.entries(message.shard), message.identities)
-        most = max(1, MAX_BATCH_BYTES // (4 * size)) if size else MAX_BATCHES
-        batch = [(message.shard, entry) for entry in entries[:most]]
-        size = sum(len(entry.payload) for _, entry in batch)
-        described = FoundDeltas([_as_message(*one) for one in batch])
-        return Response(encode(described), list_if_small(self._frames(batch), size))
-
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
         copy, owned = self._store.superseded[shard], self._store.owned[shard]
         if copy.state is owned.state and not copy.earlier.without(identities_of(owned.state)).count():
             del self._store.superseded[shard]
             return
-        history = self._history(shard)
+        history = self.repairs.history(shard)
         if history.status == "owner" and self._takes_back(copy, history):
             # The owned state started from a replica and the former copy has the whole history: exchange them.
             del self._store.superseded[shard]
@@ -309,7 +284,7 @@ class SplitReconciler:
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
-            if await self._add(_as_message(shard, entry), item, self._swarm.node_id) == "refused":
+            if await self.repairs.add(as_message(shard, entry), item, self._swarm.node_id) == "refused":
                 self._store.log.forget(shard, entry.identity)
 
     def _report_lost(self, shard: int, copy: SupersededCopy, lost: list[Span]) -> None:
@@ -330,121 +305,12 @@ class SplitReconciler:
             self._mended = self._mended_lost = 0
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = OfferedDeltas(self._context.genesis, [_as_message(shard, entry) for shard, entry in batch])
+        message = OfferedDeltas(self._context.genesis, [as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
-        body = list_if_small(self._frames(batch), size)
+        body = list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
             for place in (await self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)).refused:
                 if place < len(batch):
                     shard, entry = batch[place]
                     self._store.log.forget(shard, entry.identity)
-
-    # -- the side with the higher term --------------------------------------------------------------------------
-
-    async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
-        histories: list[OwnedHistory] = []
-        left_rows = MAX_ROWS
-        for shard in message.shards:
-            if shard < len(self._store):
-                history = self._history(shard)
-                left_rows -= history.row_count
-                if histories and left_rows < 0:
-                    break  # the sender asks again for the others
-                histories.append(history)
-        await self.late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
-        return Response(encode(OwnedHistories(histories)))
-
-    def _history(self, shard: int) -> OwnedHistory:
-        owned = self._store.owned.get(shard)
-        if owned is None:
-            return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
-        if owned.is_held or lacks_backup(self._context, owned):
-            return OwnedHistory(shard, "retry")
-        state = owned.state
-        known = identities_of(state)
-        logged = sum(entry.identity in known for entry in self._store.log.entries(shard))
-        return OwnedHistory(
-            shard,
-            "owner",
-            *owned.term,
-            state.era_step,
-            state.era_term,
-            known.rows(),
-            unlogged=min(max(0, known.count() - logged), MAX_BELIEVED),
-            unlisted=state.unlisted,
-            written_off=state.written_off.rows(),
-            counts=True,
-            forgotten=ForgottenRows.of(known),
-        )
-
-    async def _on_offered_deltas(
-        self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
-    ) -> Response:
-        reader = FrameReader(stream)
-        added, refused = 0, list[int]()
-        for place, logged in enumerate(message.deltas):
-            if logged.shard >= len(self._store):
-                break
-            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
-            self._counters.bytes_received += len(item.encoded)
-            outcome = await self._add(logged, item, sender.node_id)
-            added += outcome == "ok"
-            if outcome == "refused":
-                refused.append(place)
-        if added:
-            self._counters.repaired += added
-            self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
-        return Response(encode(OfferedDeltasAnswer(added, refused)))
-
-    async def _add(self, logged: LoggedDelta, item: IncomingDelta, source: bytes) -> PushStatus:
-        """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
-        if not self._is_past(logged):
-            await self._swarm.query_steps([logged.node])
-            if not self._is_past(logged):
-                if logged.step > MAX_BELIEVED:
-                    self._context.lied(source, "repair")
-                peer = self._swarm.peers.get(logged.node)
-                is_forged = peer is None or logged.incarnation > peer.incarnation
-                return "refused" if is_forged or logged.step > self._view.furthest_step() else "retry"
-        push = Push(
-            genesis=self._context.genesis,
-            node=logged.node,
-            incarnation=logged.incarnation,
-            step=logged.step,
-            base_step=logged.step,
-            weight=self._weight(logged),
-            shards=[logged.shard],
-        )
-        (result,) = await self._deltas.accept(push, [item])
-        return result.status
-
-    def _is_past(self, logged: LoggedDelta) -> bool:
-        """Whether a delta may have been trained already, as far as this node knows its origin.
-
-        Under an identity that is still to be used a forged delta would take the place of a true one. One that was
-        pushed a moment ago may be ahead of its node's heartbeat: it is offered again.
-        """
-        if not self._view.has_steps:
-            return logged.step <= MAX_BELIEVED
-        if logged.node == self._swarm.node_id:
-            return (logged.incarnation, logged.step) <= (self._run.incarnation, self._run.step + 2)
-        peer = self._swarm.peers.get(logged.node)
-        if peer is None or not self._swarm.is_alive(logged.node):
-            return logged.step <= self._view.furthest_step()
-        return (logged.incarnation, logged.step) <= (peer.incarnation, peer.step + 1)
-
-    def _frames(self, batch: list[tuple[int, LogEntry]]) -> Iterator[Buffer]:
-        is_batch = self._store.holds_values
-        for shard, entry in batch:
-            yield from logged_frames(shard, bytes(entry.payload), entry.codec, entry.identity.step, is_batch=is_batch)
-
-    def _weight(self, logged: LoggedDelta) -> float:
-        """`w · N_side / N_merged`: each side had counted only its own workers."""
-        if self._context.settings.weight == "sum":
-            return logged.weight
-        return logged.weight * logged.workers / max(logged.workers, self._view.worker_count())
-
-
-def _as_message(shard: int, entry: LogEntry) -> LoggedDelta:
-    return LoggedDelta(shard, *entry.identity, entry.weight, max(1.0, entry.workers))

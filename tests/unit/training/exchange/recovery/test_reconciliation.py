@@ -6,9 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-import msgspec
 import numpy as np
-import pytest
 
 from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
@@ -22,7 +20,6 @@ from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
-from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, to_mend
@@ -268,22 +265,6 @@ def test_claims_are_sent_at_intervals_and_at_once_to_a_node_that_returns() -> No
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("weight", "workers", "expected"), [("sum", 6.0, 1 / 3), ("population", 6.0, 1 / 6), ("population", 2.0, 1 / 3)]
-)
-def test_a_delta_is_weighed_among_the_workers_of_both_sides(weight: Any, workers: float, expected: float) -> None:
-    """It was weighed by 1/3 among three workers; a smaller number now does not raise it. A sum stays a sum."""
-
-    async def scenario() -> None:
-        side = Side("a", "b", 5)
-        settings = msgspec.structs.replace(SETTINGS, weight=weight)
-        object.__setattr__(side.context, "settings", settings)
-        side.swarm.worker_count = workers
-        assert side.reconciler._weight(LoggedDelta(0, IDS["x"], 1, 1, 1 / 3, 3.0)) == pytest.approx(expected)
-
-    run(scenario())
-
-
 def test_a_state_that_is_not_finite_is_not_added() -> None:
     """A repaired delta is validated like any push."""
 
@@ -340,7 +321,7 @@ def test_a_copy_that_another_is_merged_with_while_it_is_kept_aside_stays() -> No
             low.store.superseded[0] = newer
 
         low.reconciler.late.keep_aside = keep_aside  # type: ignore[method-assign]
-        await low.reconciler._settle(0, copy, high.reconciler._history(0))
+        await low.reconciler._settle(0, copy, high.reconciler.repairs.history(0))
 
         assert low.store.superseded == {0: newer}
         assert low.store.superseded[0] is newer

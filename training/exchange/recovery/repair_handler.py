@@ -1,0 +1,180 @@
+"""The answers of a node to the other side of a split: what its shards have, and the deltas that they lacked.
+
+An owner sends the loser of a shard the identities that it has, and adds the deltas that the loser offers. A node that
+searches for deltas gets those in this node's log. A delta under an identity that its origin has not used yet is not
+added: a forged one would take the place of a true one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from overlay.peers import Contact
+from overlay.transport import Buffer, Response
+from training.encoding.frames import FrameReader, list_if_small
+from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import VALUES_PER_ROW, off_loop
+from training.exchange.messages import Push, PushStatus, encode
+from training.exchange.owner.delta_item import IncomingDelta, logged_frames, read_item
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.replication import lacks_backup
+from training.exchange.ownership_messages import (
+    MAX_ROWS,
+    FindDeltas,
+    ForgottenRows,
+    FoundDeltas,
+    LoggedDelta,
+    Offer,
+    OfferedDeltas,
+    OfferedDeltasAnswer,
+    OwnedHistories,
+    OwnedHistory,
+)
+from training.exchange.recovery.late_copies import LateCopies
+from training.exchange.store.repair_log import LogEntry, identities_of
+from training.exchange.terms import MAX_BELIEVED
+
+#: Deltas of one request, in bytes.
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+#: Batches of named values in one answer: each may have as many bytes as a few of the largest values.
+MAX_BATCHES = 16
+
+
+class RepairHandler:
+    """Handles `offer`, `mend` and `seek` of other nodes."""
+
+    def __init__(self, context: ExchangeContext, late: LateCopies, deltas: DeltaHandler) -> None:
+        self._context = context
+        self._swarm = context.swarm
+        self._store = context.store
+        self._run = context.run
+        self._view = context.view
+        self._counters = context.counters
+        self._log = context.environment.log
+        self._late = late
+        self._deltas = deltas
+        context.rpc.register("offer", Offer, self._on_offer)
+        context.rpc.register("seek", FindDeltas, self._on_seek)
+        context.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
+
+    async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
+        histories: list[OwnedHistory] = []
+        left_rows = MAX_ROWS
+        for shard in message.shards:
+            if shard < len(self._store):
+                history = self.history(shard)
+                left_rows -= history.row_count
+                if histories and left_rows < 0:
+                    break  # the sender asks again for the others
+                histories.append(history)
+        await self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
+        return Response(encode(OwnedHistories(histories)))
+
+    def history(self, shard: int) -> OwnedHistory:
+        """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
+        owned = self._store.owned.get(shard)
+        if owned is None:
+            return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
+        if owned.is_held or lacks_backup(self._context, owned):
+            return OwnedHistory(shard, "retry")
+        state = owned.state
+        known = identities_of(state)
+        logged = sum(entry.identity in known for entry in self._store.log.entries(shard))
+        return OwnedHistory(
+            shard,
+            "owner",
+            *owned.term,
+            state.era_step,
+            state.era_term,
+            known.rows(),
+            unlogged=min(max(0, known.count() - logged), MAX_BELIEVED),
+            unlisted=state.unlisted,
+            written_off=state.written_off.rows(),
+            counts=True,
+            forgotten=ForgottenRows.of(known),
+        )
+
+    async def _on_offered_deltas(
+        self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
+    ) -> Response:
+        reader = FrameReader(stream)
+        added, refused = 0, list[int]()
+        for place, logged in enumerate(message.deltas):
+            if logged.shard >= len(self._store):
+                break
+            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
+            self._counters.bytes_received += len(item.encoded)
+            outcome = await self.add(logged, item, sender.node_id)
+            added += outcome == "ok"
+            if outcome == "refused":
+                refused.append(place)
+        if added:
+            self._counters.repaired += added
+            self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
+        return Response(encode(OfferedDeltasAnswer(added, refused)))
+
+    async def add(self, logged: LoggedDelta, item: IncomingDelta, source: bytes) -> PushStatus:
+        """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
+        if not self._is_past(logged):
+            await self._swarm.query_steps([logged.node])
+            if not self._is_past(logged):
+                if logged.step > MAX_BELIEVED:
+                    self._context.lied(source, "repair")
+                peer = self._swarm.peers.get(logged.node)
+                is_forged = peer is None or logged.incarnation > peer.incarnation
+                return "refused" if is_forged or logged.step > self._view.furthest_step() else "retry"
+        push = Push(
+            genesis=self._context.genesis,
+            node=logged.node,
+            incarnation=logged.incarnation,
+            step=logged.step,
+            base_step=logged.step,
+            weight=self._weight(logged),
+            shards=[logged.shard],
+        )
+        (result,) = await self._deltas.accept(push, [item])
+        return result.status
+
+    def _is_past(self, logged: LoggedDelta) -> bool:
+        """Whether a delta may have been trained already, as far as this node knows its origin.
+
+        Under an identity that is still to be used a forged delta would take the place of a true one. One that was
+        pushed a moment ago may be ahead of its node's heartbeat: it is offered again.
+        """
+        if not self._view.has_steps:
+            return logged.step <= MAX_BELIEVED
+        if logged.node == self._swarm.node_id:
+            return (logged.incarnation, logged.step) <= (self._run.incarnation, self._run.step + 2)
+        peer = self._swarm.peers.get(logged.node)
+        if peer is None or not self._swarm.is_alive(logged.node):
+            return logged.step <= self._view.furthest_step()
+        return (logged.incarnation, logged.step) <= (peer.incarnation, peer.step + 1)
+
+    def _weight(self, logged: LoggedDelta) -> float:
+        """`w · N_side / N_merged`: each side had counted only its own workers."""
+        if self._context.settings.weight == "sum":
+            return logged.weight
+        return logged.weight * logged.workers / max(logged.workers, self._view.worker_count())
+
+    async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
+        if message.shard >= len(self._store):
+            return Response(encode(FoundDeltas([])))
+        executor, size = self._context.environment.executor, self._store.size(message.shard)
+        work, log = VALUES_PER_ROW * len(message.identities), self._store.log
+        entries = await off_loop(executor, work, log.those_of, log.entries(message.shard), message.identities)
+        most = max(1, MAX_BATCH_BYTES // (4 * size)) if size else MAX_BATCHES
+        batch = [(message.shard, entry) for entry in entries[:most]]
+        size = sum(len(entry.payload) for _, entry in batch)
+        described = FoundDeltas([as_message(*one) for one in batch])
+        return Response(encode(described), list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size))
+
+
+def as_message(shard: int, entry: LogEntry) -> LoggedDelta:
+    """A logged delta, as it is offered."""
+    return LoggedDelta(shard, *entry.identity, entry.weight, max(1.0, entry.workers))
+
+
+def logged_bodies(entries: Iterable[tuple[int, LogEntry]], *, is_batch: bool) -> Iterator[Buffer]:
+    """The frames of logged deltas, each with its shard. `is_batch`: they are batches of named values."""
+    for shard, entry in entries:
+        yield from logged_frames(shard, bytes(entry.payload), entry.codec, entry.identity.step, is_batch=is_batch)
