@@ -13,16 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from types import TracebackType
-from typing import Annotated, Protocol
-from weakref import ReferenceType, ref
+from typing import Protocol
+from weakref import ref
 
-import msgspec
-from msgspec import Meta
-
-from overlay.addresses import Address, NodeAddress, group_of, id_behind, usable_host
+from overlay.addresses import Address, NodeAddress, group_of, id_behind
+from overlay.envelope import REPEATED_S, Envelope, HeardPeer, decoded_envelope, encoded_envelope, remember
 from overlay.environment import Clock
-from overlay.ids import ID_BYTES, short
-from overlay.kademlia.messages import TAG_BYTES
+from overlay.ids import short
 from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter
@@ -61,37 +58,6 @@ LARGE_HEAD_RATE = RateLimit(4.0 * (1 << 20), 16.0 * (1 << 20))
 MAX_OPEN_LARGE_BYTES = 16 * (1 << 20)
 #: A request beyond the rate is refused after this delay, which slows the peer down and occupies one of its places.
 RATE_LIMIT_DELAY_S = 1.0
-
-
-#: A longer version is no envelope; a later version of p2pnode may have one longer than those shown today.
-MAX_VERSION_CHARACTERS = 64
-
-
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """Head of every request and response but `hello`. `to` is the expected node id; empty in responses.
-
-    `capacity` is the sender's capacity class (`overlay.capacity`), 0 where it is not known. `version` is what the
-    sender says that it runs: untrusted text that peers show (`overlay.peers.shown_version`). Elements at the end that
-    say nothing are not sent. They are not part of the heartbeat, because earlier versions refuse a longer heartbeat and
-    ignore a longer envelope.
-    """
-
-    tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
-    heartbeat: Heartbeat
-    to: Annotated[bytes, Meta(max_length=ID_BYTES)]
-    payload: bytes
-    capacity: Annotated[int, Meta(ge=0, le=255)] = 0
-    version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS)] = ""
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Envelope)
-
-
-#: A peer that says the same again within this time, in the same way, tells nothing new.
-REPEATED_S = 0.05
-#: Peers whose last word is remembered; the one that was met first is forgotten first.
-MAX_REMEMBERED = 1024
 
 
 class StreamEvents(Protocol):
@@ -139,39 +105,6 @@ class StreamEvents(Protocol):
         ...
 
 
-class _Heard:
-    """What a peer said last over a stream, and what follows from it. Not the payload, which may be large."""
-
-    __slots__ = ("capacity", "changes", "contact", "heard_s", "heartbeat", "party", "source", "stream", "version")
-
-    def __init__(self, envelope: Envelope, source: Address, party: bytes | str = b"") -> None:
-        self.source = source
-        self.party = party
-        self.capacity, self.version = envelope.capacity, envelope.version
-        self.heartbeat = heartbeat = envelope.heartbeat
-        self.contact = Contact(heartbeat.node_id, Address(usable_host(heartbeat.host) or source.host, heartbeat.port))
-        self.heard_s = -REPEATED_S
-        self.changes = -1
-        #: The stream that it used then. What keeps a stream alive keeps its connection, closed or not: 3 KB a peer.
-        self.stream: ReferenceType[RequestStream] | None = None
-
-    def uses(self, stream: RequestStream) -> bool:
-        """Whether it used this stream already."""
-        return self.stream is not None and self.stream() is stream
-
-    def is_same(self, envelope: Envelope, source: Address) -> bool:
-        """Whether the peer says the same again, from the same address."""
-        return (
-            envelope.heartbeat == self.heartbeat
-            and (
-                source is self.source
-                or (source.host == self.source.host and id_behind(source) == id_behind(self.source))
-            )
-            and envelope.capacity == self.capacity
-            and envelope.version == self.version
-        )
-
-
 class RequestService:
     """Serves the requests of other nodes by name, and sends requests to them."""
 
@@ -187,9 +120,9 @@ class RequestService:
         self._local = local
         self._transport = transport
         self._clock = clock
-        #: What peers said last: in their requests, and in their answers.
-        self._heard: dict[bytes, _Heard] = {}
-        self._answered: dict[bytes, _Heard] = {}
+        #: What peers announced last: in their requests, and in their responses.
+        self._heard: dict[bytes, HeardPeer] = {}
+        self._answered: dict[bytes, HeardPeer] = {}
         self._handlers: dict[str, Handler] = {}
         self._waiting: dict[str, None] = {}
         self._bare_handlers: dict[str, BareHandler] = {}
@@ -226,7 +159,7 @@ class RequestService:
         local = self._local
         if local.tag is None:
             raise self._refused("no_swarm", "this node has not joined a swarm yet")
-        envelope = _open(incoming.head)
+        envelope = decoded_envelope(incoming.head)
         if envelope is None:
             text = "the head of this request is not an envelope; does the sender run another version of p2pnode?"
             raise self._refused("content", text)
@@ -270,10 +203,10 @@ class RequestService:
                 reply = await handler(heard.contact, envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
-        return Response(_envelope(local, b"", reply.head), reply.body)
+        return Response(encoded_envelope(local, b"", reply.head), reply.body)
 
     async def _handle_large(
-        self, handler: Handler, heard: _Heard, payload: bytes, body: AsyncIterator[Buffer]
+        self, handler: Handler, heard: HeardPeer, payload: bytes, body: AsyncIterator[Buffer]
     ) -> Response:
         """Raises `RequestRejected` while the large heads of one peer have too many bytes together."""
         open_bytes, party, size = self._open_large, heard.party, len(payload)
@@ -288,16 +221,16 @@ class RequestService:
             if not open_bytes[party]:
                 del open_bytes[party]
 
-    def _met(self, envelope: Envelope, source: Address) -> _Heard:
+    def _met(self, envelope: Envelope, source: Address) -> HeardPeer:
         """A peer says something new. Raises `RequestRejected` if it uses the id of another."""
         heartbeat = envelope.heartbeat
         if (proven := id_behind(source)) and proven != heartbeat.node_id:
             raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
         # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
         party = proven or group_of(source.host) or heartbeat.node_id
-        return _remember(self._heard, _Heard(envelope, source, party))
+        return remember(self._heard, HeardPeer(envelope, source, party))
 
-    def _tell(self, heard: _Heard, now: float) -> None:
+    def _tell(self, heard: HeardPeer, now: float) -> None:
         """What a peer said is told to `StreamEvents` now; in full again after `REPEATED_S`, or any change."""
         heard.heard_s, heard.changes, heard.stream = now, self.events.changes, None
 
@@ -333,14 +266,14 @@ class RequestService:
         if not self.events.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
             raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
-        head = _envelope(local, to.node_id, payload)
+        head = encoded_envelope(local, to.node_id, payload)
         self.counters["requests_out"] += 1
         target = _node_address(to.address, to.node_id)
         return self._transport.request(target, name, head, body, timeout_s=timeout_s)
 
     def opened(self, to: Contact, answer: ReceivedResponse) -> ReceivedResponse:
         """A response without its envelope. Raises `TransportError`."""
-        envelope = _open(answer.head)
+        envelope = decoded_envelope(answer.head)
         if envelope is None or envelope.tag != self._local.tag:
             raise TransportError("foreign", to.address, "answered, but not as a node of this swarm")
         if envelope.heartbeat.node_id != to.node_id:
@@ -349,7 +282,7 @@ class RequestService:
         now = self._clock.monotonic()
         heard = self._answered.get(to.node_id)
         if heard is None or heard.source != to.address or not heard.is_same(envelope, to.address):
-            heard = _remember(self._answered, _Heard(envelope, to.address))
+            heard = remember(self._answered, HeardPeer(envelope, to.address))
         if now - heard.heard_s >= REPEATED_S or heard.changes != self.events.changes:
             self._tell(heard, now)
             self.events.on_response(envelope.heartbeat, to.address)
@@ -413,32 +346,7 @@ class _Outgoing:
                 self._service.on_error(self._to, error)
 
 
-def _envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:
-    """The envelope of a payload; without the elements at the end that say nothing."""
-    capacity = local.line.capacity
-    if local.version:
-        return _ENCODER.encode((local.tag, local.heartbeat, to, payload, capacity, local.version))
-    if capacity:
-        return _ENCODER.encode((local.tag, local.heartbeat, to, payload, capacity))
-    return _ENCODER.encode((local.tag, local.heartbeat, to, payload))
-
-
-def _remember(known: dict[bytes, _Heard], heard: _Heard) -> _Heard:
-    known.pop(heard.contact.node_id, None)
-    known[heard.contact.node_id] = heard
-    if len(known) > MAX_REMEMBERED:
-        del known[next(iter(known))]
-    return heard
-
-
 @lru_cache(maxsize=1024)
 def _node_address(address: Address, node_id: bytes) -> NodeAddress:
     """Each request needs it."""
     return NodeAddress.of(address, node_id)
-
-
-def _open(head: bytes) -> Envelope | None:
-    try:
-        return _DECODER.decode(head)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None

@@ -16,11 +16,11 @@ import pytest
 
 from overlay.addresses import Address, NodeAddress
 from overlay.bootstrap.hello import HelloContext, say_hello
+from overlay.envelope import Envelope
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
 from overlay.kademlia.messages import Ping
 from overlay.peers import Heartbeat
-from overlay.requests import Envelope
 from overlay.sealing.client_hello import server_name
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from overlay.system import SystemEntropy

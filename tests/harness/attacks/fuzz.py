@@ -22,6 +22,7 @@ import msgspec
 
 from overlay.addresses import Address
 from overlay.bootstrap import hello
+from overlay.envelope import Envelope
 from overlay.kademlia import messages
 from overlay.kademlia.calls import MAX_OUTSTANDING
 from overlay.membership.identity_conflict import MAX_REPORTED
@@ -29,7 +30,6 @@ from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
 from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from overlay.overlay import Overlay
 from overlay.peers import Heartbeat
-from overlay.requests import Envelope
 from overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 

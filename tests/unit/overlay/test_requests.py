@@ -15,10 +15,11 @@ from msgspec import Meta
 from overlay import requests
 from overlay.addresses import Address, NodeAddress
 from overlay.capacity import class_of
+from overlay.envelope import REPEATED_S, Envelope
 from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
 from overlay.rate_limits import RateLimit
-from overlay.requests import RATE_LIMIT_DELAY_S, REPEATED_S, Envelope, RequestService
+from overlay.requests import RATE_LIMIT_DELAY_S, RequestService
 from overlay.transport import (
     Buffer,
     ReceivedResponse,
