@@ -1,7 +1,7 @@
 """Writes output from a thread of its own, so that a full pipe or a stopped terminal never holds the event loop.
 
-The queue is bounded. What does not fit is dropped and counted, and a note stands in the output where it is missing.
-Once the receiver is gone for good (a closed pipe), everything is discarded.
+The queue is bounded. Data that does not fit is dropped and counted, and a note in the output marks each gap. After the
+receiver has closed its end of the pipe, everything is discarded.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class BackgroundOutput:
         return True
 
     def drain(self, timeout_s: float) -> bool:
-        """The same for callers without an event loop: blocks."""
+        """As `flush`, for callers without an event loop: it blocks."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._queue or self._busy), timeout_s)
 

@@ -103,7 +103,7 @@ class DirectBody(Protocol):
 
 
 class ArrivedBody(Protocol):
-    """A received body of which every byte is here."""
+    """A received body that has arrived completely."""
 
     def take(self, size_bytes: int) -> memoryview:
         """The next bytes, without a copy; fewer only at the end of the body."""
@@ -164,7 +164,8 @@ class ReceivedResponse:
     waited_s: float | None = None
 
 
-#: So many bytes queued are much: more than waits for its acknowledgement alone on most lines.
+#: A peer for which so many bytes are queued counts in `Upload.queued_peers`. On most lines fewer bytes than that are
+#: only waiting for their acknowledgement.
 MUCH_QUEUED_BYTES = 1 << 16
 
 
@@ -172,7 +173,7 @@ class Upload(NamedTuple):
     """What all streams of a node have sent, requests and responses. Bytes that other nodes' kernels have acknowledged
     since the start, and bytes written and not acknowledged yet. Two readings between which bytes were always queued
     give the rate of the line: the difference of `acknowledged_bytes` over the time between them. `received_bytes`: what
-    they have received since the start. `queued_peers`: hosts for which much is queued."""
+    they have received since the start. `queued_peers`: hosts with `MUCH_QUEUED_BYTES` or more queued."""
 
     acknowledged_bytes: int
     queued_bytes: int
@@ -222,9 +223,9 @@ class Transport(Protocol):
         self, to: Address, name: str, head: bytes, body: Body = (), *, timeout_s: float, keep: bool = True
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request and read its answer inside the `async with`. `keep`: whether the stream is kept for another
-        request to this node, which is likely soon. `timeout_s` bounds *silence*: connecting, and
-        every time in which no byte arrives and the peer's kernel acknowledges none. Raises `TransportError`. Leaving
-        the block early closes the stream."""
+        request to this node, which is likely soon. `timeout_s` bounds *silence*: connecting, and every time in which no
+        byte arrives and the peer's kernel acknowledges none. Raises `TransportError`. Leaving the block early closes
+        the stream."""
         ...
 
     def upload(self) -> Upload:

@@ -1,4 +1,7 @@
-"""The members that a node leaves out, on its disk: a restart forgives nobody."""
+"""Keeps the members that this node distrusts in its state directory, so that a restart does not trust them again.
+
+`training.exchange.trust` decides who is distrusted. A file of another run is not used.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from training.exchange.terms import Genesis, NodeId, Number, Reason
 from training.exchange.trust import MAX_MEMBERS, Distrusted
 
 TRUST_FILE = "trust.msgpack"
-#: Node, reason, lies.
+#: Node id, reason, and the number of untrue messages.
 _Rows = Annotated[list[tuple[NodeId, Reason, Number]], Meta(max_length=MAX_MEMBERS)]
 
 
 class TrustFile:
-    """Loads them, and writes them when they change."""
+    """Restores the distrusted members when it is made; `run` writes them when they change."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -42,20 +45,21 @@ class TrustFile:
             self._log.warning("member_distrusted", source=node.hex(), reason=reason, lies=lies)
 
     async def run(self) -> None:
-        """Write them when they changed, at most once a second; retried until the disk takes them."""
-        failing = False
+        """Write the members when they have changed, at most once a second. A failed write is repeated until it
+        succeeds, and logged once. Runs until cancelled."""
+        has_failed = False
         while True:
             await asyncio.sleep(1.0)
-            if (left_out := self._trust.take_unsaved()) is None:
+            if (distrusted := self._trust.take_unsaved()) is None:
                 continue
-            rows = [(one.node, one.reason, one.lies) for one in left_out[:MAX_MEMBERS]]
+            rows = [(one.node, one.reason, one.lies) for one in distrusted[:MAX_MEMBERS]]
             data = msgspec.msgpack.encode((self._context.run_genesis, rows))
             try:
                 await self._context.environment.executor.run(self._disk.write, TRUST_FILE, data)
             except OSError as error:
                 self._trust.keep_unsaved()
-                if not failing:
+                if not has_failed:
                     self._log.error("trust_not_written", reason=str(error))
-                failing = True
+                has_failed = True
             else:
-                failing = False
+                has_failed = False

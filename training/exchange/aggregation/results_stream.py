@@ -1,4 +1,4 @@
-"""The answer to a bundle: the results of each push as they come."""
+"""The response body of a relay that has received a bundle of pushes: streams the results of each as they arrive."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from training.exchange.aggregation.bundles import Carried, Results, piece_of
 from training.exchange.aggregation.consignments import Note
 from training.exchange.messages import Push, PushResult
 
-#: An answer says so often that it is at work.
-SIGN_INTERVAL_S = 0.25
+#: An answer without results sends an empty piece so often, so that the sender does not time out.
+KEEP_ALIVE_INTERVAL_S = 0.25
 
 
 class Deliver(Protocol):
@@ -21,19 +21,20 @@ class Deliver(Protocol):
 
 
 class ResultsStream:
-    """The body of an answer: the results of each push as they come. Closing it ends what is under way."""
+    """An asynchronous iterator of encoded results. `begin` adds a push whose results it waits for; closing it cancels
+    the deliveries that are still under way. `on_end` is called then, or after the last result."""
 
     def __init__(self, deliver: Deliver, on_end: Callable[[ResultsStream], object]) -> None:
         self._deliver_one = deliver
         self._on_end = on_end
-        #: Encoded bytes that are held for it.
+        #: Encoded bytes of pushes that are kept in memory until they are delivered.
         self.size_bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._fresh: list[Results] = []
         self._is_fresh = asyncio.Event()
 
     def begin(self, place: int, push: Push, items: list[Carried], hops: int) -> None:
-        """Deliver one push of the bundle."""
+        """Deliver the push at this place of the bundle, over at most so many further hops."""
         task = asyncio.create_task(self._deliver(place, push, items, hops), name=f"relayed-{push.step}")
         task.add_done_callback(lambda _task: self._is_fresh.set())
         self._tasks.append(task)
@@ -54,7 +55,7 @@ class ResultsStream:
             if not self._fresh and not all(task.done() for task in self._tasks):
                 self._is_fresh.clear()
                 try:
-                    async with asyncio.timeout(SIGN_INTERVAL_S):
+                    async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
                         await self._is_fresh.wait()
                 except TimeoutError:
                     return piece_of([])
@@ -66,7 +67,8 @@ class ResultsStream:
                 raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End what has no answer yet; what was added stays. Raises what delivering raised."""
+        """Cancel the deliveries without a result; deltas that owners have added stay added. Raises the first error of a
+        delivery."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -18,7 +18,7 @@ from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import SIGN_INTERVAL_S, PushIntake, ResultStream
+from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake, ResultStream
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.owner.value_rounds import ValueRounds
@@ -85,7 +85,7 @@ class DeltaHandler:
         intake.on_end(self._intakes.pop)
         is_streamed = False
         try:
-            results = await intake.results(SIGN_INTERVAL_S if push.streams else None)
+            results = await intake.results(KEEP_ALIVE_INTERVAL_S if push.streams else None)
             is_streamed = results is None
         finally:
             if not is_streamed:

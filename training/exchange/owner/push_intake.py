@@ -22,7 +22,7 @@ from training.exchange.push_results import SIGN_OF_LIFE, piece_of
 PARTS_AT_ONCE = 2
 PART_S = 0.1
 #: An answer that takes longer begins, for an origin that reads it as a stream; then nothing is silent for longer.
-SIGN_INTERVAL_S = 0.25
+KEEP_ALIVE_INTERVAL_S = 0.25
 
 Accept = Callable[[Push, list[IncomingDelta]], Awaitable[list[PushResult]]]
 
@@ -155,7 +155,7 @@ class ResultStream:
         return self
 
     async def __anext__(self) -> bytes:
-        results = await self._intake.next_results(SIGN_INTERVAL_S)
+        results = await self._intake.next_results(KEEP_ALIVE_INTERVAL_S)
         if results is None:
             raise StopAsyncIteration
         return piece_of(results) if results else SIGN_OF_LIFE

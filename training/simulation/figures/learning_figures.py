@@ -12,7 +12,7 @@ from typing import Any
 
 from training.simulation.figures import published
 from training.simulation.figures.plots import Line, Panel, draw
-from training.simulation.figures.studies import SIX_WORKERS, StudyResult, run_study, studies
+from training.simulation.figures.studies import CNN_WORKERS, StudyResult, run_study, studies
 from training.simulation.figures.tables import HOLDS, ReproductionRequest, Row, order_row, write_csv
 
 STUDY_FIGURES = ("accuracy", "stored_accuracy", "factorisation", "learning")
@@ -62,7 +62,7 @@ def _accuracy(request: ReproductionRequest, found: Sequence[StudyResult]) -> lis
     text = "last accuracy: BSP and pBSP above SSP and ASP"
     rows.append(Row("accuracy", text, "holds", verdict, "order, 95 %", verdict == HOLDS))
     panels = _curve_panels([result for result in found if result.study.x == 1], "accuracy")
-    draw(panels, request.folder / "accuracy.png", f"{SIX_WORKERS} workers, the chapter's network, seed 1")
+    draw(panels, request.folder / "accuracy.png", f"{CNN_WORKERS} workers, the chapter's network, seed 1")
     return rows
 
 

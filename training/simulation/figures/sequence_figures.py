@@ -1,4 +1,7 @@
-"""Figures of the update sequence: its measured inconsistency, and the analytical bounds on its lag."""
+"""Figures of the order in which updates are applied: its inconsistency as measured, and the bounds on its lag.
+
+Definitions are in `training.simulation.model.metrics` and `bounds`, the published values in `published`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from training.simulation.figures.studies import run_sequence
 from training.simulation.figures.tables import ReproductionRequest, Row, order_row, write_csv
 from training.simulation.model import bounds
 
-#: The runs of Ninox whose update sequences are drawn.
+#: The barriers whose update sequences the simulator Ninox (`docs/psp.md`) drew.
 SEQUENCES = ("asp", "ssp(4)", "pbsp(5)", "pbsp(10)", "pssp(4,5)", "pssp(4,10)")
 
 
@@ -41,9 +44,9 @@ def inconsistency_rows(request: ReproductionRequest) -> list[Row]:
             f"{last[name]:.2f}; {spread[name]:.2f}", "", None)
         for name in SEQUENCES
     ]  # fmt: skip
-    right = last["asp"] > last["pssp(4,5)"] > last["pssp(4,10)"] > last["pbsp(5)"] > last["pbsp(10)"]
+    is_in_order = last["asp"] > last["pssp(4,5)"] > last["pssp(4,10)"] > last["pbsp(5)"] > last["pbsp(10)"]
     claim = "sequence: ASP > pSSP(4,5) > pSSP(4,10) > pBSP(5) > pBSP(10)"
-    return [*rows, order_row("inconsistency", claim, holds=right)]
+    return [*rows, order_row("inconsistency", claim, holds=is_in_order)]
 
 
 def _pass_moments(passes: Any) -> dict[str, float]:
@@ -59,16 +62,16 @@ def bound_rows(request: ReproductionRequest) -> list[Row]:
     r, length = 4, 10_000
     panels = [Panel(f"Bound on the mean{what} lag", "a = F(r)^β", "bound") for what in ("", " square of the")]
     grid = [number / 200 for number in range(4, 181)]
-    for beta, golden in published.BOUNDS.items():
+    for beta, published_values in published.BOUNDS.items():
         least_1, at_1 = bounds.lowest(bounds.mean_bound, beta, r, length)
         least_2, at_2 = bounds.lowest(bounds.square_bound, beta, r, length)
         fixed = [bounds.mean_bound(a, bounds.share_within(a, beta), r, length) for a in (0.2, 0.5, 0.8)]
         fixed += [bounds.square_bound(a, bounds.share_within(a, beta), r, length) for a in (0.2, 0.5)]
         names = ("min B1", "at a", "min B2", "at a", "B1(.2)", "B1(.5)", "B1(.8)", "B2(.2)", "B2(.5)")
-        for name, theirs, ours in zip(names, golden, (least_1, at_1, least_2, at_2, *fixed), strict=True):
-            right = abs(theirs - ours) <= published.BOUNDS_TOLERANCE
-            rows.append(Row("bounds", f"{name}, β = {beta}", f"{theirs:g}", f"{ours:.3f}", "0.001", right))
-            table.append((beta, name, theirs, round(ours, 5), right))
+        for name, theirs, ours in zip(names, published_values, (least_1, at_1, least_2, at_2, *fixed), strict=True):
+            is_within = abs(theirs - ours) <= published.BOUNDS_TOLERANCE
+            rows.append(Row("bounds", f"{name}, β = {beta}", f"{theirs:g}", f"{ours:.3f}", "0.001", is_within))
+            table.append((beta, name, theirs, round(ours, 5), is_within))
         for panel, bound in zip(panels, (bounds.mean_bound, bounds.square_bound), strict=True):
             y = [bound(a, bounds.share_within(a, beta), r, length) for a in grid]
             panel.lines.append(Line(f"β = {beta}", grid, [min(value, 150.0) for value in y]))

@@ -1,4 +1,7 @@
-"""The runs behind the figures of learning and of the update sequence: one call, in a process of its own, per run."""
+"""The simulated runs of the figures: those that train a model, and those whose update sequence is measured.
+
+Each run is one call, in a process of its own. `published` has the figures that they are compared with.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,24 @@ from training.simulation.run import simulate
 
 ProblemName = Literal["linear", "softmax", "factorisation", "network"]
 
-#: The five barriers of the literature's figures, at s = 4 and β = 5.
-FIVE = ("asp", "bsp", "ssp(4)", "pbsp(5)", "pssp(4,5)")
-#: Six workers, and the duration in which the server evaluates 74 times under asp, as published. The seconds of a
-#: computation and of an evaluation are fitted to all five published counts (`docs/psp.md`).
-SIX_WORKERS, SIX_DURATION_S, SIX_COMPUTES_S, SIX_EVALUATES_S = 6, 152.0, 4.0, 2.0
-#: Plain SGD. The source states neither rate nor batch; `docs/psp.md` lists what was tried.
-NETWORK_RATE, NETWORK_BATCH = 0.005, 32
-#: Softmax regression learns as slowly as in the stored results; under the swarm's rule a delta weighs 0.7/60.
+#: The barriers of the published figures: staleness s = 4, sample β = 5.
+FIGURE_BARRIERS = ("asp", "bsp", "ssp(4)", "pbsp(5)", "pssp(4,5)")
+#: The runs of the convolutional network: workers, and the seconds in which the server evaluates 74 times under asp, as
+#: published. The seconds of a step and of an evaluation are fitted to all five published counts (`docs/psp.md`).
+CNN_WORKERS, CNN_DURATION_S, CNN_STEP_S, CNN_EVALUATION_S = 6, 152.0, 4.0, 2.0
+#: Its plain SGD. The publication gives neither rate nor batch; `docs/psp.md` lists the values that were tried.
+CNN_LEARNING_RATE, CNN_BATCH = 0.005, 32
+#: The rate at which softmax regression learns as slowly as published; and rates under the daemon's own rule, where a
+#: delta weighs 0.7/60.
 SOFTMAX_RATE, SWARM_RATES = 0.003, {"linear": 0.3, "factorisation": 0.1, "softmax": 0.3}
-#: With five seeds the means differed by 0.07 and 0.09 and the intervals reached zero; their scatter asks for twelve.
-SIX_SEEDS = 12
+#: With five seeds the confidence intervals of the differences (0.07 and 0.09) included zero; with twelve they do not.
+CNN_SEEDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One run that learns."""
+    """One run that trains: `plan` has its nodes, barrier and step times. `series` and `x` say where it is drawn in
+    `figure`. `rule`: how deltas are applied. `scores`: how often the model is evaluated."""
 
     figure: str
     series: str
@@ -87,7 +92,7 @@ def _problem(study: Study) -> Problem:
             rate = SWARM_RATES["softmax"] if swarm else SOFTMAX_RATE
             return SoftmaxRegression(_images(study.data_dir), seed, learning_rate=rate)
         case "network":
-            return Cnn(_images(study.data_dir), seed, learning_rate=NETWORK_RATE, batch=NETWORK_BATCH, tests=500)
+            return Cnn(_images(study.data_dir), seed, learning_rate=CNN_LEARNING_RATE, batch=CNN_BATCH, tests=500)
 
 
 @lru_cache(maxsize=1)
@@ -117,9 +122,9 @@ def studies(figure: str, data_dir: Path | None) -> list[Study]:
 def _accuracy(folder: str) -> list[Study]:
     found = []
     for name in published.MNIST:
-        for seed in range(1, SIX_SEEDS + 1):
-            plan = replace(plan_of(name, SIX_WORKERS, SIX_DURATION_S), seed=seed, self_sampled=False)
-            server = Server(SIX_COMPUTES_S, SIX_EVALUATES_S)
+        for seed in range(1, CNN_SEEDS + 1):
+            plan = replace(plan_of(name, CNN_WORKERS, CNN_DURATION_S), seed=seed, self_sampled=False)
+            server = Server(CNN_STEP_S, CNN_EVALUATION_S)
             rule = LearningRule("additive")
             found.append(Study("accuracy", name, seed, plan, "network", rule, 0, folder, server))
     return found
@@ -141,7 +146,7 @@ def _learning(folder: str) -> list[Study]:
     found = []
     names: tuple[ProblemName, ...] = ("linear", "factorisation", "softmax")
     for problem in names if folder else names[:2]:
-        for barrier in FIVE:
+        for barrier in FIGURE_BARRIERS:
             plan = plan_of(barrier, 60, 60)
             found.append(Study("learning", f"{problem} additive {barrier}", 0, plan, problem, LearningRule("delayed"),
                                30, folder))  # fmt: skip
@@ -159,7 +164,7 @@ def _learning(folder: str) -> list[Study]:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStudy:
-    """Inconsistency of one run's update sequence: per prefix, and per pass of a barrier."""
+    """Inconsistency of one run's update sequence: of each prefix of it, and between two passes of a barrier."""
 
     name: str
     prefix: NDArray[np.float64]
@@ -169,7 +174,7 @@ class SequenceStudy:
 
 
 def run_sequence(name: str) -> SequenceStudy:
-    """`exp_seqdiff` and `exp_frontier` of Ninox: P = 100, T = 100."""
+    """The experiments `exp_seqdiff` and `exp_frontier` of the simulator Ninox (`docs/psp.md`): P = 100, T = 100."""
     nodes = 100
     run = simulate(plan_of(name, nodes, 100), keep_trace=True)
     assert run.trace is not None

@@ -80,7 +80,7 @@ class Stragglers:
     transient: bool = False
 
     def count(self, nodes: int) -> int:
-        """The number of nodes that are always slow: `int(share·P)`, as in Ninox."""
+        """The number of nodes that are always slow: `int(share·P)`, as in the simulator Ninox (`docs/psp.md`)."""
         return 0 if self.transient else int(self.share * nodes + 1e-9)
 
 

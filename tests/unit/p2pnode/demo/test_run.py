@@ -49,7 +49,7 @@ class Node:
         return 3 if self._age_s() >= self.world.exits_s.get(self.name, 1e9) else None
 
     def refresh(self) -> None:
-        if self._age_s() >= 1.0:
+        if self._age_s() >= self.world.listens_s:
             self.status = {"node": {"id": self.name, "address": f"127.0.0.1:{self.name[-1]}"}, "step": 40}
         if self._age_s() >= 10.0:
             self.accuracies = list(self.world.accuracies.get(self.name, GOOD))
@@ -90,6 +90,7 @@ class World:
         self.ended: list[str] = []
         self.killed: list[str] = []
         self.at_once = 0
+        self.listens_s = 1.0
         self.exits_s: dict[str, float] = {}
         self.accuracies: dict[str, list[float]] = {}
         self.printed: dict[str, str] = {}
@@ -175,6 +176,14 @@ def test_a_node_that_ends_early_ends_the_demo_with_its_last_lines(
     assert code == ExitCode.DEMO_FAILED
     assert figures["reason"] == f"{name} ended early with exit code 3; its last lines:\n    its last line"
     assert len(world.nodes) == len(world.ended) == started
+
+
+def test_a_first_node_that_nobody_can_join_is_no_success(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it learns alone."""
+    world.listens_s = 1000.0
+    code, figures, _ = demo(capsys)
+    assert (code, figures["reason"]) == (ExitCode.DEMO_FAILED, "the goal was not reached within 60 s")
+    assert len(world.nodes) == 1
 
 
 def test_an_interrupted_demo_ends_what_it_has_started(world: World, capsys: pytest.CaptureFixture[str]) -> None:

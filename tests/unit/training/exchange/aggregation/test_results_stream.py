@@ -11,7 +11,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.aggregation.bundles import Carried, piece_of
 from training.exchange.aggregation.consignments import Note
-from training.exchange.aggregation.results_stream import SIGN_INTERVAL_S, ResultsStream
+from training.exchange.aggregation.results_stream import KEEP_ALIVE_INTERVAL_S, ResultsStream
 from training.exchange.messages import Push, PushResult
 
 PUSH = Push(GENESIS, IDS["a"], 1, 1, 0, 1.0, [0])
@@ -20,7 +20,7 @@ PUSH = Push(GENESIS, IDS["a"], 1, 1, 0, 1.0, [0])
 async def after(push: Push, _items: list[Carried], note: Note, hops: int) -> None:
     """Answers after as many signs of life as hops."""
     note([])
-    await asyncio.sleep((hops + 0.5) * SIGN_INTERVAL_S)
+    await asyncio.sleep((hops + 0.5) * KEEP_ALIVE_INTERVAL_S)
     note([PushResult(shard, "ok", hops) for shard in push.shards])
 
 

@@ -16,7 +16,7 @@ from training.encoding.frames import BadFrame
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import PART_S, PARTS_AT_ONCE, SIGN_INTERVAL_S, PushIntake, ResultStream
+from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake, ResultStream
 from training.exchange.push_results import SIGN_OF_LIFE, piece_of
 
 
@@ -104,7 +104,7 @@ def test_results_are_streamed_as_they_become_final() -> None:
 
     async def scenario() -> None:
         owner, loop = Owner(1.0, 0.5, shards=4), asyncio.get_running_loop()
-        assert await owner.intake.results(SIGN_INTERVAL_S) is None
+        assert await owner.intake.results(KEEP_ALIVE_INTERVAL_S) is None
         pieces: list[bytes] = []
         moments = [loop.time()]
         async for piece in ResultStream(owner.intake):
@@ -113,7 +113,7 @@ def test_results_are_streamed_as_they_become_final() -> None:
         assert [piece for piece in pieces if piece != SIGN_OF_LIFE] == [
             piece_of([PushResult(shard, "ok", 1) for shard in shards]) for shards in ([0, 1], [2, 3])
         ]
-        assert max(later - now for now, later in pairwise(moments)) <= SIGN_INTERVAL_S + 0.01
+        assert max(later - now for now, later in pairwise(moments)) <= KEEP_ALIVE_INTERVAL_S + 0.01
         assert pieces[-1] != SIGN_OF_LIFE
 
     run(scenario())

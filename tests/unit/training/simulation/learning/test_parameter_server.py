@@ -9,12 +9,12 @@ import pytest
 
 from training.simulation.figures import published
 from training.simulation.figures.points import plan_of
-from training.simulation.figures.studies import SIX_COMPUTES_S, SIX_DURATION_S, SIX_EVALUATES_S, SIX_WORKERS
+from training.simulation.figures.studies import CNN_DURATION_S, CNN_EVALUATION_S, CNN_STEP_S, CNN_WORKERS
 from training.simulation.learning.parameter_server import Server, learn_at_server
 from training.simulation.learning.problems import LinearRegression
 from training.simulation.model.plan import Plan
 
-SERVER = Server(SIX_COMPUTES_S, SIX_EVALUATES_S)
+SERVER = Server(CNN_STEP_S, CNN_EVALUATION_S)
 
 
 SEEDS = range(1, 9)
@@ -22,7 +22,7 @@ SEEDS = range(1, 9)
 
 def plan(name: str, seed: int) -> Plan:
     """The six workers of the literature."""
-    return replace(plan_of(name, SIX_WORKERS, SIX_DURATION_S), seed=seed, self_sampled=False)
+    return replace(plan_of(name, CNN_WORKERS, CNN_DURATION_S), seed=seed, self_sampled=False)
 
 
 @pytest.mark.parametrize("name", list(published.MNIST))
@@ -37,7 +37,7 @@ def test_evaluations_are_counted_as_the_figure_counts(name: str) -> None:
 def test_an_evaluation_stands_for_one_delta_or_for_all() -> None:
     """Under asp for one; under bsp for one of each worker, less those still under way at the end."""
     curve, mean_steps = learn_at_server(plan("asp", 1), SERVER, None)
-    assert curve.updates[-1] == round(mean_steps * SIX_WORKERS)
+    assert curve.updates[-1] == round(mean_steps * CNN_WORKERS)
 
     curve, mean_steps = learn_at_server(plan("bsp", 1), SERVER, None)
     assert curve.updates[-1] <= mean_steps < curve.updates[-1] + 1
@@ -48,8 +48,8 @@ def test_a_busy_server_spaces_evaluations() -> None:
     curve, _ = learn_at_server(plan("asp", 2), SERVER, None)
     gaps = [later - earlier for earlier, later in zip(curve.now_s, curve.now_s[1:], strict=False)]
 
-    assert min(gaps) >= SIX_EVALUATES_S - 1e-9
-    assert statistics.fmean(gaps) == pytest.approx(SIX_EVALUATES_S, rel=0.02)
+    assert min(gaps) >= CNN_EVALUATION_S - 1e-9
+    assert statistics.fmean(gaps) == pytest.approx(CNN_EVALUATION_S, rel=0.02)
 
 
 def test_what_is_learned_follows_the_deltas_and_not_the_evaluations() -> None:
