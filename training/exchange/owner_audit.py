@@ -29,7 +29,6 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.resending import Resending
-from training.exchange.store.records import Backed
 
 ONE_IN = 16
 REPEAT_S = 3.0
@@ -55,7 +54,7 @@ class _Doubt(NamedTuple):
     """A copy of this node that does not fit what its owner has acknowledged (`key`), or published (`verdict`)."""
 
     shard: int
-    backed: Backed
+    copy: object
     key: AcknowledgedKey | None = None
     verdict: CopyVerdict = CopyVerdict.FITS
 
@@ -107,7 +106,7 @@ class OwnerAudit:
         for key in self._kept.take_fresh():
             found = self._kept.find(key)
             assert found is not None
-            if isinstance(found.doubt, Backed):
+            if found.doubt is not None:
                 work.doubts.append(_Doubt(key.shard, found.doubt, key))
                 continue
             step = found.owner, key.identity.step
@@ -117,8 +116,7 @@ class OwnerAudit:
             if steps[step] and len(work.questions) < MAX_ASKED and not self._backs_up(key.shard, found.owner):
                 work.questions.append(_Question(key, found.owner))
         for shard, doubt in self._context.published_values.take_doubts().items():
-            if isinstance(doubt.copy, Backed):
-                work.doubts.append(_Doubt(shard, doubt.copy, verdict=doubt.verdict))
+            work.doubts.append(_Doubt(shard, doubt.copy, verdict=doubt.verdict))
         while self._waiting and self._waiting[0][0] <= now_s:
             work.questions.append(self._waiting.popleft()[1])
         return work or None
@@ -138,8 +136,8 @@ class OwnerAudit:
         """Ask owners whether they rely on copies that do not fit what they have acknowledged or published."""
         by_owner: dict[bytes, list[_Doubt]] = {}
         for doubt in doubts:
-            if self._is_open(doubt):
-                by_owner.setdefault(doubt.backed.owner.node_id, []).append(doubt)
+            if (owner := self._owner_in_doubt(doubt)) is not None:
+                by_owner.setdefault(owner, []).append(doubt)
         for node, theirs in by_owner.items():
             if (contact := self._context.swarm.contact(node)) is None:
                 continue
@@ -150,19 +148,21 @@ class OwnerAudit:
                 self._log.debug("audit_unanswered", owner=node.hex()[:8], reason=str(error))
                 continue
             for doubt in theirs:
-                if doubt.shard in answer.taken and self._is_open(doubt):
+                if doubt.shard in answer.taken and self._owner_in_doubt(doubt) == node:
                     reason = "not_forwarded" if doubt.key is not None else f"value_{doubt.verdict}"
                     self._context.contradicted_itself(node, reason, doubt.shard)
 
-    def _is_open(self, doubt: _Doubt) -> bool:
-        """Whether this node has the same copy still, as an active backup, and it lacks the delta still."""
+    def _owner_in_doubt(self, doubt: _Doubt) -> bytes | None:
+        """The owner of a copy, if this node has the same copy still, as an active backup, and it lacks the delta
+        still."""
         backed = self._store.backed.get(doubt.shard)
-        if backed is None or backed is not doubt.backed or backed.state is None or not backed.is_active:
-            return False
-        if doubt.key is None:
-            return True
-        identity = doubt.key.identity
-        return not (backed.state.knows(identity) or backed.state.may_have_forgotten(identity))
+        if backed is None or backed.token is not doubt.copy or backed.state is None or not backed.is_active:
+            return None
+        if doubt.key is not None:
+            identity = doubt.key.identity
+            if backed.state.knows(identity) or backed.state.may_have_forgotten(identity):
+                return None
+        return backed.owner.node_id
 
     # -- questions to owners and their backups ------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from training.encoding.codecs import CodecName
 from training.exchange.audit.acknowledged import Acknowledged
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push
-from training.exchange.store.records import Backed
 from training.shards.applied import DeltaId
 
 #: A shard of the trainer's memory of at most this size is copied. Of a larger one only the identity is kept.
@@ -51,11 +50,11 @@ def note_acknowledged(context: ExchangeContext, push: Push, by: Contact | None, 
     context.acknowledged.note(item.shard, delta)
 
 
-def _doubtful_copy(context: ExchangeContext, shard: int, owner: bytes, identity: DeltaId) -> Backed | None:
-    """This node's copy, as an active backup of that owner, which lacks what the owner acknowledges; None if it has it,
-    or if there is no such copy."""
+def _doubtful_copy(context: ExchangeContext, shard: int, owner: bytes, identity: DeltaId) -> object | None:
+    """The token of this node's copy, as an active backup of that owner, which lacks what the owner acknowledges; None
+    if it has it, or if there is no such copy."""
     backed = context.store.backed.get(shard)
     if backed is None or backed.state is None or not backed.is_active or backed.owner.node_id != owner:
         return None
     state = backed.state
-    return None if state.knows(identity) or state.may_have_forgotten(identity) else backed
+    return None if state.knows(identity) or state.may_have_forgotten(identity) else backed.token

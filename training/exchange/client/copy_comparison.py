@@ -32,8 +32,8 @@ class CopyComparison:
             return
         backed, state = found
         now_s, step_s = self._context.environment.clock.monotonic(), self._context.view.median_step_seconds()
-        if not self._values.is_begun(shard, backed):
-            self._values.begin(shard, backed, state.value, self._places(state.value.size))
+        if not self._values.is_begun(shard, backed.token):
+            self._values.begin(shard, backed.token, state.value, self._places(state.value.size))
         used = dict.fromkeys(codecs)
         verdict = self._values.compare(
             shard,
@@ -48,18 +48,18 @@ class CopyComparison:
         if verdict is CopyVerdict.FITS:
             verdict = self._values.date(shard, state.version, result.version, now_s, step_s)
         if verdict is not CopyVerdict.FITS:
-            self._values.doubt(shard, backed, verdict)
+            self._values.doubt(shard, backed.token, verdict)
 
     def unfit(self, owner: bytes, shard: int) -> None:
         """What an owner has answered leads to no published value: nothing new has come of it."""
         if (found := self._copy_of(owner, shard)) is None:
             return
         backed, state = found
-        if not self._values.is_begun(shard, backed):
+        if not self._values.is_begun(shard, backed.token):
             return
         now_s, step_s = self._context.environment.clock.monotonic(), self._context.view.median_step_seconds()
         if self._values.date(shard, state.version, None, now_s, step_s) is CopyVerdict.STALE:
-            self._values.doubt(shard, backed, CopyVerdict.STALE)
+            self._values.doubt(shard, backed.token, CopyVerdict.STALE)
 
     def _copy_of(self, owner: bytes, shard: int) -> tuple[Backed, ShardState] | None:
         backed = self._store.backed.get(shard)

@@ -230,6 +230,8 @@ class Backed:
     attempt: int = 0
     #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
     owner_restarted: bool = False
+    #: Tells this copy from later ones of the shard, without a reference to its arrays.
+    token: object = field(default_factory=object)
     #: Of a learner: the first published value of a chain, as it held it when it accepted the catch-up, and its chain.
     base: tuple[bytes, Vector] | None = None
 

@@ -77,7 +77,7 @@ class Audited:
         backed = self.store.backed.get(0)
         key = AcknowledgedKey(0, DeltaId(IDS["b"], 1, step))
         is_doubtful = backed is not None and backed.state is not None and not backed.state.knows(key.identity)
-        doubt = backed if is_doubtful else None
+        doubt = backed.token if backed is not None and is_doubtful else None
         now_s = self.context.environment.clock.monotonic()
         self.context.acknowledged.note(0, Acknowledged(push, IDS[owner], now_s, "float32", 1, encoded, doubt))
         return key
@@ -256,11 +256,11 @@ def test_a_published_value_that_does_not_fit_is_confirmed_in_the_same_way() -> N
         for relies, found in [(True, ["value_stale"]), (False, [])]:
             one = Audited(backup_of("b", "a"))
             one.relies = relies
-            one.context.published_values.doubt(0, one.store.backed[0], CopyVerdict.STALE)
+            one.context.published_values.doubt(0, one.store.backed[0].token, CopyVerdict.STALE)
             await one.work()
             assert one.failed() == found
         gone = Audited(backup_of("b", "a"))
-        gone.context.published_values.doubt(0, gone.store.backed[0], CopyVerdict.DIFFERS)
+        gone.context.published_values.doubt(0, gone.store.backed[0].token, CopyVerdict.DIFFERS)
         gone.store.backed[0] = backup_of("b", "a").backed[0]
         await gone.work()
         assert gone.failed() == []

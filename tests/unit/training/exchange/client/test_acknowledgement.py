@@ -45,7 +45,7 @@ def test_a_backup_that_lacks_what_its_owner_acknowledges_notes_its_copy() -> Non
     store = backup_of("b", "a")
     found = noted(store, contact("a"))
     assert found is not None
-    assert found.doubt is store.backed[0]
+    assert found.doubt is store.backed[0].token
     assert (found.owner, found.encoded) == (IDS["a"], b"1234")
 
     has = backup_of("b", "a")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -107,5 +109,24 @@ def test_a_large_shard_is_compared_at_places_of_this_node_s_choice() -> None:
         places, others = comparison._places(100_000), comparison._places(100_000)
         assert (len(set(places.tolist())), int(places.max()) < 100_000) == (POSITIONS, True)
         assert places.tolist() != others.tolist()
+
+    run(scenario())
+
+
+def test_a_copy_that_is_dropped_is_not_kept_in_memory() -> None:
+    """Its arrays may be in a file that is full."""
+
+    async def scenario() -> None:
+        one = Pulled(backup_of("b", "a"))
+        for _ in range(20):
+            await one.second(0.0)
+        state = one.store.backed[0].state
+        assert state is not None
+        array = weakref.ref(state.value)
+        del state
+        one.store.backed.clear()
+        gc.collect()
+        assert array() is None
+        assert one.verdict() is CopyVerdict.DIFFERS
 
     run(scenario())
