@@ -29,13 +29,14 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.resending import Resending
+from training.shards.applied import DeltaId
 
 ONE_IN = 16
 REPEAT_S = 3.0
 #: How often questions are asked at most: those of many short steps together.
 EVERY_S = 0.5
-#: An owner without a backup is asked again at each push: so often, and so long.
-ALONE, ALONE_S = 3, 10.0
+#: An owner without a backup is asked again at each push: so often, and so long, or less where others have left it out.
+ALONE, ALONE_S, ACCUSED_S = 3, 10.0, 5.0
 #: Deltas of one question, and contradictions that wait to be asked about again.
 MAX_ASKED, MAX_WAITING = 1024, 256
 
@@ -214,6 +215,12 @@ class OwnerAudit:
                     (self._clock.monotonic() + REPEAT_S, _Question(key, owner.node_id, was_lacking=True))
                 )
 
+    def _acknowledged_s(self, result: AuditResult) -> float:
+        """When a delta of this node that was asked about was acknowledged."""
+        run, me = self._context.run, self._context.swarm.node_id
+        found = self._kept.find(AcknowledgedKey(result.shard, DeltaId(me, run.incarnation, result.step)))
+        return 0.0 if found is None else found.at_s
+
     async def _ask_backup(
         self, owner: Contact, backup: Contact, asked: dict[AcknowledgedKey, AuditResult], *, is_repeated: bool
     ) -> None:
@@ -271,14 +278,17 @@ class OwnerAudit:
             for peer in self._context.swarm.members()
             if peer.node_id != owner.node_id and peer.node_id in self._view.trust and self._context.swarm.may_own(peer)
         ]
-        if len(others) < 2 or not any(not result.partner for result in results):
+        alone = [result for result in results if not result.partner]
+        if len(others) < 2 or not alone:
             self._alone.pop(owner.node_id, None)
             return
         now_s = self._clock.monotonic()
-        since_s, asked = self._alone.pop(owner.node_id, (now_s, 0))
-        self._alone[owner.node_id] = since_s, asked + 1
+        since_s, asked = self._alone.get(owner.node_id, (now_s, 0))
+        # What it acknowledged before may have gone to a backup that it has lost since.
+        asked += any(self._acknowledged_s(result) > since_s for result in alone)
+        self._alone[owner.node_id] = since_s, asked
         is_accused = self._context.audits.watchers(owner.node_id, now_s) >= ACCUSERS
-        if is_accused or (asked + 1 >= ALONE and now_s - since_s >= ALONE_S):
+        if asked >= ALONE and now_s - since_s >= (ACCUSED_S if is_accused else ALONE_S):
             source = owner.node_id.hex()[:8]
             self._log.warning("owner_audit_failed", source=source, reason="no_backup", shard=results[0].shard)
             self._context.counters.audits_failed += 1
