@@ -25,6 +25,7 @@ from overlay.membership.actions import Broadcast, DetectorAction, SendNow, SendP
 from overlay.membership.local_health import LocalHealth
 from overlay.membership.member_rows import Member, MemberRows
 from overlay.membership.probe_order import ProbeOrder
+from overlay.rate_limits import RateLimit, TokenBucket
 from overlay.settings import LivenessSettings
 
 #: A member that sent something within this share of the probe interval needs no probe.
@@ -35,6 +36,10 @@ PROBE_PAUSE_S = 0.2
 DEAD_MEMORY_S = 3600.0
 LEFT_MEMORY_S = 120.0
 MAX_REMEMBERED = 1024
+#: Deaths of unknown nodes that are passed on, and how many of them are remembered.
+PASSES = RateLimit(4.0, 16.0)
+MAX_PASSED = 128
+NOTHING_PASSED = (-1, -1)
 #: What is too old is looked for this often: when half of a swarm has died, hundreds are remembered for an hour.
 PURGE_INTERVAL_S = 10.0
 #: Suspects probed in a round. If more crash at once they take turns, so that probes stay few. With as many suspects
@@ -63,6 +68,9 @@ class FailureDetector:
         self._members = MemberRows()
         self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
+        #: Deaths of nodes that this one does not know, and has passed on: incarnation and refutation.
+        self._passed: dict[bytes, tuple[int, int]] = {}
+        self._passes = TokenBucket(PASSES, now)
         self._deadlines: list[tuple[float, bytes]] = []  # a heap; those of suspicions that have ended stay until then
         self._order = ProbeOrder(rng)
         self._watched: dict[bytes, None] = {}
@@ -300,7 +308,7 @@ class FailureDetector:
         kind = MemberState(news.kind)
         member = self._members.get(news.node_id)
         if member is None:
-            return self._on_gossip_of_removed(news, kind)
+            return self._on_gossip_of_removed(news, kind, now)
         if (news.incarnation, news.refutation, min(kind, MemberState.DEAD)) <= member.rank():
             return self._doubt(news, member, now) if kind is MemberState.DEAD else []
         match kind:
@@ -334,15 +342,29 @@ class FailureDetector:
         # At once: the accuser may not know this node's present address, and its deadline runs.
         return [SendNow(sender, alive), Broadcast(alive, at_once=True)]
 
-    def _on_gossip_of_removed(self, news: Gossip, kind: MemberState) -> list[DetectorAction]:
+    def _on_gossip_of_removed(self, news: Gossip, kind: MemberState, now: float) -> list[DetectorAction]:
         """A removed member is not restored on gossip: it is pinged, and its answer restores it."""
         gone = self._removed.get(news.node_id)
-        if gone is None or kind is not MemberState.ALIVE:
+        if gone is None:
+            return self._pass_on(news, now) if kind is MemberState.DEAD else []
+        if kind is not MemberState.ALIVE:
             return []
         if (news.incarnation, news.refutation) <= (gone.incarnation, gone.refutation):
             return []
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
         return [SendPing(news.node_id), Broadcast(news)]
+
+    def _pass_on(self, news: Gossip, now: float) -> list[DetectorAction]:
+        """The death of a node that this one does not know. Those that do may be few, as of one that has just joined,
+        and would not reach each other. Each death once, and not many: anybody can invent them."""
+        start = news.incarnation, news.refutation
+        if start <= self._passed.get(news.node_id, NOTHING_PASSED) or self._passes.take(now):
+            return []
+        self._passed.pop(news.node_id, None)
+        self._passed[news.node_id] = start
+        if len(self._passed) > MAX_PASSED:
+            del self._passed[next(iter(self._passed))]
+        return [Broadcast(news)]
 
     def _note_unconfirmed(self, news: Gossip, kind: MemberState, member: Member, now: float) -> list[DetectorAction]:
         """A leave or refutation counts only from its own node; from others it is a reason to probe that node."""

@@ -9,9 +9,10 @@ import pytest
 
 from overlay.kademlia.messages import Gossip, MemberState
 from overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
-from overlay.membership.failure_detector import MAX_SUSPECTS_PER_ROUND, FailureDetector
+from overlay.membership.failure_detector import MAX_PASSED, MAX_SUSPECTS_PER_ROUND, PASSES, FailureDetector
 from overlay.membership.member_rows import Member, MemberRows
 from overlay.settings import LivenessSettings
+from tests.harness.builders.peers import ids
 
 OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))
 
@@ -284,6 +285,29 @@ def test_a_death_that_others_report_of_before_a_refutation_causes_a_probe() -> N
     assert made.on_gossip(dead, C, 10.0) == [SendPing(A)]
     made.on_unreachable(A, 11.0, "it does not answer")
     assert made.on_gossip(dead, B, 12.5) == [], "suspects are probed in each round"
+
+
+def test_the_death_of_an_unknown_node_is_passed_on_once_and_not_without_limit() -> None:
+    """The few that know a node which has just joined hear of its death through those that do not. A later start counts
+    anew; suspicions, and deaths of the removed, are not passed on; of invented deaths only a few a second are."""
+    made = detector(A, B)
+    dead, later = news(MemberState.DEAD, C), news(MemberState.DEAD, C, 2, 0)
+
+    assert made.on_gossip(dead, B, 1.0) == [Broadcast(dead)]
+    assert made.on_gossip(dead, A, 1.1) == []
+    assert made.on_gossip(later, A, 1.2) == [Broadcast(later)]
+    assert made.on_gossip(dead, A, 1.3) == []
+    assert made.on_gossip(news(MemberState.SUSPECT, D), B, 1.4) == []
+    made.declare_dead(A, 1.5, "certain")
+    assert made.on_gossip(news(MemberState.DEAD, A), B, 1.6) == []
+
+    invented = [news(MemberState.DEAD, each) for each in ids(400)]
+    passed = sum(bool(made.on_gossip(each, B, 2.0)) for each in invented)
+    assert 0 < passed <= PASSES.burst
+    assert (
+        sum(bool(made.on_gossip(each, B, 12.0 + 10 * at)) for at, each in enumerate(invented)) == len(invented) - passed
+    )
+    assert len(made._passed) == MAX_PASSED
 
 
 def test_leaves_and_refutations_count_from_their_own_node_only() -> None:
