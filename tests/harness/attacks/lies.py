@@ -20,6 +20,7 @@ from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
+from training.exchange.aggregation import bundles
 from training.exchange.audit import messages as audits
 from training.exchange.messages import decode, encode
 
@@ -30,6 +31,8 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "push": (steps.Push, steps.PushAnswer),
     "pull": (steps.Pull, steps.PullAnswer),
     "forward": (steps.Forward, steps.ForwardAnswer),
+    "forwards": (steps.Forwards, steps.ForwardsAnswer),
+    "relay": (bundles.Relay, bundles.RelayAnswer),
     "where_is": (steps.LocateOwners, steps.LocateOwnersAnswer),
     "learn": (moves.Learn, moves.TransferResult),
     "state": (moves.StateTransfer, moves.TransferResult),
