@@ -17,7 +17,6 @@ from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.ownership_messages import LoggedDelta
 from training.exchange.recovery.learners import Learners
 from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term
@@ -325,25 +324,6 @@ def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
         assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
 
     simulate(scenario, nodes=6, shards=1, log_bytes=VALUES * 4)
-
-
-def test_a_delta_out_of_a_split_weighs_what_it_would_have_in_the_whole_swarm() -> None:
-    """Acknowledged among 3 workers with 1/3, added among 6: w · N_side / N_merged; the plain sum is left as it is."""
-
-    async def scenario(world: World) -> None:
-        mending = exchange_of(owner(world)).reconciler
-        context = exchange_of(owner(world)).context
-        now = context.environment.clock.monotonic
-        logged = LoggedDelta(0, b"x" * 20, 1, 1, 1 / 3, 3.0)
-        assert mending._weight(logged) == 1 / 3
-        settings = msgspec.structs.replace(context.settings, weight="population")
-        object.__setattr__(context, "settings", settings)
-        context.view._worker_count = (now(), 6.0)
-        assert mending._weight(logged) == pytest.approx(1 / 6)
-        context.view._worker_count = (now(), 2.0)
-        assert mending._weight(logged) == pytest.approx(1 / 3)
-
-    simulate(scenario)
 
 
 def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:

@@ -38,6 +38,7 @@ def test_relayed_deltas_are_in_the_model_once(
     assert all(tally.longest_of_one_s <= tally.limit_s <= 25.0 for tally in tallies)
 
 
+@pytest.mark.long
 def test_relays_and_divisions_amid_faults() -> None:
     """Shards are divided while their deltas wait at relays."""
     tallies = [play(seed, 8, relays=True, divides=True) for seed in range(6200, 6203)]

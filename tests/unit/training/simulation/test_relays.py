@@ -9,6 +9,7 @@ from training.settings import ExchangeSettings
 from training.simulation.relays import SPARSE_VALUES, Load, bytes_factor, load, table
 
 
+@pytest.mark.long
 def test_the_page_has_the_table_of_the_code() -> None:
     """docs/scale.md, *Requests*."""
     assert table() in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
