@@ -20,8 +20,8 @@ import pytest
 
 pytest_plugins = ["tests.harness.runner.forked_workers"]
 
-# An example that waits for a core, or imports something, is late and not wrong.
-hypothesis.settings.register_profile("p2pnode", deadline=None)
+# The same examples in each run. One that waits for a core, or imports something, is late and not wrong.
+hypothesis.settings.register_profile("p2pnode", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("p2pnode")
 
 # Before NumPy is loaded: two threads of OpenBLAS on small matrices wait for each other, ten times as long as one works.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.layout import Layout, LayoutEntry, is_partition, shard_bounds
+from training.layout import BLOCK_VALUES, Layout, LayoutEntry, is_partition, shard_bounds
 
 
 def layout_of(*entries: tuple[str, tuple[int, ...], str]) -> Layout:
@@ -91,13 +91,13 @@ def test_shards_cover_the_vector_once_and_equally(total: int, shards: int) -> No
 
 
 @given(
-    total=st.integers(1, 10_000),
+    total=st.one_of(st.integers(1, 10_000), st.integers(1, 20 * BLOCK_VALUES)),
     first=st.integers(1, 64),
     factors=st.lists(st.sampled_from([2, 3, 4]), max_size=3),
 )
 def test_a_division_moves_no_value_to_a_part_of_another_shard(total: int, first: int, factors: list[int]) -> None:
-    """However often shards are divided: each one's parts are its slice, in order, sizes within one of each other; and
-    the division by 2 and then by 3 is that by 6."""
+    """However often shards are divided: each one's parts are its slice, in order, and the division by 2 and then by 3
+    is that by 6. Sizes are within one of each other; parts of a slice above a block begin with a block of it."""
     parts = 1
     for factor in factors:
         if not is_partition(total, first * parts * factor, parts * factor):
@@ -115,7 +115,13 @@ def test_a_division_moves_no_value_to_a_part_of_another_shard(total: int, first:
             assert all(one[1] == other[0] for one, other in pairwise(own))
             assert min(end - begin for begin, end in own) >= 1
         sizes = [stop - start for start, stop in after]
-        assert max(sizes) - min(sizes) <= 1
+        if -(-total // first) <= BLOCK_VALUES:
+            assert max(sizes) - min(sizes) <= 1
+        else:
+            whole = shard_bounds(total, first)
+            begins = [begin - whole[number // parts][0] for number, (begin, _) in enumerate(after)]
+            assert all(begin % BLOCK_VALUES == 0 for begin in begins)
+            assert max(sizes) - min(sizes) < 2 * BLOCK_VALUES
 
 
 @pytest.mark.parametrize(("shards", "parts"), [(4, 0), (4, 3), (2, 4), (0, 1)])
