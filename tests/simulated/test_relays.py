@@ -21,7 +21,7 @@ from training.settings import ExchangeSettings
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize(("first", "histories", "nodes"), [(6000, 12, 8), (6100, 1, 24), *more((6012, 60, 8))])
+@pytest.mark.parametrize(("first", "histories", "nodes"), [(6000, 6, 8), (6100, 1, 24), *more((6006, 66, 8))])
 def test_relayed_deltas_are_in_the_model_once(
     first: int, histories: int, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from training.layout import BLOCK_VALUES, Layout, LayoutEntry, is_partition, shard_bounds
@@ -95,6 +95,8 @@ def test_shards_cover_the_vector_once_and_equally(total: int, shards: int) -> No
     first=st.integers(1, 64),
     factors=st.lists(st.sampled_from([2, 3, 4]), max_size=3),
 )
+@example(total=2 * BLOCK_VALUES + 2, first=1, factors=[2])
+@example(total=30 * BLOCK_VALUES + 17, first=2, factors=[2, 3])
 def test_a_division_moves_no_value_to_a_part_of_another_shard(total: int, first: int, factors: list[int]) -> None:
     """However often shards are divided: each one's parts are its slice, in order, and the division by 2 and then by 3
     is that by 6. Sizes are within one of each other; parts of a slice above a block begin with a block of it."""
