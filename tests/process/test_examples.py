@@ -37,7 +37,7 @@ SMALL = {
     "training.threads": "1",
     "barrier.method": "bsp",
 }
-SMALL_ARGUMENTS = {"--width": "32", "--layers": "1", "--steps": "12"}
+SMALL_ARGUMENTS = {"--width": "32", "--layers": "1"}
 
 #: Where a node of each example is killed.
 KILLED_IN = {
@@ -71,9 +71,13 @@ def commands(path: Path) -> list[str]:
 def prepared(command: str, flags: list[str], small: Mapping[str, str] = SMALL) -> list[str]:
     """The words of a command, with the programs of this environment, `flags` and small sizes."""
     words = shlex.split(command)
+    # The schedule of the learning rate, in optimiser steps, has to be as long as the run (docs/frameworks.md).
+    arguments = SMALL_ARGUMENTS | {
+        "--steps": str(int(small.get("training.max_steps", "0")) * int(small["training.local_steps"]))
+    }
     for position, word in enumerate(words[:-1]):
-        if word in SMALL_ARGUMENTS:
-            words[position + 1] = SMALL_ARGUMENTS[word]
+        if word in arguments:
+            words[position + 1] = arguments[word]
         key = words[position + 1].partition("=")[0]
         if word == "--set" and key in small:
             words[position + 1] = f"{key}={small[key]}"

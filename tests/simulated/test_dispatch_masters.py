@@ -235,4 +235,4 @@ def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
     found, expected = swarm.counts(), every_place(5)
     print(f"{kills.count} kills; {found.total() - expected.total()} of {expected.total()} records twice")
     assert found.keys() == expected.keys()
-    assert kills.count >= 4
+    assert kills.count >= 3
