@@ -91,6 +91,7 @@ class AuditAnswers:
         self._context.environment.log.info("owner_audit_failed", source=source, reason="complaint")
         if self._context.audits.complaint(owner, accuser, self._clock.monotonic()):
             self._context.fail_audit(owner)
+        self._context.heed_verdicts(owner)
 
 
 def _known(state: ShardState, identity: DeltaId) -> Known:

@@ -99,11 +99,20 @@ class ExchangeContext:
         self.counters.audits_failed += 1
         if owner in self.view.trust and self.audits.own(owner, self.environment.clock.monotonic()):
             self.fail_audit(owner)
+        self.heed_verdicts(owner)
 
-    def fail_audit(self, node: bytes) -> None:
-        """Leave out a member for a time, which an audit has found to be lying."""
+    def heed_verdicts(self, node: bytes) -> None:
+        """Leave out a member that others have left out for audits, where this node has seen enough itself."""
+        others = sum(peer.node_id != node and peer.node_id in self.view.trust for peer in self.swarm.members())
+        if self.audits.is_condemned(node, self.environment.clock.monotonic(), others):
+            self.fail_audit(node, follows=True)
+
+    def fail_audit(self, node: bytes, *, follows: bool = False) -> None:
+        """Leave out a member for a time, which an audit has found to be lying, and tell others so; `follows`: because
+        others have."""
         if node == self.swarm.node_id or node not in self.view.trust:
             return
+        self.audits.verdicts_due.append((node, follows))
         until_s = self.view.reliability.audited(node, self.environment.clock.monotonic())
         self.audits.settle(node)
         self.view.trust.suspend(node, until_s)

@@ -30,6 +30,8 @@ DENIAL_S = 5.0
 CHECK_AFTER_S = 0.1
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
+#: In a swarm of more members what concerns a shard is told to its candidates only.
+BROADCAST_MAX_PEERS = 20
 #: Candidates asked per shard. By the next round the failure detector has removed the silent ones, so others follow.
 CANDIDATES_ASKED = 3
 
@@ -163,6 +165,15 @@ class OwnerDirectory:
         fit = [contact for contact in trusted if is_candidate(contact.node_id, now)]
         # Where nobody else is left, one that has failed is better than none.
         return fit if any(contact.node_id != self._swarm.node_id for contact in fit) else trusted
+
+    async def hearers(self, shards: Iterable[int]) -> list[Contact]:
+        """Whom to tell at once of an owner of these shards: the members of a small swarm, or the candidates."""
+        members = self._swarm.members()
+        hearers = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
+        for shard in shards if not hearers else ():
+            hearers.update({contact.node_id: contact for contact in await self.candidates(shard)})
+        hearers.pop(self._swarm.node_id, None)
+        return list(hearers.values())
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Two others are asked too, where some are known: the lowest terms are

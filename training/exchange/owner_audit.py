@@ -256,6 +256,8 @@ class OwnerAudit:
         liar = self._context.audits.pair(owner, backup, self._clock.monotonic())
         if liar == backup:
             self._context.fail_audit(backup)
+        for node in (owner, backup):
+            self._context.heed_verdicts(node)
 
     async def _digests(self, keys: Iterable[AcknowledgedKey]) -> dict[AcknowledgedKey, bytes]:
         """Those of some deltas, drawn by chance."""

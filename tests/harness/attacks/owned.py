@@ -15,7 +15,7 @@ from tests.harness.attacks.answered import own_shards
 from tests.harness.attacks.attacker import ATTACK_S, Attack, Attacker, delta, entry_of, for_ever
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta
+from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditVerdict
 from training.exchange.messages import decode, encode
 from training.exchange.store.records import BufferedDelta
 from training.shards.state import ShardState
@@ -141,6 +141,16 @@ async def _complains(a: Attacker) -> None:
         for host in a.honest:
             owner = host.living.overlay.node_id
             await a.tell_all("audit", Audit(a.genesis, a.host.living.incarnation, deltas, owner, True))
+
+    await for_ever(work)
+
+
+@attack("says of every member that it has left it out for audits, and that others have, twice a second")
+async def _condemns(a: Attacker) -> None:
+    async def work() -> None:
+        for host in a.honest:
+            for follows in (False, True):
+                await a.tell_all("audit_verdict", AuditVerdict(a.genesis, host.living.overlay.node_id, follows))
 
     await for_ever(work)
 

@@ -1,4 +1,5 @@
-"""The audit message: about deltas of the sender that an owner has acknowledged. Pure."""
+"""The messages of audits: about deltas of the sender that an owner has acknowledged, and whom the sender leaves out for
+them. Pure."""
 
 from __future__ import annotations
 
@@ -71,3 +72,17 @@ class AuditResult(msgspec.Struct, frozen=True, array_like=True):
 
 class AuditAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[AuditResult], Meta(max_length=MAX_AUDITED)]
+
+
+class AuditVerdict(msgspec.Struct, frozen=True, array_like=True):
+    """The sender has left out a member for audits. `follows`: because others had."""
+
+    genesis: Genesis
+    member: TermNode
+    follows: bool = False
+
+
+class AuditVerdictAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the receiver leaves the member out now."""
+
+    is_left_out: bool

@@ -8,6 +8,10 @@
 * *Pairs*: an owner says that it has a delta and names its backup, and the backup says that it lacks it. One of the two
   lies. A member that fails with two different ones, neither of which fails with anybody else, is the liar: where one
   member lies, every failed audit has that member in it.
+* *Verdicts*: a member says that it has left another one out for audits. One such member together with one accuser of
+  this node's own audits is enough, or with a contradiction before this node itself, or `ACCUSERS` such members. Who
+  leaves out a member by the verdict of others says that too (it *follows*). Such words count only where `MANY` members,
+  or all others of a small swarm, have left the member out: the error of one node and a lie of another do not spread.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ WINDOW_S = 600.0
 OWN, APART_S = 3, 0.5
 ACCUSERS = 2
 COUNTERPARTS = 2
+MANY = 3
 #: An owner of which another member finds that it is gone is audited at each push for so long.
 WATCHED_S = 60.0
 #: Members, and pairs, that are remembered; what was noted longest ago is forgotten first.
@@ -33,6 +38,11 @@ class AuditOutcomes:
         self._complaints: dict[tuple[bytes, bytes], float] = {}
         #: When each pair of an owner and its backup failed last.
         self._pairs: dict[tuple[bytes, bytes], float] = {}
+        #: When each member said that it has left another one out, by itself or following others; by the other and it.
+        self._verdicts: dict[tuple[bytes, bytes], float] = {}
+        self._following: dict[tuple[bytes, bytes], float] = {}
+        #: Members that this node has left out, and whether by itself, which the others are to be told.
+        self.verdicts_due: list[tuple[bytes, bool]] = []
 
     def watch(self, owner: bytes, member: bytes, now_s: float) -> None:
         """A member says that an owner is gone, which this node does not find: it may have left it out."""
@@ -58,11 +68,11 @@ class AuditOutcomes:
     def complaint(self, owner: bytes, accuser: bytes, now_s: float) -> bool:
         """A member says that an owner has not forwarded what it acknowledged; whether the owner is to be left out."""
         _note(self._complaints, (owner, accuser), now_s)
-        accusers = [pair for pair, at_s in self._complaints.items() if pair[0] == owner and now_s - at_s < WINDOW_S]
+        accusers = self._recent(self._complaints, owner, now_s)
         if len(accusers) < ACCUSERS:
             return False
-        for pair in accusers:
-            del self._complaints[pair]
+        for accuser in accusers:
+            del self._complaints[owner, accuser]
         return True
 
     def pair(self, owner: bytes, backup: bytes, now_s: float) -> bytes | None:
@@ -75,10 +85,31 @@ class AuditOutcomes:
                 return one
         return None
 
+    def verdict(self, node: bytes, member: bytes, now_s: float, *, follows: bool = False) -> None:
+        """A member says that it has left a node out for audits; `follows`: because others had."""
+        _note(self._following if follows else self._verdicts, (node, member), now_s)
+
+    def is_condemned(self, node: bytes, now_s: float, others: int) -> bool:
+        """Whether the verdicts of other members, with what this node has seen itself, have a node left out. `others`:
+        the members without this node and that one."""
+        members = self._recent(self._verdicts, node, now_s)
+        if not members:
+            return False
+        if len(members | self._recent(self._following, node, now_s)) >= max(ACCUSERS, min(MANY, others)):
+            return True
+        recent_pairs = [pair for pair, at_s in self._pairs.items() if now_s - at_s < WINDOW_S]
+        # A member that says both counts once: it may be the one that lies.
+        accusers = members | self._recent(self._complaints, node, now_s) | _counterparts(node, recent_pairs)
+        return len(accusers) >= ACCUSERS or any(now_s - at_s < WINDOW_S for at_s in self._own.get(node, []))
+
+    @staticmethod
+    def _recent(noted: dict[tuple[bytes, bytes], float], node: bytes, now_s: float) -> set[bytes]:
+        return {other for (one, other), at_s in noted.items() if one == node and now_s - at_s < WINDOW_S}
+
     def settle(self, node: bytes) -> None:
         """A member is left out, or trusted again: what it had to do with is over."""
         self._own.pop(node, None)
-        for noted in (self._complaints, self._pairs, self._watched):
+        for noted in (self._complaints, self._pairs, self._watched, self._verdicts, self._following):
             for pair in [pair for pair in noted if node in pair]:
                 del noted[pair]
 

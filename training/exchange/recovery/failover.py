@@ -42,8 +42,6 @@ CANDIDATES_SURVEYED = 20
 #: A replica is used only when no better copy was found for this long, because a backup may detect the failure this much
 #: later. With 5.5 s of detection and a survey this stays within the detection bound of 10 s.
 REPLICA_GRACE_S = 2.5
-#: With at most this many peers a new owner is announced to each; in larger swarms nodes learn it from answers.
-BROADCAST_MAX_PEERS = 20
 #: How long after a search that found only replicas the next one starts.
 RECHECK_DELAY_S = 0.4
 #: How often the other nodes are asked whether they are ready, while a whole swarm restarts.
@@ -185,12 +183,8 @@ class Failover:
 
     async def announce_owners(self, infos: list[OwnerInfo]) -> None:
         """Announce the owners to the members of a small swarm, or to the candidates of the shards."""
-        members = self._swarm.members()
-        receivers = {peer.node_id: peer.contact for peer in members} if len(members) <= BROADCAST_MAX_PEERS else {}
-        for info in infos if not receivers else ():
-            receivers.update({contact.node_id: contact for contact in await self._directory.candidates(info.shard)})
-        receivers.pop(self._swarm.node_id, None)
-        await asyncio.gather(*(self._announce_to(contact, infos) for contact in receivers.values()))
+        hearers = await self._directory.hearers(info.shard for info in infos)
+        await asyncio.gather(*(self._announce_to(contact, infos) for contact in hearers))
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         asked: dict[bytes, tuple[Contact, list[int]]] = {}

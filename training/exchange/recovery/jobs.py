@@ -30,6 +30,7 @@ class JobKind(StrEnum):
     FORGET = "forget"
     CHECK_CLAIMS = "claims"
     AUDIT = "audit"
+    TELL_VERDICTS = "verdict"
     RESEND = "resend"
 
 

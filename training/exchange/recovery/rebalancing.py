@@ -22,6 +22,7 @@ from functools import partial
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
 from training.exchange.audit_answers import AuditAnswers
+from training.exchange.audit_verdicts import AuditVerdicts
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
@@ -85,6 +86,7 @@ class Rebalancer:
         self._resending = Resending(context, deltas)
         self._audit = OwnerAudit(context, self._resending)
         AuditAnswers(context)
+        self._verdicts = AuditVerdicts(context, directory)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
@@ -136,6 +138,8 @@ class Rebalancer:
             self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
         if not self._jobs.is_running(JobKind.AUDIT) and (audits := self._audit.due()):
             self._jobs.start(JobKind.AUDIT, b"", partial(self._audit.audit, audits))
+        if not self._jobs.is_running(JobKind.TELL_VERDICTS) and (verdicts := self._verdicts.due()):
+            self._jobs.start(JobKind.TELL_VERDICTS, b"", partial(self._verdicts.tell, verdicts))
         if not self._jobs.is_running(JobKind.RESEND) and (moved := self._resending.due()):
             self._jobs.start(JobKind.RESEND, b"", partial(self._resending.send, moved))
         if broken := self._repair.due():

@@ -7,7 +7,14 @@ import pytest
 
 from tests.harness.builders.stores import IDS, term
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditResult
+from training.exchange.audit.messages import (
+    Audit,
+    AuditAnswer,
+    AuditedDelta,
+    AuditResult,
+    AuditVerdict,
+    AuditVerdictAnswer,
+)
 from training.exchange.messages import decode, encode
 
 
@@ -18,6 +25,13 @@ def test_question_and_answer_are_the_same_after_the_wire() -> None:
     answer = AuditAnswer([AuditResult(7, 9, "differs", False, *term(4, "a"), IDS["a"])])
     assert decode(encode(answer), AuditAnswer) == answer
     assert answer.results[0].term == term(4, "a")
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_verdict_is_the_same_after_the_wire(follows: bool) -> None:
+    verdict = AuditVerdict(GENESIS, IDS["a"], follows)
+    assert decode(encode(verdict), AuditVerdict) == verdict
+    assert decode(encode(AuditVerdictAnswer(follows)), AuditVerdictAnswer) == AuditVerdictAnswer(follows)
 
 
 def test_a_digest_has_eight_bytes_at_most() -> None:

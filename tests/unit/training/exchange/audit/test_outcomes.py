@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from training.exchange.audit.outcomes import ACCUSERS, APART_S, OWN, WINDOW_S, AuditOutcomes
+from training.exchange.audit.outcomes import ACCUSERS, APART_S, MANY, OWN, WINDOW_S, AuditOutcomes
 
 A, B, C, D, E = (letter.encode() * 20 for letter in "abcde")
 
@@ -66,15 +66,65 @@ def test_where_one_member_lies_no_honest_one_is_ever_left_out(seed: int) -> None
     outcomes = AuditOutcomes()
     for step in range(300):
         now_s, other = step * chance.uniform(0.1, 2.0), chance.choice(honest)
-        kind = chance.randrange(4)
+        kind = chance.randrange(5)
         if kind == 0:
             assert outcomes.pair(liar, other, now_s) in (None, liar)
         elif kind == 1:
             assert outcomes.pair(other, liar, now_s) in (None, liar)
         elif kind == 2:
             assert not outcomes.complaint(other, liar, now_s), f"seed {seed}: one liar was believed"
+        elif kind == 3:
+            outcomes.verdict(other, liar, now_s, follows=chance.random() < 0.5)
         elif outcomes.complaint(liar, other, now_s):
             outcomes.settle(liar)
+        condemned = [one for one in honest if outcomes.is_condemned(one, now_s, len(members) - 2)]
+        assert condemned == [], f"seed {seed}: one liar was believed"
+
+
+@pytest.mark.parametrize("seen", ["complaint", "owner", "backup", "own"])
+def test_a_verdict_and_one_audit_that_failed_here_leave_a_member_out(seen: str) -> None:
+    """Either alone does not, nor both from one member, nor one of long ago."""
+
+    def note(outcomes: AuditOutcomes, now_s: float) -> None:
+        if seen == "complaint":
+            outcomes.complaint(A, C, now_s)
+        elif seen == "own":
+            outcomes.own(A, now_s)
+        else:
+            outcomes.pair(*((A, C) if seen == "owner" else (C, A)), now_s)
+
+    outcomes = AuditOutcomes()
+    note(outcomes, 1.0)
+    assert not outcomes.is_condemned(A, 1.0, 8)
+    outcomes.verdict(A, C, 2.0)
+    assert outcomes.is_condemned(A, 2.0, 8) == (seen == "own"), "C says both"
+    outcomes.verdict(A, D, 3.0, follows=True)
+    assert outcomes.is_condemned(A, 3.0, 8) == (seen == "own"), "D says nothing of its own"
+    outcomes.verdict(A, D, 3.0)
+    assert outcomes.is_condemned(A, 3.0, 8)
+    assert not outcomes.is_condemned(C, 3.0, 8)
+    assert not outcomes.is_condemned(A, 3.0 + WINDOW_S, 8)
+    outcomes.settle(A)
+    assert not outcomes.is_condemned(A, 4.0, 8)
+
+
+def test_many_that_follow_are_followed_but_two_words_of_a_larger_swarm_are_not() -> None:
+    """All of the others are many in a small one; without a member that has found something itself nobody is."""
+    outcomes = AuditOutcomes()
+    for member in (B, C, D, E):
+        outcomes.verdict(A, member, 1.0, follows=True)
+    assert not outcomes.is_condemned(A, 1.0, 4)
+
+    outcomes = AuditOutcomes()
+    outcomes.verdict(A, B, 1.0)
+    outcomes.verdict(A, C, 1.0, follows=True)
+    assert [outcomes.is_condemned(A, 1.0, others) for others in (2, MANY, 100)] == [True, False, False]
+    outcomes.verdict(A, D, 1.0, follows=True)
+    assert [outcomes.is_condemned(A, 1.0, others) for others in (2, MANY, 100)] == [True, True, True]
+
+    alone = AuditOutcomes()
+    alone.verdict(A, B, 1.0)
+    assert not alone.is_condemned(A, 1.0, 1), "one member has nobody left out, in a swarm of three too"
 
 
 def test_a_member_that_is_left_out_begins_anew() -> None:
