@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
-from training.exchange.audit.acknowledged import AcknowledgedDeltas
-from training.exchange.audit.outcomes import AuditOutcomes
-from training.exchange.audit.published_values import PublishedValues
+from training.exchange.audit_records.acknowledged import AcknowledgedDeltas
+from training.exchange.audit_records.outcomes import AuditOutcomes
+from training.exchange.audit_records.published_values import PublishedValues
 from training.exchange.claims import SelfClaims
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns

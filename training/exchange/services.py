@@ -12,8 +12,8 @@ import dataclasses
 from overlay.peers import PeerChange
 from overlay.supervision import supervised
 from training.exchange.aggregation.relays import DeltaRelays
-from training.exchange.audit.acknowledged import AcknowledgedDeltas
-from training.exchange.audit.published_values import PublishedValues
+from training.exchange.audit_records.acknowledged import AcknowledgedDeltas
+from training.exchange.audit_records.published_values import PublishedValues
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement

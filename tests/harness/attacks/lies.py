@@ -18,10 +18,10 @@ from tests.harness.attacks.typed_values import Typed
 from tests.harness.swarms.exchange_overlay import collected
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
+from training.exchange import audit_messages as audits
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
 from training.exchange.aggregation import bundles
-from training.exchange.audit import messages as audits
 from training.exchange.messages import decode, encode
 
 SHARDS, VALUES = 4, 16

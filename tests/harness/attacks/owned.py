@@ -15,7 +15,7 @@ from tests.harness.attacks.answered import own_shards
 from tests.harness.attacks.attacker import ATTACK_S, Attack, Attacker, delta, entry_of, for_ever
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditVerdict
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditedDelta, AuditVerdict
 from training.exchange.messages import decode, encode
 from training.exchange.store.records import BufferedDelta
 from training.shards.state import ShardState

@@ -40,7 +40,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
 from tests.harness.swarms.exchange_swarm import Links
-from training.exchange import owner_audit
+from training.exchange.audit import owner_audit
 from training.shards.robust import Robust
 
 #: Steps of every worker after all nodes have been switched off and on.

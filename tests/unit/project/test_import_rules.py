@@ -75,6 +75,7 @@ BREACHES = [
     ("training/exchange/terms.py", "import training.exchange.messages", "Layers of the exchange"),
     ("training/exchange/store/records.py", "import training.exchange.rpc", "Layers of the exchange"),
     ("training/exchange/client/pull.py", "import training.exchange.backup.handler", "Layers of the exchange"),
+    ("training/exchange/audit/answers.py", "import training.exchange.audit.resending", "Layers of the audit"),
     ("training/exchange/recovery/failover.py", "import training.exchange.exchange", "Layers of the exchange"),
     ("training/simulation/model/plan.py", "import training.simulation.run", "Layers of the simulator"),
     ("training/simulation/advice.py", "import training.simulation.figures.plots", "Layers of the simulator"),
@@ -269,6 +270,7 @@ def test_a_module_without_a_layer_is_a_breach(tmp_path: Path) -> None:
         "training/engines/peer",
         "training/engines/server",
         "training/exchange",
+        "training/exchange/audit",
         "training/simulation",
         "p2pnode",
     ]

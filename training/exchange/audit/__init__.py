@@ -1,5 +1,6 @@
-"""The audit of owners: whether what they acknowledge reaches their backups, and what they publish is what those have.
+"""The audit of owners: asks them and their backups what became of this node's deltas, and answers such questions.
 
-What is remembered, what is asked, and who is to blame. `training.exchange.owner_audit`, `audit_answers` and `resending`
-send and serve the requests. May import the messages and terms of the exchange.
+`owner_audit` decides when and whom to ask, with the rules of `training.exchange.audit_records`, and `resending` repairs
+what an owner has lost. `verdicts` tells other members who was left out. May import the context, the directory, the
+messages and `training.exchange.owner`.
 """

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from overlay.peers import Contact
 from training.encoding.codecs import CodecName
-from training.exchange.audit.acknowledged import Acknowledged
+from training.exchange.audit_records.acknowledged import Acknowledged
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push
 from training.shards.applied import DeltaId

@@ -1,6 +1,6 @@
 """Compares what owners publish with the copies of their shards that this node has as their backup, after each pull.
 
-Nothing is asked for it, and it takes some microseconds per shard (`training.exchange.audit.published_values`).
+Nothing is asked for it, and it takes some microseconds per shard (`training.exchange.audit_records.published_values`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from training.exchange.audit.published_values import POSITIONS, BackedCopy, CopyVerdict, Places
+from training.exchange.audit_records.published_values import POSITIONS, BackedCopy, CopyVerdict, Places
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import PullResult
 from training.exchange.store.records import Backed

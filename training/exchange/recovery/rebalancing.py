@@ -9,8 +9,8 @@ transfer never delays a take-over:
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
-* `owner_audit` and `resending`: owners are asked what became of this node's deltas, and what one of them has swallowed
-  is sent to its successor.
+* `audit.owner_audit` and `audit.resending`: owners are asked what became of the deltas of this node, and what one has
+  lost is sent to its successor.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
@@ -21,8 +21,10 @@ from functools import partial
 
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
-from training.exchange.audit_answers import AuditAnswers
-from training.exchange.audit_verdicts import AuditVerdicts
+from training.exchange.audit.answers import AuditAnswers
+from training.exchange.audit.owner_audit import OwnerAudit
+from training.exchange.audit.resending import Resending
+from training.exchange.audit.verdicts import AuditVerdicts
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
@@ -31,14 +33,12 @@ from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
-from training.exchange.owner_audit import OwnerAudit
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.shard_repair import ShardRepair
-from training.exchange.resending import Resending
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import Span

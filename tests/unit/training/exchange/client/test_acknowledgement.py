@@ -12,7 +12,7 @@ from tests.harness.builders.stores import IDS, backup_of, contact, delta, store_
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.encoding.codecs import CodecName
-from training.exchange.audit.acknowledged import Acknowledged, AcknowledgedKey
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.client.acknowledgement import COPIED_BYTES, note_acknowledged
 from training.exchange.messages import Push
 from training.exchange.store.shard_store import ShardStore

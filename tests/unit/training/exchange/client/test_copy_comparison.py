@@ -12,7 +12,7 @@ import numpy as np
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.audit.published_values import POSITIONS, STALE_S, CopyVerdict
+from training.exchange.audit_records.published_values import POSITIONS, STALE_S, CopyVerdict
 from training.exchange.client.copy_comparison import CopyComparison
 from training.exchange.messages import PullResult
 from training.exchange.store.shard_store import ShardStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditResult
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditedDelta, AuditResult
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
-from training.exchange.audit.messages import AuditVerdict, AuditVerdictAnswer
+from training.exchange.audit_messages import AuditVerdict, AuditVerdictAnswer
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import encode

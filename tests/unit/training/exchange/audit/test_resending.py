@@ -12,12 +12,12 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.audit.acknowledged import Acknowledged, AcknowledgedKey
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditResult, Known
+from training.exchange.audit.resending import EVERY_S, Resending
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditResult, Known
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.messages import Push, decode
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import OfferedDeltas, OfferedDeltasAnswer
-from training.exchange.resending import EVERY_S, Resending
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 

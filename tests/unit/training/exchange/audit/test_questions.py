@@ -6,8 +6,8 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditResult
-from training.exchange.audit_questions import AuditQuestions
+from training.exchange.audit.questions import AuditQuestions
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditedDelta, AuditResult
 
 
 def test_answers_come_by_shard_and_step_and_none_is_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.audit.acknowledged import (
+from training.exchange.audit_records.acknowledged import (
     KEPT_S,
     LARGEST_SHARE,
     MAX_KEPT,

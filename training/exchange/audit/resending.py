@@ -11,9 +11,9 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
-from training.exchange.audit.acknowledged import Acknowledged, AcknowledgedKey
-from training.exchange.audit.messages import AuditedDelta, AuditResult
-from training.exchange.audit_questions import MAX_ASKED, AuditQuestions
+from training.exchange.audit.questions import MAX_ASKED, AuditQuestions
+from training.exchange.audit_messages import AuditedDelta, AuditResult
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import PushStatus
 from training.exchange.owner.delta_item import IncomingDelta

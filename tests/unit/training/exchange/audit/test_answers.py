@@ -11,9 +11,9 @@ from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.encoding.codecs import as_bytes
-from training.exchange import audit_answers
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta
-from training.exchange.audit_answers import STARTED_S, AuditAnswers, digest_of
+from training.exchange.audit import answers
+from training.exchange.audit.answers import STARTED_S, AuditAnswers, digest_of
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditedDelta
 from training.exchange.run_state import Phase
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
@@ -75,7 +75,7 @@ def test_a_backup_says_what_it_was_sent() -> None:
 
 def test_of_many_deltas_only_some_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a question costs little, whoever asks."""
-    monkeypatch.setattr(audit_answers, "MAX_HASHED_BYTES", 40)
+    monkeypatch.setattr(answers, "MAX_HASHED_BYTES", 40)
 
     async def scenario() -> None:
         store = backup_of("b", "a")

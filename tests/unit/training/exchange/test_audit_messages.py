@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, term
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.audit.messages import (
+from training.exchange.audit_messages import (
     Audit,
     AuditAnswer,
     AuditedDelta,

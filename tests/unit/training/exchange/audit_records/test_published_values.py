@@ -9,7 +9,7 @@ import pytest
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.audit.published_values import STALE_S, STEPS, BackedCopy, CopyVerdict, PublishedValues
+from training.exchange.audit_records.published_values import STALE_S, STEPS, BackedCopy, CopyVerdict, PublishedValues
 
 SIZE = 8192
 Lie = Callable[[Vector, Vector], Vector]

@@ -12,14 +12,14 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from training.exchange import owner_audit
-from training.exchange.audit.acknowledged import Acknowledged, AcknowledgedKey
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditResult, Known
-from training.exchange.audit.outcomes import OWN
-from training.exchange.audit.published_values import CopyVerdict
-from training.exchange.audit_answers import digest_of
+from training.exchange.audit import owner_audit
+from training.exchange.audit.answers import digest_of
+from training.exchange.audit.owner_audit import ACCUSED_S, ALONE, ALONE_S, REPEAT_S, OwnerAudit
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditResult, Known
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
+from training.exchange.audit_records.outcomes import OWN
+from training.exchange.audit_records.published_values import CopyVerdict
 from training.exchange.messages import Push, decode
-from training.exchange.owner_audit import ACCUSED_S, ALONE, ALONE_S, REPEAT_S, OwnerAudit
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import OwnerInfo

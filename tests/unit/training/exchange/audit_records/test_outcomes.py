@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from training.exchange.audit.outcomes import ACCUSERS, APART_S, MANY, OWN, WINDOW_S, AuditOutcomes
+from training.exchange.audit_records.outcomes import ACCUSERS, APART_S, MANY, OWN, WINDOW_S, AuditOutcomes
 
 A, B, C, D, E = (letter.encode() * 20 for letter in "abcde")
 

@@ -1,7 +1,7 @@
 """Answers an audit: whether this node, as owner or backup, has deltas of the member that asks.
 
 A backup that lacks one which the owner says it has, and says that this node backs up, has heard a complaint: the owner
-or the member that asks does not tell the truth (`training.exchange.audit.outcomes`).
+or the member that asks does not tell the truth (`training.exchange.audit_records.outcomes`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
-from training.exchange.audit.messages import Audit, AuditAnswer, AuditedDelta, AuditResult, Known
+from training.exchange.audit_messages import Audit, AuditAnswer, AuditedDelta, AuditResult, Known
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import encode
 from training.shards.applied import DeltaId

@@ -11,9 +11,9 @@ from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange import directory
-from training.exchange.audit.messages import AuditVerdict, AuditVerdictAnswer
-from training.exchange.audit.outcomes import MANY
-from training.exchange.audit_verdicts import AuditVerdicts
+from training.exchange.audit.verdicts import AuditVerdicts
+from training.exchange.audit_messages import AuditVerdict, AuditVerdictAnswer
+from training.exchange.audit_records.outcomes import MANY
 from training.exchange.directory import OwnerDirectory
 
 OTHERS = "acdx"

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.exchange.audit.acknowledged import AcknowledgedKey
-from training.exchange.audit.messages import AuditedDelta, AuditResult
-from training.exchange.audit.outcomes import ACCUSERS
-from training.exchange.audit.published_values import CopyVerdict
-from training.exchange.audit_answers import MAX_HASHED_BYTES, digest_of
-from training.exchange.audit_questions import AuditQuestions
+from training.exchange.audit.answers import MAX_HASHED_BYTES, digest_of
+from training.exchange.audit.questions import AuditQuestions
+from training.exchange.audit.resending import Resending
+from training.exchange.audit_messages import AuditedDelta, AuditResult
+from training.exchange.audit_records.acknowledged import AcknowledgedKey
+from training.exchange.audit_records.outcomes import ACCUSERS
+from training.exchange.audit_records.published_values import CopyVerdict
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
-from training.exchange.resending import Resending
 from training.shards.applied import DeltaId
 
 ONE_IN = 16
