@@ -29,8 +29,9 @@ class BackgroundOutput:
         on_drop: Callable[[], None] | None = None,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """`write` may block; if it raises `OSError`, that data is lost. `note(pieces, bytes)` is written where so much
-        was dropped; `on_drop` is called at the first piece of each gap, from the thread that called `put`."""
+        """`write` may block; if it raises `OSError`, that data is lost. `note(pieces, bytes)` makes the text for
+        a gap of so many dropped pieces and bytes. `on_drop` is called at the first piece of each gap, in the thread
+        that called `put`."""
         self._write = write
         self._note = note
         self._on_drop = on_drop
@@ -47,7 +48,7 @@ class BackgroundOutput:
     def put(self, data: bytes) -> None:
         """Queue data, or drop it if the queue is full. Never blocks."""
         with self._changed:
-            # Once something is missing, until half the queue is free: otherwise every short piece would end the gap.
+            # A gap lasts until half the queue is free: otherwise the first short piece that fits would end it.
             limit = self._queue_bytes // 2 if self._missing_pieces else self._queue_bytes
             if self._queued_bytes + len(data) > limit and self._queue:
                 starts_gap = not self._missing_pieces

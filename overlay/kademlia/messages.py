@@ -1,10 +1,10 @@
 """Encodes and decodes datagrams; no other module does.
 
 Kademlia's framing is kept. Byte 0 is 0 for a request and 1 for a response; bytes 1-20 are the message id. One
-MessagePack array follows: `[swarm tag, heartbeat, body, gossip]`. A fifth element is true in a request whose response
-must prove the id, and the proof in that response (`overlay.kademlia.identity_proofs`). Bodies are tagged arrays, so the
-typed decoder is the table of remote procedures. A body that is not listed here does not decode, and the types bound
-nesting and sizes.
+MessagePack array follows: `[swarm tag, heartbeat, body, gossip]`. A request whose response must prove the id has a
+fifth element, true; the fifth element of that response is the proof (`overlay.kademlia.identity_proofs`). Bodies are
+tagged arrays, so the typed decoder is the table of remote procedures. A body that is not listed here does not decode,
+and the types bound nesting and sizes.
 
 Contacts are packed: id, 4 or 16 bytes of address, 2 bytes of port; 20 of them need 520 bytes. `socket` only converts
 addresses here.
@@ -159,7 +159,7 @@ def swarm_tag(run: str, genesis: bytes) -> bytes:
 
 
 def encode_head(tag: bytes, heartbeat: Heartbeat) -> bytes:
-    """The part of every datagram that changes only with the own heartbeat; encoded once, used for many."""
+    """The part that all datagrams share until this node's heartbeat changes: encoded once, used for many."""
     return _ENCODER.encode(tag) + _ENCODER.encode(heartbeat)
 
 
@@ -208,7 +208,7 @@ def pack_contact(contact: Contact) -> bytes:
 
 
 def read_contact(packed: bytes) -> Contact:
-    """What this node has packed itself."""
+    """The contact in bytes from `pack_contact`, which need no checks."""
     if len(packed) == PACKED_V4_BYTES:
         host = socket.inet_ntop(socket.AF_INET, packed[ID_BYTES:-2])
     else:

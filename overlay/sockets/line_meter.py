@@ -1,8 +1,8 @@
 """Measures the line of this node: reads four times a second how many bytes its streams have delivered and received.
 
-A window counts as busy where enough was queued at its beginning and at its end that the sender did not set the pace,
-and as full where two peers were to be sent something at both: then it was the line, and not one slow peer. Nothing is
-done per write; a reading takes microseconds per busy connection (`overlay.sockets.upload_meter`).
+A window counts as busy if `QUEUED_BYTES` were queued at its beginning and at its end: then the line set the pace, not
+the sender. It counts as full if data for two peers was queued at both times: then the line was slow, not one peer.
+Nothing is done per write. A reading takes microseconds per busy connection (`overlay.sockets.upload_meter`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overlay.transport import Upload
 #: With fewer bytes queued, less may be on the way than fits: 128 KiB fill 13 Mbit/s over a round trip of 80 ms.
 QUEUED_BYTES = 1 << 17
 
-#: A node that had nothing to send to two peers at the same time for so long has one peer.
+#: A node that has not sent to two peers at once for so long counts as one with a single peer.
 SEVERAL_S = 120.0
 
 
@@ -60,7 +60,7 @@ class LineMeter:
         peers = min(before.queued_peers, after.queued_peers)
         if max(before.queued_peers, after.queued_peers) > 1:
             self._several_at = now
-        # What is sent to one peer, among several lately, may wait for that peer.
+        # With several peers, data for one of them may wait for that peer and not for the line.
         is_shared = peers > 1 or (peers == 1 and now - self._several_at > SEVERAL_S)
         self.line.sent(seconds, sent_bytes, is_busy=was_queued, is_full=was_queued and is_shared)
         self.line.received(seconds, received_bytes, is_busy=had_received and self._has_received)

@@ -30,7 +30,7 @@ from p2pnode.config import documentation
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
 
-#: Packages whose versions matter.
+#: Packages whose faults look like ours: a report needs their versions.
 PACKAGES = ("torch", "numpy", "msgspec", "aiohttp", "cryptography", "uvloop", "typer")
 
 
@@ -100,7 +100,7 @@ def _about() -> dict[str, object]:
 
 
 def _findings(found: Loaded, node: RunningNode | None) -> list[dict[str, str]]:
-    """What the doctor finds without asking other machines."""
+    """The doctor's findings without requests to other machines: a report can be written offline."""
     import asyncio  # here: other commands do not need it
 
     from p2pnode.doctor.examine import Examination, examine

@@ -1,4 +1,4 @@
-"""What the exchange computes from the list of peers: median step, number of workers, whether others may own.
+"""What the exchange computes from the list of peers: median step, number of workers, whether others may own shards.
 
 Each answer takes a pass over all peers, so it is cached for `VIEW_TTL_S`. In a small swarm every change of membership
 invalidates the cache.
@@ -19,10 +19,10 @@ from training.swarm import Swarm
 VIEW_TTL_S = 0.2
 #: With at most this many peers every change of membership counts at once.
 SMALL_SWARM = 50
-#: No node is this many times as far as the median, and so many steps more: a message that says so is refused. Without a
-#: barrier a fast node may be far ahead.
+#: A step beyond this many times the median, plus so many steps, is implausible: a message with it is refused. The
+#: factor is large, because without a barrier a fast node may be far ahead.
 FURTHEST_FACTOR, FURTHEST_AT_FIRST = 1000, 1_000_000
-#: The same for what would hold up the others until they have come as far.
+#: The tighter bound for an era: all deltas of steps before an era are refused, so a false one would stop the others.
 LIKELY_FACTOR, LIKELY_AT_FIRST = 100, 1000
 #: An unknown node that did not answer counts as gone for this long; for a known one the failure detector decides.
 UNKNOWN_FAILED_S = 5.0
@@ -42,13 +42,13 @@ class SwarmView:
         reliability: Reliability | None = None,
         stale_limit: int | None = None,
     ) -> None:
-        """`has_steps`: deltas are numbered by the steps of their nodes, so that these bound the numbers. `stale_limit`:
-        how far apart the barrier lets nodes be at most; None: no barrier does."""
+        """`has_steps`: deltas are numbered by the steps of their nodes, so the median step bounds these numbers.
+        `stale_limit`: the most steps by which the barrier lets nodes differ; None: there is no such limit."""
         self._swarm = swarm
         self.has_steps = has_steps
-        #: The members that this node leaves out are to it as if they were gone.
+        #: Members that have lied repeatedly count as gone.
         self.trust = MemberTrust() if trust is None else trust
-        #: Members that live and answer nothing are to it as if they were gone, too.
+        #: Members that are alive but answer no requests count as gone, too.
         self.reliability = Reliability() if reliability is None else reliability
         self._clock = clock
         self._run = run
@@ -62,9 +62,9 @@ class SwarmView:
         self._worker_count: tuple[float, float] = (-1.0, 1.0)
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Whether a node is dead, has left, is left out, is silent, or is unknown and failed to answer a moment ago.
+        """Whether a node is dead, has left, is distrusted, is silent, or is unknown and failed to answer a moment ago.
 
-        In a large swarm the owner of a shard may be a node that this one has never met: unknown is not dead.
+        In a large swarm the owner of a shard may be a node that this one has never met, so an unknown node is not dead.
         """
         if node_id not in self.trust or self.reliability.is_silent(node_id, self._clock.monotonic()):
             return True
@@ -73,7 +73,7 @@ class SwarmView:
         return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
 
     def is_left_out(self, node_id: bytes) -> bool:
-        """Whether this node leaves a member out, for good or for a while: it may live, and train."""
+        """Whether this node distrusts a member, for good or for a while. The member may be alive and train."""
         return node_id not in self.trust
 
     def incarnation_of(self, node_id: bytes) -> int | None:
@@ -98,7 +98,7 @@ class SwarmView:
     def median_step(self) -> int:
         """The median completed step of the known workers, this node included.
 
-        Of two nodes it is the further one's, as far as this node's own pace explains it: nobody else confirms it.
+        With two nodes it is the larger step, but no more than this node's own pace explains: no third node confirms it.
         """
         now = self._clock.monotonic()
         computed_at, median = self._median
@@ -112,8 +112,10 @@ class SwarmView:
         return median
 
     def step_of_others(self) -> int | None:
-        """The step to go back to, where most other workers, two at least, are far behind the one with which this node
-        began: then what a single node had said, or what was on its disk, is not true. None otherwise."""
+        """The step to go back to if most other workers, and at least two, are far behind this node's first step.
+
+        Then that step was false: it came from a single node, or from this node's disk. None otherwise.
+        """
         first = self._run.first_step
         if not first or not self.has_steps:
             return None
@@ -127,27 +129,27 @@ class SwarmView:
         return behind[len(behind) // 2]
 
     def _reach(self, step: int) -> int:
-        """How far a node can have begun beyond another one that has come to this step since. What a disk has may be of
-        a time before the others lost some steps."""
+        """The largest plausible first step of a node beside another one that is at `step` now. A step from the disk may
+        be ahead of the others, because they may have lost some steps since."""
         if self._stale_limit is None:
             return LIKELY_AT_FIRST + LIKELY_FACTOR * step
         return step + 4 * self._stale_limit if self._run.told_by_one else 2 * step + LIKELY_AT_FIRST
 
     def furthest_step(self) -> int:
-        """No node has come further than this step: what a message says of later ones is not true.
+        """The largest plausible step of any node; messages with later ones are refused.
 
-        Before the first step anything is believed: a node that starts knows no step of the others yet.
+        Before the first step there is no such bound: a node that starts does not know the others' steps yet.
         """
         median = self.median_step() if self.has_steps else 0
         return min(FURTHEST_AT_FIRST + FURTHEST_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
 
     def likely_step(self) -> int:
-        """An era that begins later than this is not believed: it would have the others' deltas refused."""
+        """The latest plausible first step of an era. A false one would make owners refuse the others' deltas."""
         median = self.median_step() if self.has_steps else 0
         return min(LIKELY_AT_FIRST + LIKELY_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
 
     def plausible_steps(self) -> PlausibleSteps:
-        """What another node's state may say of steps: twice of what is taken here, as its view differs a little."""
+        """Bounds for the steps in another node's state: twice this node's own, because the views differ a little."""
         most = min(2 * self.furthest_step(), MAX_BELIEVED), min(2 * self.likely_step(), MAX_BELIEVED)
         return PlausibleSteps(*most)
 
@@ -183,8 +185,11 @@ class SwarmView:
         return answer
 
     def invalidate(self) -> None:
-        """Membership or this node's step changed: compute again. Among many peers one change matters little, and the
-        cached answers stay: otherwise each of a thousand simultaneous joins would count a thousand peers."""
+        """Compute again, because membership or this node's step has changed.
+
+        In a large swarm the cached answers stay, because one change matters little there. Otherwise each of a thousand
+        simultaneous joins would take a pass over a thousand peers.
+        """
         if len(self._swarm.peers) > SMALL_SWARM:
             return
         self._eligible_others = (-1.0, False)

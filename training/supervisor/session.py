@@ -4,7 +4,7 @@ If the process ends without a `Failed` message, the reason is derived from its e
 of orders are decided by the caller (`training.supervisor.process_trainer`), which is told of every message.
 
 The socket of a script may close long before its process ends: rank 0 of several has finished, or the script is part of
-a shell script. So its end decides, not the end of the socket.
+a shell script. So the end of the process decides, not the end of the socket.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class TrainerSession:
         return self._reply
 
     def file(self, turn: int) -> asyncio.Future[None]:
-        """Done when the file of an order to save is written; raises `TrainerFailed`."""
+        """A future that is done when the file of an order to save is written; it raises `TrainerFailed`."""
         return self._files[turn]
 
     def take_measured(self) -> list[Evaluation]:
@@ -217,14 +217,14 @@ class TrainerSession:
             self._reply.set_exception(failure)
 
     def dismiss(self, message: messages.RunEnded | messages.Stop) -> None:
-        """Tell the process that it is to end; from now on its end is no failure. An order to save that it has not
-        answered yet comes first, so it is answered still."""
+        """Tell the process to end; from now on its end is no failure. Messages keep their order, so an order to save
+        that is still pending is answered before."""
         self._is_dismissed = True
         self.failure = self.failure or TrainerFailed("the trainer was stopped")
         self.send(message)
 
     async def files_written(self, timeout_s: float) -> bool:
-        """Wait until every file is written, or cannot be; whether there was one to wait for."""
+        """Wait until every pending file is written or has failed. Returns whether there was one."""
         pending = [file for file in self._files.values() if not file.done()]
         if pending:
             await asyncio.wait(pending, timeout=timeout_s)
@@ -235,7 +235,7 @@ class TrainerSession:
         self.failure = self.failure or TrainerFailed("the trainer was stopped")
         try:
             by_itself = await self.process.end(polite_s=polite_s)
-            # What it has sent last is still to be read: that a file is written.
+            # Its last messages are still to be read: one may say that a file is written.
             await asyncio.wait([self._reader], timeout=OUTPUT_END_S)
             return by_itself
         finally:
@@ -260,7 +260,7 @@ class TrainerSession:
                         self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
-        except Exception as error:  # nobody would read the link any more, and the trainer would wait for ever
+        except Exception as error:  # without a reader of the link the trainer would wait for ever
             self._log.error("service_failed", service="trainer-link", error=repr(error))
             self.failure = self.failure or TrainerFailed(f"its node could not handle a message: {error!r}")
         if self._is_dismissed or (self._is_script and self.failure is None):
@@ -282,10 +282,10 @@ class TrainerSession:
             file.set_result(None)
         else:
             file.set_exception(end if isinstance(end, TrainerFailed) else TrainerFailed(end.reason, end.hint))
-            file.exception()  # Marks the exception as retrieved: nobody may be waiting.
+            file.exception()  # Marks the exception as retrieved: perhaps no task waits for it.
 
     def _own_end(self, *, before_hello: bool) -> TrainerFailed:
-        """What it means that the process has ended without having been told to."""
+        """The failure to report for a process that ended without an order to end."""
         if self._is_script and self.process.returncode == 0 and not before_hello:
             what = "ended" if self._uses_engine else "returned before the run was over"
             return TrainerLeft(f"the script has {what}")
@@ -329,16 +329,16 @@ class TrainerSession:
 
 
 def ignore_data(_: DataFromTrainer | RecordsFromTrainer) -> None:
-    """Nobody shares data yet."""
+    """The handler until data is shared."""
 
 
 def ignore_engine(_: EngineSaid) -> None:
-    """No engine runs yet."""
+    """The handler until an engine runs."""
 
 
 async def _connected(listener: socket.socket, process: TrainerProcess, alone: Path) -> socket.socket | None:
-    """The socket to the trainer; None if the process ended before it connected. One that works without its node, which
-    the file `alone` says, has all the time it wants."""
+    """The socket to the trainer; None if the process ended before it connected. The file `alone` says that a script
+    works without its node: then there is no timeout."""
     loop = asyncio.get_running_loop()
     accepting = asyncio.create_task(loop.sock_accept(listener))
     try:
@@ -367,8 +367,8 @@ def _works_alone(mark: Path) -> bool:
 
 
 def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: bool) -> TrainerFailed:
-    """The failure of a process that ended without a `Failed` message. `is_fatal`: if it ended by itself, it would do so
-    again."""
+    """The failure of a process that ended without a `Failed` message. `is_fatal`: a further start would end in the same
+    way, unless a signal ended this one."""
     printed = output.last_lines
     last = printed[-1] if printed else "it printed nothing"
     lines = "".join(f"\n  {line}" for line in printed)
@@ -378,13 +378,13 @@ def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: boo
         hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done, or p2pnode.engine(…)"
     else:
         reason = f"the trainer ended with {process.how_it_ended()}: {last}"
-        # A script's traceback stands on the terminal already.
+        # The terminal shows the script's traceback already.
         shown = f"what it printed is above and in {output.path}"
         hint = shown if output.is_shown else f"its last lines (more in {output.path}):{lines}"
     hidden = hidden_package(output)
     if hidden:
         reason, hint = hidden
-    # A signal came from outside, as for lack of memory.
+    # A signal comes from outside, for example when memory runs out: another start may succeed.
     return TrainerFailed(reason, hint, fatal=exited and (is_fatal or process.returncode == 0))
 
 

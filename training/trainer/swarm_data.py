@@ -31,7 +31,7 @@ class SwarmData:
         """A sampler for `torch.utils.data.DataLoader` that shares `dataset` with the other nodes (docs/data.md).
 
         One iteration gives this node's part of an epoch: every sample of an epoch is trained by one node, also when
-        nodes join, leave or die in the middle of it. `swarm.step(samples=…)` counts what is trained. The position is
+        nodes join, leave or crash in the middle of it. `swarm.step(samples=…)` counts what is trained. The position is
         saved with the script's state. `dataset` is anything with a length that is equal on all nodes. Raises
         `ValueError` if it is empty, or if this script shares data already.
         """

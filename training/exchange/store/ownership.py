@@ -24,11 +24,11 @@ from training.exchange.trust import MemberTrust
 
 
 class Ownership:
-    """The owner of each shard, as far as this node knows, and the lowest term it accepts."""
+    """The owner of each shard, as far as this node knows, and the lowest term that this node accepts."""
 
     def __init__(self, shard_count: int) -> None:
         self._shard_count = shard_count
-        #: Whose claims count.
+        #: The members whose claims count.
         self.trust = MemberTrust()
         self.known_owners: dict[int, KnownOwner] = {}
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
@@ -44,17 +44,17 @@ class Ownership:
         return self.fences.get(shard, ZERO_TERM)
 
     def is_plausible(self, term: Term) -> bool:
-        """Whether the history of the swarm explains a term, as far as this node knows it.
+        """Whether a term can have come about in this swarm, as far as this node knows its terms.
 
-        A term rises by one with every change of a pair, and by one generation with every start of the whole swarm. A
-        node that knows none believes any that leaves room for those to come.
+        A term rises by one with every change of owner and backup, and by one generation with every start of the whole
+        swarm. A node that knows no term accepts any below `TERM_LIMIT`, which leaves room for later terms.
         """
         if not self._highest:
             return term.number < TERM_LIMIT
         return generation_of(term) <= self._highest // GENERATION + MAX_GENERATIONS_AHEAD and term.number < TERM_LIMIT
 
     def admits(self, shard: int, term: Term) -> bool:
-        """Whether a message under this term counts: it is not below the fence, and plausible."""
+        """Whether a message under this term is accepted: the term is plausible and not below the fence."""
         return term >= self.fence(shard) and self.is_plausible(term)
 
     def raise_fence(self, shard: int, term: Term) -> None:
@@ -71,7 +71,7 @@ class Ownership:
 
     def forget_above(self, number: int) -> list[int]:
         """Forget terms above this number, and the owners under them; returns their shards. Such terms are implausible
-        from now on, also where no other is known yet."""
+        from now on, even if this node then knows no term."""
         shards = [shard for shard, term in self.fences.items() if term.number > number]
         for shard in shards:
             del self.fences[shard]
@@ -102,8 +102,8 @@ class Ownership:
         self._has_unsaved_fences = True
 
     def take_from(self, whole: Ownership, factor: int) -> None:
-        """Each shard of another record was divided into `factor` of these: what is known of it is known of
-        them."""
+        """Take over the record from before a division, where each shard became `factor` parts: a part has the term and
+        the owner of its shard."""
         self.trust, self._highest, self._has_unsaved_fences = whole.trust, whole._highest, True
         for part in range(factor):
             self.fences |= {factor * shard + part: term for shard, term in whole.fences.items()}
@@ -132,7 +132,7 @@ class Ownership:
         self.raise_fence(shard, term)
 
     def replace_owner(self, shard: int, term: Term, owner: Contact) -> None:
-        """Correct the owner under a known term: another node was wrongly taken for it."""
+        """Correct the owner under a known term: this node had recorded another node by mistake."""
         known = self.known_owners.get(shard)
         if known is not None and known.term == term:
             self.known_owners[shard] = KnownOwner(term, owner)

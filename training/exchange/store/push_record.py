@@ -1,7 +1,7 @@
-"""Which deltas this node has pushed, for the time after a restart of the whole swarm. Pure.
+"""Records which deltas this node has pushed, so that a restart of the whole swarm can count the lost ones. Pure.
 
-A killed swarm goes on from the newest copies on its disks. What it lost can be told only if it is written somewhere
-else which deltas there were: each node records its own, in a small file that is written while it pushes.
+A killed swarm resumes from the newest copies on its disks. Those copies do not show which deltas are missing. So each
+node writes the identities of its own deltas to a small file while it pushes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BadRecord(Exception):
 
 
 class PushRecord:
-    """The own deltas of this start and of earlier ones. `generation`: that of the terms when the last was pushed."""
+    """The own deltas of this start and of earlier ones. `generation` is that of the terms at the last push."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -31,7 +31,7 @@ class PushRecord:
         self._in_flight: DeltaId | None = None
 
     def begin(self, identity: DeltaId, generation: int) -> None:
-        """A delta is about to be pushed: from now on an owner may have it."""
+        """Called before a delta is pushed: from now on an owner may have it."""
         self._in_flight, self.generation = identity, generation
 
     def end(self, identity: DeltaId, *, is_added: bool) -> None:
@@ -42,7 +42,7 @@ class PushRecord:
             self._in_flight = None
 
     def deltas(self) -> Applied:
-        """The identities of all that an owner may have."""
+        """The identities of all deltas that an owner may have."""
         found = self._acknowledged.copy()
         if self._in_flight is not None:
             found.add(self._in_flight)
@@ -52,7 +52,7 @@ class PushRecord:
         return msgspec.msgpack.encode(_File(genesis, self.generation, self.deltas().rows()))
 
     def load(self, raw: bytes, genesis: bytes) -> None:
-        """What earlier starts recorded. Raises `BadRecord`."""
+        """Take over the records of earlier starts. Raises `BadRecord`."""
         try:
             file = msgspec.msgpack.decode(raw, type=_File)
         except msgspec.DecodeError as error:

@@ -1,4 +1,6 @@
-"""Describes a simulation: the swarm, its barrier, and the sampling discipline, on which the results depend most. Pure.
+"""Describes a simulation: the swarm, its barrier, and when a blocked node samples again (its discipline). Pure.
+
+The results depend on the discipline most:
 
 | discipline | what a blocked node does |
 |---|---|
@@ -44,8 +46,9 @@ class Plan:
 
     `population_error` is the relative standard deviation of each node's estimate of the population size (log-normal,
     one value per node). The default sample size and the weight 1/N̂ depend on it. `delay_s` is the one-way delay of a
-    message. `self_sampled` lets a node sample itself, as Ninox does and the daemon does not. The `biased` sampler draws
-    the node closest to a random id; the nodes' parts of the id space are exponentially distributed.
+    message. `self_sampled` lets a node sample itself, as the simulator Ninox does (`docs/psp.md`) and the daemon does
+    not. The `biased` sampler draws the node closest to a random id. The nodes' parts of the id space are exponentially
+    distributed.
     """
 
     nodes: int
@@ -55,7 +58,7 @@ class Plan:
     stragglers: Stragglers = field(default_factory=Stragglers)
     discipline: Discipline = "repoll"
     repoll_s: float = 0.05
-    #: The size of the daemon's pool: the peers of its balls.
+    #: The size of the daemon's pool: the peers in its balls, which are neighbourhoods of random ids.
     pool_size: int = round(POOL_BALLS * BALL_NODES)
     pool_renewal_s: float = POOL_AGE_S
     sampler: Sampler = "uniform"

@@ -1,4 +1,4 @@
-"""`swarm.sampler(dataset)`: the samples that this node is to train, for a `DataLoader`."""
+"""`swarm.sampler(dataset)`: gives a `DataLoader` the samples that this node is to train."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from training.trainer.sampling.link import DataLink, Granted, packed_state, unpa
 from training.trainer.sampling.permutation import EpochOrder
 from training.trainer_link.data_messages import PartitionTrained
 
-#: Claims are asked for by at least so many samples at a time, or by a step's: each question costs a round trip.
+#: A request for claims asks for at least so many samples, or for those of a step: each request costs a round trip.
 SAMPLES_ASKED = 64
 
 
 class SwarmSampler(Sampler[int]):
     """Indices of a data set that all nodes of the swarm share. One iteration is this node's part of an epoch.
 
-    What other nodes train, or have trained, is not in it. When nodes join, leave or die, the rest of the epoch is
-    divided anew. What a loader has fetched, and `swarm.step` has not counted when an iteration ends, is drawn again.
+    Samples that other nodes train, or have trained, are not in it. When nodes join, leave or crash, the rest of the
+    epoch is divided anew. Samples that a loader has fetched, but `swarm.step` has not counted when an iteration ends,
+    are drawn again.
     """
 
     def __init__(self, link: DataLink, size: int, *, shuffle: bool, nodes: float) -> None:
@@ -36,7 +37,7 @@ class SwarmSampler(Sampler[int]):
         self._orders: dict[int, EpochOrder] = {}
 
     def __len__(self) -> int:
-        """About how many samples an iteration has: this node's part is known only when it has ended."""
+        """The expected number of samples of an iteration: the actual one is known only when the iteration has ended."""
         return max(1, round(self._size / max(1.0, self._nodes) / self._link.ranks.count))
 
     def __iter__(self) -> Iterator[int]:
@@ -58,7 +59,7 @@ class SwarmSampler(Sampler[int]):
                 part = left.pop(0)
                 self._draws.add(part)
                 waiting += [(part, sample) for sample in self._order_of(part)]
-                # The ranks of a node take turns. All draw equally often, or one would wait for another for ever.
+                # The ranks of a node take turns. All draw equally often: otherwise one would wait for another for ever.
                 while len(waiting) >= ranks and left is self._left:
                     for drawn, _ in waiting[:ranks]:
                         drawn.drawn += 1
@@ -76,7 +77,7 @@ class SwarmSampler(Sampler[int]):
     # -- position ------------------------------------------------------------------------------------------------
 
     def count(self, samples: int) -> int:
-        """`swarm.step` has counted so many samples of this node; returns how many were never drawn."""
+        """Count samples of this node that `swarm.step` reports; returns how many of them were never drawn."""
         self._asked = max(self._asked, min(samples, self._size))
         return self._draws.count(samples)
 
