@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from training.engines.mapreduce.errors import BadRequest
+from training.engines.mapreduce.errors import BadRequest, shown
 from training.engines.mapreduce.plan import (
     AppliedFunction,
     ExchangedPairs,
@@ -70,8 +70,8 @@ class Dataset(Generic[T]):
         return cast("Dataset[U]", self._then("map_partition", function))
 
     def _then(self, kind: Any, function: Function | None) -> Dataset[Any]:
-        if function is not None and not callable(function):
-            raise BadRequest(f"{kind} needs a function, not {function!r}")
+        if kind != "flatten":
+            checked_function(kind, function)
         operation = Transformation(
             kind, named(kind, self._origin.depth + len(self._operations) + 1, function), function
         )
@@ -92,15 +92,17 @@ class Dataset(Generic[T]):
     ) -> Dataset[tuple[K, V]]:
         """One pair for each key: its values combined by `function`, which must be associative. Values are combined in
         the partitions first, so that few of them travel."""
+        checked_function("reduce_by_key", function)  # without one it would be a shuffle
         return Dataset(self._actions, self._exchange("reduce_by_key", function, partitions))
 
     def join(
         self: Dataset[tuple[K, V]], other: Dataset[tuple[K, W]], partitions: int | None = None
     ) -> Dataset[tuple[K, tuple[V, W]]]:
         """`(key, (left, right))` for each pair of a value here and a value there that have one key."""
-        chosen = _checked(partitions, max(self.partitions, other.partitions))
+        right = self._same_engine(other)
+        chosen = _checked(partitions, max(self.partitions, right.partitions))
         name = named("join", self._origin.depth + len(self._operations) + 1, None)
-        return Dataset(self._actions, JoinedPairs(self.split, self._same_engine(other).split, chosen, name))
+        return Dataset(self._actions, JoinedPairs(self.split, right.split, chosen, name))
 
     def _exchange(self, kind: str, function: Function | None, partitions: int | None) -> ExchangedPairs:
         name = named(kind, self._origin.depth + len(self._operations) + 1, function)
@@ -113,7 +115,7 @@ class Dataset(Generic[T]):
 
     def _same_engine(self, other: Dataset[Any]) -> Dataset[Any]:
         if not isinstance(other, Dataset) or other._actions is not self._actions:
-            raise BadRequest(f"{other!r} is no data set of this engine")
+            raise BadRequest(f"{shown(other)} is no data set of this engine: make one with load or from_items")
         return other
 
     # -- actions --------------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class Dataset(Generic[T]):
 
     def reduce(self, function: Callable[[T, T], T]) -> T | None:
         """All elements combined by `function`, which must be associative; None for no element."""
+        checked_function("reduce", function)
         name = named("reduce", self._origin.depth + len(self._operations) + 1, function)
         return cast("T | None", self._actions.reduce(self.split, function, name))
 
@@ -138,6 +141,9 @@ class Dataset(Generic[T]):
         before. With `combine` they are folded at the same time, each from `initial`, which then must be neutral:
         `combine(initial, x) == x`.
         """
+        checked_function("fold", function)
+        if combine is not None:
+            checked_function("combine of fold", combine)
         name = named("fold", self._origin.depth + len(self._operations) + 1, function)
         return cast("U", self._actions.fold(self.split, function, initial, combine, name))
 
@@ -158,6 +164,10 @@ def loaded(actions: Actions, parts: Iterable[Begin]) -> Dataset[Any]:
 
 def applied(actions: Actions, function: Function, inputs: list[Dataset[Any]], outputs: int) -> list[Dataset[Any]]:
     """See `MapReduce.apply`."""
+    checked_function("apply", function)
+    for one in inputs:
+        if not isinstance(one, Dataset):
+            raise BadRequest(f"apply needs data sets, not {shown(one)}: make one with load or from_items")
     counts = {one.partitions for one in inputs}
     if not inputs or len(counts) != 1:
         raise BadRequest(
@@ -167,6 +177,12 @@ def applied(actions: Actions, function: Function, inputs: list[Dataset[Any]], ou
         raise BadRequest(f"outputs={outputs}: apply returns at least one data set")
     whole = AppliedFunction(tuple(one.split for one in inputs), outputs, named("apply", 1, function), function)
     return [Dataset(actions, whole.output(place)) for place in range(outputs)]
+
+
+def checked_function(user: str, function: object) -> None:
+    """Raises `BadRequest` for what cannot be called, before anything runs."""
+    if not callable(function):
+        raise BadRequest(f"{user} needs a function, not {shown(function)}")
 
 
 def _checked(partitions: int | None, default: int) -> int:

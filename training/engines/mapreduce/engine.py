@@ -16,7 +16,7 @@ import cloudpickle
 from training.engines.mapreduce.actions import OF_SCRIPT, Actions
 from training.engines.mapreduce.backends import make_backend
 from training.engines.mapreduce.dataset import Dataset, applied, loaded
-from training.engines.mapreduce.errors import BadRequest, NotEncodable
+from training.engines.mapreduce.errors import BadRequest, NotEncodable, shown
 from training.engines.mapreduce.sources import PART_BYTES, Format, parts_of
 from training.engines.mapreduce.stages import Stage, Transformation, decoded, encoded
 
@@ -116,6 +116,8 @@ class MapReduce:
     @staticmethod
     def get_value(handle: BroadcastValue[T]) -> T:
         """The value of a broadcast; the same as `handle.value`."""
+        if not isinstance(handle, BroadcastValue):
+            raise BadRequest(f"get_value needs what broadcast returned, not {shown(handle)}")
         return handle.value
 
     def apply(

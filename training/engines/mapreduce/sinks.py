@@ -66,7 +66,7 @@ class FolderSink:
             except (TypeError, ValueError) as error:
                 raise SinkFailed(f"partition {partition}: {shown(item)} is no JSON: {error}") from None
         if not isinstance(item, str) or "\n" in item:
-            raise SinkFailed(f"partition {partition}: {shown(item)} is no line of text: use map(str), or format='json'")
+            raise SinkFailed(f"partition {partition}: {shown(item)} is no line of text: use map(str), or form='json'")
         return item + "\n"
 
     def _write_records(self, path: Path, items: Iterable[Any], partition: int) -> int:

@@ -1,7 +1,7 @@
 """Splits files into parts that tasks read by themselves: text by bytes, RecordIO by chunks, Parquet by row groups.
 
 A path is a local one, a glob, or a URL of fsspec (`s3://…`, `https://…`). Lines of a compressed text file cannot be
-found from its middle: such a file is one part.
+found from its middle: such a file is one part. A `zip` file has one text in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ Format = Literal["text", "json", "recordio", "parquet"]
 #: Bytes of text in a part, unless asked otherwise.
 PART_BYTES = 32 << 20
 _SUFFIXES: dict[str, Format] = {".jsonl": "json", ".ndjson": "json", ".recordio": "recordio", ".parquet": "parquet"}
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+#: Suffix of a packed text, and the package that unpacks it where Python does not.
+_COMPRESSED = {
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".lzma", ".zip"), ""),
+    ".zst": "zstandard",
+    ".lz4": "lz4",
+    ".snappy": "python-snappy",
+}
 
 
 def parts_of(paths: str | Path | Sequence[str | Path], form: Format | None, part_bytes: int) -> list[Begin]:
@@ -44,8 +50,13 @@ def _files(path: str) -> list[str]:
     for local in ("unix://", "file://"):
         path = path.removeprefix(local)
     if "://" in path:
-        system, inside = fsspec.core.url_to_fs(path)
-        found = sorted(system.glob(inside)) if glob.has_magic(inside) else [inside] if system.exists(inside) else []
+        try:
+            system, inside = fsspec.core.url_to_fs(path)
+            found = sorted(system.glob(inside)) if glob.has_magic(inside) else [inside] if system.exists(inside) else []
+        except (ImportError, ValueError) as error:  # a package of fsspec's, or the protocol, is not there
+            raise BadRequest(f"{path} cannot be read: {error}") from error
+        except OSError as error:
+            raise SourceFailed(f"{path} cannot be read: {error}") from error
         files = [system.unstrip_protocol(one) for one in found]
     else:
         found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207 - not below one folder
@@ -58,9 +69,7 @@ def _files(path: str) -> list[str]:
 
 
 def _format(file: str) -> Format:
-    bare = file
-    for suffix in _COMPRESSED:
-        bare = bare.removesuffix(suffix)
+    bare = str(Path(file).with_suffix("")) if Path(file).suffix.lower() in _COMPRESSED else file
     return _SUFFIXES.get(Path(bare).suffix, "text")
 
 
@@ -68,7 +77,7 @@ def _parts(file: str, form: Format, part_bytes: int) -> list[Begin]:
     match form:
         case "text" | "json":
             read = _text if form == "text" else _json
-            if file.endswith(_COMPRESSED):
+            if _is_compressed(file):
                 return [partial(read, file, 0, None)]
             size = _size(file)
             cuts = [*range(0, size, part_bytes), size] if size else [0, 0]
@@ -93,6 +102,17 @@ def _parts(file: str, form: Format, part_bytes: int) -> list[Begin]:
             groups = _parquet(file).num_row_groups
             return [partial(_rows, file, group) for group in range(groups)] or [partial(_records, file, [])]
     raise BadRequest(f"there is no format {form!r}: use text, json, recordio or parquet")
+
+
+def _is_compressed(file: str) -> bool:
+    """Whether `_lines` unpacks the file as it reads it. Then its bytes are not those of its lines, and it is one part:
+    parts by bytes would leave out what is behind the packed size. Raises `BadRequest` where a package is missing."""
+    if fsspec.utils.infer_compression(file) is not None:
+        return True
+    package = _COMPRESSED.get(Path(file).suffix.lower())
+    if package:
+        raise BadRequest(f"{file} is compressed, and needs the package {package}: pip install {package}")
+    return package is not None
 
 
 def _size(file: str) -> int:

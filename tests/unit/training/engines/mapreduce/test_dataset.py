@@ -215,7 +215,17 @@ def test_nothing_runs_before_an_action() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda e: e.from_items([1]).map(3), "map needs a function"),
+        (lambda e: e.from_items([1]).map(3), "map needs a function, not 3"),
+        (lambda e: e.from_items([[1]]).flatmap(None), "flatmap needs a function"),
+        (lambda e: e.from_items([1]).filter(None), "filter needs a function"),
+        (lambda e: e.from_items([(1, 2)]).reduce_by_key(None), "reduce_by_key needs a function"),
+        (lambda e: e.from_items([1]).reduce(None), "reduce needs a function"),
+        (lambda e: e.from_items([1]).fold(None, 0), "fold needs a function"),
+        (lambda e: e.from_items([1]).fold(max, 0, 1), "combine of fold needs a function"),
+        (lambda e: e.apply(None, [e.from_items([1])]), "apply needs a function"),
+        (lambda e: e.apply(list, [[1]]), r"apply needs data sets, not \[1\]"),
+        (lambda e: e.from_items([(1, 2)]).join([(1, 3)]), r"\[\(1, 3\)\] is no data set of this engine: make one"),
+        (lambda e: e.get_value(3), "what broadcast returned, not 3"),
         (lambda e: e.from_items([1], 0), "partitions=0"),
         (lambda e: e.from_items([1, 2]).shuffle().collect(), "needs pairs.*there is [12]"),
         (lambda e: e.from_items([([1], 2)]).reduce_by_key(max).collect(), "cannot be hashed"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,15 +48,46 @@ def test_globs_lists_and_urls_name_files(tmp_path: Path) -> None:
         assert engine.load(tmp_path / "empty").count() == 0
 
 
-def test_a_compressed_file_is_one_part(tmp_path: Path) -> None:
-    """A line of a gzip file cannot be found from its middle."""
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"one\ntwo\n" * 100))
+def zipped(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [
+        (".gz", gzip.compress),
+        (".GZ", gzip.compress),
+        (".bz2", bz2.compress),
+        (".xz", lzma.compress),
+        (".lzma", lambda content: lzma.compress(content, lzma.FORMAT_ALONE)),
+        (".zip", zipped),
+    ],
+)
+def test_a_compressed_file_is_one_part_with_all_its_lines(
+    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """A line cannot be found from the middle of a packed text, and none behind the packed size is left out."""
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(pack(b"1\n2\n" * 100))
     with MapReduce() as engine:
         data = engine.load(path, part_bytes=10)
 
         assert data.partitions == 1
-        assert data.count() == 200
+        assert data.collect() == [1, 2] * 100
+
+
+def test_what_a_missing_package_would_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed text is not read as if it were plain, and a URL whose file system is not there is named."""
+    monkeypatch.setattr("fsspec.utils.compressions", {})
+    (tmp_path / "a.txt.zst").write_bytes(b"packed")
+    with MapReduce() as engine:
+        with pytest.raises(BadRequest, match=r"a.txt.zst is compressed, and needs .* pip install zstandard"):
+            engine.load(tmp_path / "a.txt.zst")
+        with pytest.raises(BadRequest, match=r"nowhere://a\.txt cannot be read: Protocol not known"):
+            engine.load("nowhere://a.txt")
 
 
 def test_records_are_split_by_chunks(tmp_path: Path) -> None:
