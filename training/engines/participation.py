@@ -4,6 +4,9 @@ Steps are announced in the heartbeat, and the barrier is the training's (`traini
 `TRAINING` for the others, one whose script is between two runs is `PAUSED`, so nobody waits for it, and one that has
 finished is `FINISHED`. A node that begins while others are at work begins at their median count, so it holds nobody
 back.
+
+A script that begins a second run is seen as finished for `AGAIN_S` before. Otherwise nodes that still wait for the end
+of the first run would take it for one that is at work in that, and both would wait for each other.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ POLL_INTERVAL_S = 0.05
 #: Steps whose median is the announced step time; and the shortest one, because 0 means that there was no step yet.
 PACE_STEPS = 21
 SHORTEST_STEP_S = 1e-4
+#: A node hears of another one that it shares values with in every round of probes, of 1 s: so it hears that it has
+#: finished, also where one message is lost.
+AGAIN_S = 2.0
 
 
 class Participation:
@@ -47,6 +53,7 @@ class Participation:
         #: The script has begun, and fewer than `min_nodes` have.
         self.waits_for_nodes = False
         self._pace_s: deque[float] = deque(maxlen=PACE_STEPS)
+        self._finished_s: float | None = None
         swarm.announce(activity=Activity.PAUSED)
 
     @property
@@ -61,23 +68,28 @@ class Participation:
 
     async def begin(self) -> int:
         """Wait until `min_nodes` are there, and take part; returns the count to begin with."""
-        now = self._clock.monotonic()
+        now, is_again = self._clock.monotonic(), self._finished_s is not None
+        if self._finished_s is not None:
+            await asyncio.sleep(self._finished_s + AGAIN_S - now)
+            self._finished_s, now = None, self._clock.monotonic()
         # Before it is announced: those that begin with this node, at once, wait for it then.
         others = sorted(peer.step for peer in self._swarm.members() if peer.is_worker(now))
         if others:
             self._progress.step = max(self._progress.step, others[len(others) // 2])
         self._swarm.announce(activity=Activity.READY, step=self._progress.step)
-        await self._wait_for_nodes()
+        # Those that have finished the run before come as well, unless their scripts end: it has to begin with them.
+        await self._wait_for_nodes(now + 2 * AGAIN_S if is_again else 0.0)
         self._waiter.begin()
         self._swarm.announce(activity=Activity.TRAINING, step=self._progress.step)
         return self._progress.step
 
-    async def _wait_for_nodes(self) -> None:
-        need = self._training.min_nodes
-        if self._log is not None and self._present() < need:
-            self._log.info("waiting_for_nodes", have=self._present(), need=need)
+    async def _wait_for_nodes(self, among_finished_s: float) -> None:
+        """`among_finished_s`: from when on a node counts that has finished."""
+        need, after_s = self._training.min_nodes, among_finished_s
+        if self._log is not None and self._present(after_s) < need:
+            self._log.info("waiting_for_nodes", have=self._present(after_s), need=need)
         try:
-            while self._present() < need:
+            while self._present(after_s) < need:
                 self.waits_for_nodes = True
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
@@ -99,9 +111,12 @@ class Participation:
     async def finish(self) -> None:
         """Take part no more; return when nobody is at work any more, or `linger_s` has passed."""
         self._swarm.announce(activity=Activity.FINISHED)
+        self._finished_s = self._clock.monotonic()
+        done: dict[bytes, None] = {}  # in the run that ends; they may be at work in the next one
         try:
             async with asyncio.timeout(self._training.linger_s):
-                while self._at_work():  # noqa: ASYNC110 - it follows from heartbeats
+                while any(peer.node_id not in done for peer in self._at_work()):
+                    done.update(dict.fromkeys(peer.node_id for peer in self._finished()))
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
             pass
@@ -133,9 +148,11 @@ class Participation:
         """How many nodes take part, with this one if it does."""
         return max(1, round(self._swarm.workers()))
 
-    def _present(self) -> int:
-        ready = (Activity.READY, Activity.TRAINING, Activity.FINISHED)
-        return 1 + sum(peer.activity in ready for peer in self._swarm.members())
+    def _present(self, after_s: float) -> int:
+        present: list[Activity] = [Activity.READY, Activity.TRAINING]
+        if self._clock.monotonic() >= after_s:
+            present.append(Activity.FINISHED)
+        return 1 + sum(peer.activity in present for peer in self._swarm.members())
 
     def _finished(self) -> list[Peer]:
         return [peer for peer in self._swarm.members() if peer.activity is Activity.FINISHED]

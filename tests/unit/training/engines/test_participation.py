@@ -11,7 +11,7 @@ import pytest
 from overlay.peers import Activity
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.engines.participation import PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
+from training.engines.participation import AGAIN_S, PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
 from training.progress import Progress
 from training.settings import TrainingSettings
 
@@ -156,6 +156,47 @@ def test_one_that_has_finished_stays_until_nobody_is_at_work() -> None:
         began_s = loop.time()
         await part.finish()
         assert loop.time() - began_s == pytest.approx(30.0)
+
+    run(scenario())
+
+
+def test_one_that_begins_again_is_seen_as_finished_before() -> None:
+    """So nobody takes it for one that is at work in the run before; and it begins with those that have finished that
+    too, for a while."""
+
+    async def scenario() -> None:
+        loop, swarm = asyncio.get_running_loop(), Swarm()
+        part, _, _ = part_of(swarm, min_nodes=2)
+        await part.finish()
+        began_s = loop.time()
+        swarm.peers = [peer(Activity.FINISHED)]
+        again = asyncio.create_task(part.begin())
+        await asyncio.sleep(AGAIN_S - POLL_INTERVAL_S)
+        assert swarm.told[-1] == {"activity": Activity.FINISHED}
+        await asyncio.sleep(2 * POLL_INTERVAL_S)
+        assert swarm.told[-1]["activity"] is Activity.READY
+        await again
+        assert loop.time() - began_s == pytest.approx(3 * AGAIN_S, abs=2 * POLL_INTERVAL_S)
+
+    run(scenario())
+
+
+def test_one_that_has_finished_does_not_wait_for_the_next_run_of_another() -> None:
+    """Once a node was seen as finished, its later start is not the run that this one waits for."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        swarm = Swarm(peer(Activity.TRAINING, 0, b"a"), peer(Activity.FINISHED, 0, b"b"))
+        part, _, _ = part_of(swarm, min_nodes=1, linger_s=30.0)
+
+        def begins_again() -> None:
+            swarm.peers = [peer(Activity.TRAINING, 0, b"a"), peer(Activity.READY, 0, b"b")]
+
+        loop.call_later(1.0, begins_again)
+        loop.call_later(2.0, lambda: swarm.peers.pop(0))
+        began_s = loop.time()
+        await part.finish()
+        assert loop.time() - began_s == pytest.approx(2.0, abs=2 * POLL_INTERVAL_S)
 
     run(scenario())
 

@@ -213,6 +213,32 @@ def test_nobody_waits_for_a_node_between_two_runs() -> None:
     assert run(play()) < 10.0
 
 
+@pytest.mark.parametrize("method", ["bsp", "asp"])
+def test_a_second_run_begins_at_once_and_with_all(method: str) -> None:
+    """Nodes that end a run one after the other neither wait for one that has begun the next, nor run it alone."""
+
+    async def play() -> None:
+        world = PeerWorld(14, method, min_nodes=3)
+        programs = [Counting(4) for _ in range(3)]
+        for number, program in enumerate(programs):
+            await world.start(number, program, 0.1 * (number + 1))
+        await all_of(world)
+        began = world.clock.monotonic()
+
+        async def again(number: int) -> int:
+            await world.peers[number].run()  # a run without a step
+            programs[number].steps += 4
+            return await world.peers[number].run()
+
+        assert await asyncio.gather(*map(again, range(3))) == [8] * 3
+        assert world.clock.monotonic() - began < 15.0
+        assert await value_of(world, "all") == 24
+        if method == "bsp":
+            assert [[read for step, read in one.read if step >= 4] for one in programs] == [[12, 15, 18, 21]] * 3
+
+    run(play())
+
+
 def test_a_stopping_node_ends_its_loop_after_its_step() -> None:
     """A node that is told to leave does not begin another step."""
 
