@@ -105,7 +105,8 @@ class EngineRun:
         if self._startup.founder and not owns:
             raise UserError(
                 "a worker of a parameter server joins a swarm and founds none: the values are at its servers",
-                "start a node with --set node.role=server first, and give its address with --bootstrap HOST:PORT",
+                "start a node with --set node.role=server first, and give its address with --bootstrap HOST:PORT; "
+                "with --local N, add --servers 1",
                 ExitCode.CONFIGURATION,
             )
         manifest, source = await self._startup.agree(proposal)

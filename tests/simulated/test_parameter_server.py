@@ -524,6 +524,44 @@ def test_a_second_start_goes_on_with_the_values():
     assert (after.run, after.epoch) == (2, before.epoch + 1)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_nodes_that_are_all_started_anew_run_the_program_again(servers: int):
+    """Also after an error that has been mended; the values and their versions go on."""
+
+    async def history():
+        world = World(ServerOptions(), lambda _: simple(push=lambda ctx, params: 1 // 0))
+        first = [*(world.add(server=True) for _ in range(servers)), world.add(server=False)]
+        await asyncio.gather(*(node.task for node in first), return_exceptions=True)
+        failed = await world.record()
+        world.verbs_of = lambda _: simple(stop=lambda ctx: ctx.step >= 5)
+        for _ in range(2):
+            first = [world.begin_anew(node) for node in reversed(first)]
+            await asyncio.gather(*(node.task for node in first))
+        return failed, await world.record(), await world.store.get("w")
+
+    failed, after, value = run(history(), limit_s=300.0)
+    assert (failed.ended, failed.version) == ("failed", 0)
+    assert (after.ended, after.version, value.value) == ("stopped", 10, 10)
+
+
+def test_a_worker_of_a_run_that_is_over_takes_no_part_in_the_next_one():
+    """Its server has ended the run, died before it could tell it, and was started anew."""
+
+    async def history():
+        world = World(ServerOptions(), lambda _: simple())
+        server, worker = world.add(server=True), world.add(server=False)
+        while not (await world.record()).ended:  # noqa: ASYNC110 - the server says so nowhere else
+            await asyncio.sleep(0.001)
+        told = worker.task.done()
+        world.begin_anew(server)
+        completed = await worker.task
+        return told, completed, (await world.store.get("w")).value
+
+    told, completed, value = run(history(), limit_s=300.0)
+    assert not told
+    assert (completed, value) == (5, 5)
+
+
 def test_a_worker_that_comes_too_late_hears_of_the_end():
     """Nobody serves any more, but the values say that the run is over."""
 

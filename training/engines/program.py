@@ -8,8 +8,10 @@ becomes a `VerbFailed`, which names the verb, the keys, the node and the step. T
 from __future__ import annotations
 
 import random
+import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from training.errors import TrainingError
@@ -20,6 +22,11 @@ from training.values.store import NewValue, Stamped, ValueUpdate
 Result = TypeVar("Result")
 #: So many keys are named in an error.
 SHOWN_KEYS = 3
+#: A frame of a traceback, and what tells that it is not of the user's own code: it calls a verb, or was called by it.
+_FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
+_NOT_USERS = re.compile(
+    r"/site-packages/|/lib/python3|/training/(engines|values)/(server/)?(program|pulling|reducers|encoding)\.py$"
+)
 
 #: What `push` gets and returns: a key with its value, or with an update of it.
 Pairs = Iterable[tuple[Key, Any]]
@@ -44,9 +51,9 @@ class VerbFailed(TrainingError):
 
     def __init__(self, verb: str, keys: Sequence[Key], node: str, step: int, cause: str) -> None:
         self.verb, self.keys, self.node, self.step, self.cause = verb, tuple(keys), node, step, cause
-        last = cause.strip().splitlines()[-1] if cause.strip() else "unknown"
         named = shown_keys(keys)
-        super().__init__(f"{verb}{' of ' + named if named else ''} failed at node {node[:8]} in step {step}: {last}")
+        what = f"{verb}{' of ' + named if named else ''}"
+        super().__init__(f"{what} failed at node {node[:8]} in step {step}: {summary(cause)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.verb, self.keys, self.node, self.step, self.cause)
@@ -277,6 +284,15 @@ def called(verb: str, keys: Sequence[Key], ctx: Context, function: Callable[[], 
 def verb_failed(verb: str, keys: Sequence[Key], ctx: Context, error: BaseException) -> VerbFailed:
     """The error of a verb, with its traceback."""
     return VerbFailed(verb, keys, ctx.node_id, ctx.step, "".join(traceback.format_exception(error)))
+
+
+def summary(cause: str) -> str:
+    """A traceback in one line: the error, and the place in the user's code that it comes from. It is all that reaches
+    another node, so it has what is needed to find the fault."""
+    lines = cause.strip().splitlines()
+    places = [(Path(path).name, line) for path, line in _FRAME.findall(cause) if not _NOT_USERS.search(path)]
+    last = lines[-1] if lines else "unknown"
+    return f"{last} ({places[-1][0]}, line {places[-1][1]})" if places else last
 
 
 def shown_keys(keys: Sequence[Key]) -> str:

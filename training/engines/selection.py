@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: The engines of this version.
 ENGINES = ("p2p", "server", "mapreduce")
+
+#: What `engine` takes for each of them.
+_OPTIONS = {"p2p": ("barrier", "staleness", "sample"), "server": (), "mapreduce": ("processes", "address")}
 
 BarrierName = Literal["asp", "bsp", "ssp", "pbsp", "pssp"]
 
@@ -55,6 +59,8 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer | ParameterServe
     Raises `EngineUnavailable` for another kind and for a missing package, `NoNode` where a node is needed, `ValueError`
     for options that cannot be met.
     """
+    if kind in _OPTIONS:
+        _check_options(kind, options)
     if kind == "p2p":
         from training.engines.peer.engine import PeerToPeer
 
@@ -73,6 +79,16 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer | ParameterServe
         ) from error
     _tell_node()
     return MapReduce(**options)
+
+
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for an option of another engine, and says where it belongs."""
+    known = _OPTIONS[kind]
+    for name in options:
+        if name not in known:
+            has = f"has the options {', '.join(known)}" if known else "has no options here"
+            where = ": give it to `start`" if kind == "server" else ""
+            raise ValueError(f"the engine {kind!r} {has}, and not {name!r}{where}")
 
 
 def _tell_node() -> None:

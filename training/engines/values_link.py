@@ -6,13 +6,14 @@ suspend. `Script` is what a program's context uses.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from training.engines.link import EngineLink
-from training.engines.program import Surroundings
+from training.engines.program import Surroundings, VerbFailed, summary
 from training.errors import TrainingError
 from training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
@@ -34,6 +35,8 @@ from training.values.encoding import Key, decode_key, decode_value, encode_key, 
 from training.values.store import NewValue, Stamped, ValueUpdate
 
 Result = TypeVar("Result")
+
+_LOG = logging.getLogger("p2pnode.engine")
 
 
 class LinkedValues:
@@ -164,6 +167,9 @@ def answer_pull(asked: PullAsked, pull: RunPull) -> PullDone:
         return PullDone(asked.number, _encoded(pull(updates, present)))
     except Exception as error:
         keys = {one.key for one in updates}
+        cause = _cause_of(error)
+        if cause and len(updates) == 1:  # otherwise it is called again, for each by itself
+            _LOG.warning("pull failed for %r:\n%s", updates[0].key, cause)
         return PullDone(asked.number, {}, _text_of(error), encode_key(updates[0].key) if len(keys) == 1 else b"")
 
 
@@ -171,7 +177,16 @@ def _encoded(values: Iterable[NewValue]) -> dict[bytes, Encoded]:
     return {encode_key(one.key): (encode_value(one.key, one.value), one.timestamp) for one in values}
 
 
+def _cause_of(error: Exception) -> str:
+    """The traceback of the user's `pull`; empty where the error is none of it."""
+    failed = error if isinstance(error, VerbFailed) else error.__cause__
+    return failed.cause if isinstance(failed, VerbFailed) else ""
+
+
 def _text_of(error: Exception) -> str:
+    """For the sender of the update, whose error names the key and this node itself."""
+    if isinstance(error, VerbFailed):
+        return f"{error.verb} failed: {summary(error.cause)}"
     return str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
 
 

@@ -54,6 +54,9 @@ class PeerToPeer(Verbs):
         """Join the swarm of the node that has started this script; see `p2pnode.engine`."""
         if barrier not in (None, *METHODS):
             raise ValueError(f"there is no barrier {barrier!r}; there are {', '.join(METHODS)}")
+        for name, number in (("staleness", staleness), ("sample", sample)):
+            if number < 0:
+                raise ValueError(f"{name} must be 0 or more, not {number}")
         return cls(*EngineLink.connect("p2p", barrier or "", staleness, sample))
 
     def __enter__(self) -> PeerToPeer:

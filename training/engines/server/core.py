@@ -40,6 +40,8 @@ MAX_REPORT_COUNT = 64
 #: computed again from new values. `failed`: refused so often that the task goes to another worker. `superseded`:
 #: another attempt counts. `unknown`: it came without its updates, and they are not here; it is to be sent whole.
 Outcome = Literal["waits", "counted", "stale", "failed", "superseded", "unknown"]
+#: Keys of one task, and updates of one task, at most.
+MAX_KEYS = 1 << 16
 #: Task and attempt.
 Name = tuple[int, int]
 #: A task's keys, encoded, each with its value unless the store has it.

@@ -6,22 +6,27 @@ does not know to count. Keys and values are encoded (`training.values.encoding`)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from training.engines.server.acceptance import Contribution
-from training.engines.server.core import Failure, Outcome, Pending, Work
+from training.engines.server.core import MAX_KEYS, Failure, Outcome, Pending, ServerRecord, Work
 from training.engines.server.tasks import LeasedTask
 from training.errors import TrainingError
 from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=257)]
-#: Reports that a worker repeats at most; the keys of one task, and of one update, at most.
+#: A record says that the run is over: a node that has just started believes it after so long. Until then a server may
+#: be about to begin a new one with the values of that (`training.engines.server.succession`).
+LATE_S = 30.0
+#: Reports that a worker repeats at most.
 MAX_REPORTS = 1024
-MAX_KEYS = 1 << 16
+#: Bytes of a task with its values, and of one with its updates: a call takes hardly more (`training.engines.calls`).
+MAX_TASK_BYTES = 56 * 1024 * 1024
 
 
 class BadPoll(TrainingError):
@@ -130,6 +135,19 @@ def decode_told(data: bytes) -> Told:
         raise BadPoll(f"malformed Told: {error}") from error
 
 
+def told_of_end(record: ServerRecord) -> Told:
+    """What a node is told of a run that is over, when nobody serves it any more."""
+    return Told(
+        record.epoch,
+        record.server,
+        record.version,
+        ended=record.ended,
+        failure=record.failure,
+        lost=record.lost,
+        lost_count=record.lost_count,
+    )
+
+
 def held_by(lease: LeasedTask[Work]) -> HeldLease:
     """A lease, as its worker is told of it."""
     return HeldLease(lease.task, lease.attempt, lease.step, lease.work)
@@ -145,6 +163,15 @@ def contribution_of(computed: Computed, worker: bytes) -> Contribution:
     held = computed.held
     updates = [(decode_key(key), decode_value(value)) for key, value in computed.updates]
     return Contribution(worker, held.task, held.attempt, held.step, computed.version, updates)
+
+
+def too_large(work: Sequence[tuple[bytes, bytes | None]], sent: Sequence[tuple[bytes, bytes | None]]) -> str:
+    """Why a task cannot go over the wire with what is `sent` beside it, its values or its updates; empty: it can. It
+    would be taken for a server that does not answer."""
+    size_bytes = sum(len(key) + len(value or b"") for key, value in (*work, *sent))
+    if size_bytes <= MAX_TASK_BYTES:
+        return ""
+    return f"they take {size_bytes:,} bytes together, and at most {MAX_TASK_BYTES:,} are allowed: make smaller tasks"
 
 
 def encoded_updates(updates: list[tuple[Key, object]]) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
-from training.engines.server.core import Failure, Work
+from training.engines.server.core import MAX_KEYS, Failure, Work
 from training.engines.server.fencing import RECORD_KEY
 from training.values.encoding import Key, decode_key, encode_key, encode_value
 from training.values.reducers import Reducer
@@ -124,7 +124,14 @@ class ServerVerbs(Verbs):
     def allowed(self, ctx: ServerContext, idle: list[str]) -> list[str]:
         """What a barrier of the program lets pass. Raises `VerbFailed`."""
         barrier: Any = self.barrier
-        return called("barrier", (), ctx, lambda: list(barrier(ctx, list(idle))))
+
+        def workers() -> list[str]:
+            found = list(barrier(ctx, list(idle)))
+            if strange := [worker for worker in found if worker not in idle and worker not in ctx.steps]:
+                raise ValueError(f"it lets {strange[0]!r:.80} pass, which is no worker")
+            return [worker for worker in idle if worker in found]
+
+        return called("barrier", (), ctx, workers)
 
 
 def _work_of(keys: TaskKeys) -> Work:
@@ -134,6 +141,8 @@ def _work_of(keys: TaskKeys) -> Work:
     for one in keys:
         key, value = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
         work.append((encode_key(key), encode_value(key, value) if isinstance(one, tuple) else None))
+    if len(work) > MAX_KEYS:
+        raise ValueError(f"a task has {len(work):,} keys, and at most {MAX_KEYS:,} are allowed: make smaller tasks")
     return work
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from training.engines.program import Surroundings, VerbFailed, verb_failed
+from training.engines.program import Surroundings, VerbFailed, summary, verb_failed
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, not_yet_applied, replaced_record
 from training.engines.server.program import ServerContext, ServerVerbs
 from training.engines.values_link import Pulling
@@ -49,7 +49,7 @@ class ServerPull:
             found = self._reduced(fresh, present) if self._verbs.reducer != "pull" else self._called(fresh, present)
         except VerbFailed as error:
             if len(stamps) == 1:
-                raise PullFailed(next(iter(stamps)), error.cause) from error
+                raise PullFailed(next(iter(stamps)), summary(error.cause)) from error
             alone = [[update for update in fresh if update.key == key] for key in stamps]
             return [one for updates in alone for one in self._pulled(updates, present)]
         # A key that the program leaves out keeps its value, but it has the update.

@@ -59,14 +59,22 @@ class RunFailed(Exception):
 
 class Serving:
     """One server while it serves. `made`: the highest version that it knows the values to have, from when it stood
-    by."""
+    by. `over`: the record of a run that an earlier process of this server has ended; workers of that run hear so."""
 
     def __init__(
-        self, verbs: ServerVerbs, host: ServerHost, options: ServerOptions, record: ServerRecord, run: int, made: int
+        self,
+        verbs: ServerVerbs,
+        host: ServerHost,
+        options: ServerOptions,
+        record: ServerRecord,
+        run: int,
+        made: int,
+        over: ServerRecord | None = None,
     ) -> None:
         self._verbs = verbs
         self._host = host
         self._options = options
+        self._over = over
         self._stored = record.stored
         if record.run != run:  # another program: only the epoch and the version go on
             record = ServerRecord(epoch=record.epoch, run=run, version=max(record.version, record.pending_version))
@@ -209,6 +217,9 @@ class Serving:
             contributions = [messages.contribution_of(one, asked.sender) for one in whole_reports(poll)]
         except (messages.BadPoll, BadValue) as error:
             await asked.answer(messages.encode(self._told(None, refused=str(error))))
+            return
+        if self._over is not None and 0 < poll.epoch <= self._over.epoch:
+            await asked.answer(messages.encode(messages.told_of_end(self._over)))
             return
         refused = self._refusal(poll)
         if refused or poll.is_standby or poll.leaves:
@@ -369,11 +380,21 @@ class Serving:
             if lease is not None and parked.poll.wants and not parked.names(lease):
                 tasks[worker] = messages.held_by(lease)
         values = await self._values(tasks)
+        self._check_sizes(tasks, values)
         for worker, parked in list(self._parked.items()):
             task = tasks.get(worker)
             if task is not None or parked.has_news(self.core, worker) or now - parked.since >= LONGEST_WAIT_S:
                 del self._parked[worker]
                 await parked.asked.answer(messages.encode(self._told(parked, worker, task, values)))
+
+    @staticmethod
+    def _check_sizes(tasks: dict[bytes, HeldLease], values: dict[Key, bytes]) -> None:
+        """Raises `RunFailed` for a task that cannot be sent."""
+        for worker, task in tasks.items():
+            sent = [(key, own or values.get(decode_key(key))) for key, own in task.work]
+            if wrong := messages.too_large(task.work, sent):
+                cause = f"the {len(sent):,} values of a task: {wrong}"
+                raise RunFailed(Failure("schedule", [key for key, _ in sent], worker.hex(), task.step, cause))
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:
         wanted = dict.fromkeys(decode_key(key) for task in tasks.values() for key, own in task.work if own is None)

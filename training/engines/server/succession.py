@@ -3,11 +3,15 @@
 The lowest of the living serves, unless another one serves already. When that is dead, the lowest takes over: it reads
 the record of the dead one and stores its own with a higher epoch. Two that take over at once are told apart by the
 owner of the record: one of them is refused, and stands by.
+
+A run that is over is not begun again, unless its record is from an earlier process of this server: then all nodes have
+been started anew, with the values that their state directories have kept, and the program runs again.
 """
 
 from __future__ import annotations
 
 from training.engines.server import messages
+from training.engines.server.core import ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
 from training.engines.server.host import ServerHost
 from training.engines.server.losses import raise_end
@@ -20,22 +24,27 @@ from training.trainer_link.engine_messages import NotAnswered
 
 async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOptions, run: int = 1) -> int:
     """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
-    made = 0
+    made, late_s = 0, host.clock() + messages.LATE_S
     while True:
-        record = decode_record(await host.store.get(RECORD_KEY))
-        if record.ended and record.run >= run:
-            raise_end(record.failure, record.lost, record.lost_count, record.version)
-            return record.version
-        if record.run > run:
-            raise NoServer(f"start number {record.run} of the program is under way, and this is number {run} here")
+        record, over = decode_record(await host.store.get(RECORD_KEY)), None
         servers = (await host.members()).servers
-        if record.run == run and record.server != host.node_id and record.server in servers:
+        if record.ended and record.run >= run:
+            if run == 1 and record.server == host.node_id:
+                over, record = record, _begun_anew(record)
+            elif run > 1 or record.server not in servers or host.clock() >= late_s:
+                raise_end(record.failure, record.lost, record.lost_count, record.version)
+                return record.version
+        if record.run > run and not record.ended:
+            raise NoServer(f"start number {record.run} of the program is under way, and this is number {run} here")
+        if over is not None:
+            serving = host.node_id
+        elif record.run >= run and record.server != host.node_id and record.server in servers:
             serving = record.server
         else:
             serving = min(servers, default=host.node_id)
         if serving == host.node_id:
             try:
-                return await Serving(verbs, host, options, record, run, made).run()
+                return await Serving(verbs, host, options, record, run, made, over).run()
             except ServerReplaced:
                 continue
         told = await _stand_by(host, options, serving, run)
@@ -46,6 +55,11 @@ async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOption
             return told.version
         if host.is_stopping:
             return record.version
+
+
+def _begun_anew(record: ServerRecord) -> ServerRecord:
+    """What goes on of a run that is over: its values."""
+    return ServerRecord(epoch=record.epoch, server=record.server, version=record.version, stored=record.stored)
 
 
 async def _stand_by(host: ServerHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:

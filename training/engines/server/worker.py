@@ -14,6 +14,7 @@ import msgspec
 
 from training.engines.program import VerbFailed
 from training.engines.server import messages
+from training.engines.server.core import MAX_KEYS
 from training.engines.server.fencing import RECORD_KEY, decode_record
 from training.engines.server.host import WorkerHost
 from training.engines.server.losses import raise_end
@@ -116,6 +117,11 @@ class _Worker:
             return Computed(given.held, given.version, failure=error.cause)
         except ValueNotEncodable as error:
             return Computed(given.held, given.version, failure=f"ValueNotEncodable: {error}")
+        if wrong := messages.too_large(given.held.work, encoded):
+            return Computed(given.held, given.version, failure=f"the {len(encoded):,} updates of push: {wrong}")
+        if len(encoded) > MAX_KEYS:
+            wrong = f"push returned {len(encoded):,} updates, and at most {MAX_KEYS:,} are allowed: make smaller tasks"
+            return Computed(given.held, given.version, failure=wrong)
         return Computed(given.held, given.version, encoded)
 
     async def _renew(self, held: HeldLease) -> None:
@@ -139,7 +145,8 @@ class _Worker:
         deadline = host.clock() + NO_SERVER_S
         while not host.is_stopping:
             told = await self._ask_once(poll)
-            if told is None and not self._server:
+            is_new = self._run == 1 and not self._epoch and host.clock() < deadline - NO_SERVER_S + messages.LATE_S
+            if told is None and not self._server and not is_new:
                 told = await self._ended()
             if told is not None:
                 return told
@@ -168,15 +175,7 @@ class _Worker:
             return None
         if not record.ended or record.run < self._run:
             return None
-        return Told(
-            record.epoch,
-            record.server,
-            record.version,
-            ended=record.ended,
-            failure=record.failure,
-            lost=record.lost,
-            lost_count=record.lost_count,
-        )
+        return messages.told_of_end(record)
 
     async def _ask_once(self, poll: Poll) -> Told | None:
         """Ask the server that is taken for the serving one; None if it is not."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
 
-from training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs
+from training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs, summary
 from training.values.encoding import ValueNotEncodable
 from training.values.store import NewValue, Stamped, ValueUpdate
 
@@ -150,11 +152,33 @@ def test_an_error_names_the_verb_the_keys_the_node_and_the_step(ctx: Context) ->
 
     copy = pickle.loads(pickle.dumps(caught.value))
     for error in (caught.value, copy):
-        assert str(error) == (
-            "push of 'a', 'b', 'c' and 1 more failed at node abababab in step 7: ZeroDivisionError: division by zero"
+        assert re.fullmatch(
+            "push of 'a', 'b', 'c' and 1 more failed at node abababab in step 7: ZeroDivisionError: division by zero "
+            r"\(test_program\.py, line \d+\)",
+            str(error),
         )
         assert (error.verb, error.keys, error.step) == ("push", ("a", "b", "c", "d"), 7)
         assert "1 / 0" in error.cause
+
+
+def test_a_traceback_is_summed_up_with_the_users_last_line(ctx: Context) -> None:
+    """Not with a line of the engine, nor of a package that the function called; without one it is the error alone."""
+
+    def deep() -> object:
+        return json.loads("{")
+
+    verbs = Verbs()
+    verbs.register_push(lambda _ctx, _params: deep())
+    with pytest.raises(VerbFailed) as caught:
+        verbs.pushed(ctx, [])
+    line = deep.__code__.co_firstlineno + 1
+    assert str(caught.value).endswith(f"(char 1) (test_program.py, line {line})")
+
+    verbs.register_push(lambda _ctx, _params: None)
+    with pytest.raises(VerbFailed, match=r"'NoneType' object is not iterable$"):
+        verbs.pushed(ctx, [])
+    assert summary("") == "unknown"
+    assert summary("ValueError: wrong\n") == "ValueError: wrong"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,28 @@ def test_an_engine_is_given_by_its_name() -> None:
         p2pnode.engine("spark")
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (
+            "server",
+            {"barrier": "ssp"},
+            "the engine 'server' has no options here, .* 'barrier': give it to `start`",
+        ),
+        ("mapreduce", {"workers": 2}, "the engine 'mapreduce' has the options processes, address, and not 'workers'"),
+        ("p2p", {"processes": 2}, "the engine 'p2p' has the options barrier, staleness, sample, and not 'processes'"),
+        ("p2p", {"staleness": -1}, "staleness must be 0 or more, not -1"),
+        ("p2p", {"sample": -2}, "sample must be 0 or more, not -2"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_refused_before_a_node_is_asked(
+    kind: str, options: dict[str, Any], message: str
+) -> None:
+    """The error says which options there are; a node would end by what it cannot read."""
+    with pytest.raises(ValueError, match=message):
+        p2pnode.engine(kind, **options)  # type: ignore[call-overload]
+
+
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Dask the error names it, and the extra that has it."""
     for name in [name for name in sys.modules if name.startswith("training.engines.mapreduce")]:

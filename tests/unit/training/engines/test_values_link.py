@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from training.engines.program import Verbs
 from training.engines.values_link import (
     LinkedStore,
     LinkedValues,
@@ -30,6 +32,7 @@ from training.trainer_link.engine_messages import (
     ListPeers,
     PeerSteps,
     PullAsked,
+    PullDone,
     SetValue,
     ValuesFound,
 )
@@ -178,6 +181,28 @@ def test_a_pull_is_given_updates_and_present_values_decoded() -> None:
         b"sa": (11, 5),
         b"sb": (11, 5),
     }
+
+
+def test_the_traceback_of_a_pull_is_logged_where_it_ran(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, when it is known which update raised: the sender is told in one line."""
+    verbs = Verbs()
+    verbs.register_pull(lambda _ctx, _updates: 1 // 0)
+    ctx: Any = SimpleNamespace(node_id="ab" * 20, step=3)
+
+    def asked(*keys: str) -> PullDone:
+        updates = [(encode_key(key), encode_value(key, 1), 0, "pull") for key in keys]
+        return answer_pull(PullAsked(1, updates, {}), lambda found, _present: verbs.pulled(ctx, found))  # type: ignore[arg-type]
+
+    asked("a", "b")
+    assert caplog.records == []
+    done = asked("a")
+    assert [record.name for record in caplog.records] == ["p2pnode.engine"]
+    assert "pull failed for 'a':\nTraceback" in caplog.text
+    assert "1 // 0" in caplog.text
+    assert re.fullmatch(
+        r"pull failed: ZeroDivisionError: integer division or modulo by zero \(test_values_link\.py, line \d+\)",
+        done.failure,
+    )
 
 
 @pytest.mark.parametrize(("keys", "failed"), [(("a",), b"sa"), (("a", "a"), b"sa"), (("a", "b"), b"")])

@@ -5,6 +5,7 @@ import pytest
 
 from tests.harness.swarms.server_swarm import TableSurroundings
 from training.engines.program import VerbFailed
+from training.engines.server.core import MAX_KEYS
 from training.engines.server.fencing import RECORD_KEY
 from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs
 from training.values.encoding import decode_key, decode_value
@@ -60,6 +61,27 @@ def test_a_program_may_be_a_class():
     verbs.use(Own())
     assert verbs.allowed(context(), ["aa", "bb"]) == ["aa"]
     assert list(verbs.assigned(context(), ["bb"])) == ["bb"]
+
+
+@pytest.mark.parametrize("strange", ["zz", 1, b"aa"])
+def test_a_barrier_that_names_no_worker_is_an_error_of_the_function(strange):
+    """One that names a worker at work, or one twice, is not: those that are idle may go on."""
+    verbs = ServerVerbs()
+    verbs.register_barrier(lambda ctx, idle: [*idle, *ctx.steps])
+    assert verbs.allowed(context(), ["bb"]) == ["bb"]
+    verbs.register_barrier(lambda ctx, idle: [strange])
+    with pytest.raises(VerbFailed, match=rf"barrier failed .* it lets {strange!r} pass, which is no worker"):
+        verbs.allowed(context(), ["bb"])
+
+
+def test_a_task_of_too_many_keys_is_an_error_of_the_function():
+    """The server would take what a worker reports of it for no message."""
+    verbs = ServerVerbs()
+    verbs.register_schedule(lambda ctx, workers: {"aa": map(str, range(MAX_KEYS))})
+    assert len(verbs.assigned(context(), ["aa"])["aa"]) == MAX_KEYS
+    verbs.register_schedule(lambda ctx, workers: {"aa": map(str, range(MAX_KEYS + 1))})
+    with pytest.raises(VerbFailed, match="a task has 65,537 keys, and at most 65,536 are allowed: make smaller tasks"):
+        verbs.assigned(context(), ["aa"])
 
 
 def test_the_context_knows_the_run():

@@ -259,6 +259,23 @@ def test_a_schedule_that_raises_ends_the_run() -> None:
     play(scenario, verbs)
 
 
+def test_a_task_whose_values_are_too_large_to_send_ends_the_run() -> None:
+    """Otherwise its worker would wait for an answer that never comes."""
+    verbs = summing()
+    keys = [f"part {number}" for number in range(57)]
+    verbs.register_schedule(lambda ctx, workers: dict.fromkeys(workers, keys))
+
+    async def scenario(world: World, server: WorldNode) -> None:
+        for key in keys:
+            await world.store.set(key, bytes((1 << 20) - 5))
+        told = await Worker(world).ask()
+        assert told.failure is not None
+        with pytest.raises(VerbFailed, match=r"schedule of .* the 57 values of a task: they take 59,7.*smaller tasks"):
+            await server.task
+
+    play(scenario, verbs)
+
+
 @pytest.mark.parametrize(("away_s", "is_made"), [(STORE_S - 10.0, True), (STORE_S + 10.0, False)])
 def test_a_commit_is_repeated_while_no_owner_of_its_keys_answers(away_s: float, is_made: bool) -> None:
     """For a minute: its backup takes over meanwhile. It counts once."""

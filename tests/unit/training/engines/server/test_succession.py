@@ -49,6 +49,7 @@ class Host:
         self.now_s = 0.0
         #: What the server of this node begins with.
         self.made = 0
+        self.over: ServerRecord | None = None
 
     def clock(self) -> float:
         return self.now_s
@@ -73,9 +74,11 @@ def outcome(host: Host, monkeypatch: pytest.MonkeyPatch, *, number: int = 1, ser
     """What `run_server` returns. A server that serves returns 100 plus the epoch of the record that it begins with."""
 
     class Serving:
-        def __init__(self, _verbs: Any, _host: Any, _options: Any, record: ServerRecord, _run: int, made: int) -> None:
+        def __init__(
+            self, _verbs: Any, _host: Any, _options: Any, record: ServerRecord, _run: int, made: int, over: Any
+        ) -> None:
             self.record = record
-            host.made = made
+            host.made, host.over = made, over
 
         async def run(self) -> int:
             if serves is not None:
@@ -154,6 +157,38 @@ def test_a_run_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) 
     failed = ServerRecord(epoch=2, server=HIGH, run=1, ended="failed", failure=FAILURE)
     with pytest.raises(VerbFailed, match="wrong"):
         outcome(Host([MIDDLE], failed), monkeypatch)
+
+
+def test_a_server_that_is_started_anew_runs_the_program_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of an earlier process says that its run is over, also by an error or after several starts: the values
+    go on, and the next run begins."""
+    failed = ServerRecord(epoch=6, server=MIDDLE, run=3, version=8, ended="failed", failure=FAILURE, stored=4)
+    host = Host([LOW, MIDDLE], failed)
+    begun: list[ServerRecord] = []
+
+    async def serves(record: ServerRecord) -> None:
+        begun.append(record)
+
+    assert outcome(host, monkeypatch, serves=serves) == 106
+    assert begun == [ServerRecord(epoch=6, server=MIDDLE, version=8, stored=4)]
+    assert host.over == failed
+    assert host.called == []
+    with pytest.raises(VerbFailed, match="wrong"):
+        outcome(Host([MIDDLE], failed), monkeypatch, number=2)
+
+
+def test_a_server_that_lives_may_begin_anew_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has just started waits for the one that has ended the last run, which may have started anew too;
+    then it takes the run for over."""
+    over = ServerRecord(epoch=2, server=HIGH, run=1, version=8, ended="stopped")
+    host = Host([MIDDLE, HIGH], over)
+    host.tells = [NotAnswered("none"), told(version=3, ended="stopped"), b""]
+    assert outcome(host, monkeypatch) == 3
+
+    silent = Host([MIDDLE, HIGH], over)
+    silent.tells = [NotAnswered("none")] * 1000
+    assert outcome(silent, monkeypatch) == 8
+    assert messages.LATE_S <= silent.now_s < messages.LATE_S + 2.0
 
 
 def test_one_that_stood_by_knows_what_the_dead_one_has_told(monkeypatch: pytest.MonkeyPatch) -> None:

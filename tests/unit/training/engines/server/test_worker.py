@@ -14,7 +14,7 @@ from tests.harness.swarms.memory_values import MemoryValues
 from tests.harness.swarms.server_swarm import TableSurroundings
 from training.engines.program import VerbFailed
 from training.engines.server import messages
-from training.engines.server.core import Failure, ServerRecord
+from training.engines.server.core import MAX_KEYS, Failure, ServerRecord
 from training.engines.server.fencing import RECORD_KEY, encode_record
 from training.engines.server.host import Members
 from training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
@@ -204,10 +204,18 @@ def test_a_task_that_another_has_taken_is_held_no_more() -> None:
 
 def test_what_push_cannot_do_is_the_failure_of_its_task() -> None:
     """It raised, or its update cannot be sent; the worker goes on."""
-    raising, strange = ServerVerbs(), ServerVerbs()
+    raising, strange, large, many = (ServerVerbs() for _ in range(4))
+    large.register_push(lambda ctx, params: [(str(part), bytes((1 << 20) - 8)) for part in range(-2, 55)])
+    many.register_push(lambda ctx, params: [(str(part), 0) for part in range(MAX_KEYS + 1)])
     raising.register_push(lambda ctx, params: 1 / 0)
     strange.register_push(lambda ctx, params: [("k", object())])
-    for verbs, cause in ((raising, "ZeroDivisionError"), (strange, "ValueNotEncodable")):
+    causes = (
+        (raising, "ZeroDivisionError"),
+        (strange, "ValueNotEncodable"),
+        (large, "the 57 updates of push: they take 59,7"),
+        (many, "push returned 65,537 updates, and at most 65,536 are allowed: make smaller tasks"),
+    )
+    for verbs, cause in causes:
         host = Host(told(task=task(1)), told(outcomes=[(1, 1, "failed")]), told(ended="stopped"))
         assert work(host, verbs) == 0
         assert cause in host.polls[1][1].reports[0].failure
