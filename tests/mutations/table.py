@@ -23,7 +23,7 @@ FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 VALUES = "tests/simulated/test_values_attacks.py"
 RELAYS = "tests/simulated/test_relays.py"
-RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-12-8]"
+RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-6-8]"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
 

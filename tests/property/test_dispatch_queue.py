@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -361,7 +362,15 @@ class QueueMachine(RuleBasedStateMachine):
         assert kept == read
 
 
+class LongQueueMachine(QueueMachine):
+    """The same with more and longer sequences."""
+
+
 QueueMachine.TestCase.settings = settings(
+    derandomize=True, database=None, deadline=None, max_examples=75, stateful_step_count=60
+)
+LongQueueMachine.TestCase.settings = settings(
     derandomize=True, database=None, deadline=None, max_examples=150, stateful_step_count=80
 )
 TestQueue = QueueMachine.TestCase
+TestQueueForLong = pytest.mark.long(LongQueueMachine.TestCase)

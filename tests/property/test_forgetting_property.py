@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from tests.harness.runner.long_run import more
 from training.shards.applied import Applied, DeltaId
 from training.shards.forgetting import Present, SilenceWatch
 from training.shards.forgotten import Forgotten
@@ -50,14 +53,15 @@ def node_of(number: int) -> bytes:
     return number.to_bytes(20, "big")
 
 
-def test_a_hundred_thousand_starts_leave_a_bounded_set() -> None:
-    """Half of 100,000 starts are of nodes that come once, half of 40 nodes that start again: the set lists a few
-    hundred, each living node's deltas are applied once, and everything that comes again is refused or known."""
+@pytest.mark.parametrize("rounds", [10_000, *more(50_000)])
+def test_tens_of_thousands_of_starts_leave_a_bounded_set(rounds: int) -> None:
+    """Half of the starts are of nodes that come once, half of 40 nodes that start again: the set lists a few hundred,
+    each living node's deltas are applied once, and everything that comes again is refused or known."""
     chance = random.Random(24)
     shard, step = Shard(most_gone=32), 0
     settled: list[DeltaId] = []
     regulars = {node_of(number): 0 for number in range(40)}
-    for start in range(50_000):
+    for start in range(rounds):
         node = node_of(chance.randrange(40))
         regulars[node] += 1
         shard.living[node] = regulars[node]
@@ -77,17 +81,19 @@ def test_a_hundred_thousand_starts_leave_a_bounded_set() -> None:
             shard.look(50.0, step - 50)
             for _ in range(3):
                 shard.push(chance.choice(settled))
-    assert shard.applied.count() == len(shard.ever) == 150_000
+    assert shard.applied.count() == len(shard.ever) == 3 * rounds
     # 40 living nodes, 32 that are gone, and what has come within two or three times SILENT_S.
     assert shard.most_rows < 250
     assert len(shard.applied.forgotten.floors) <= 40
 
 
-def test_no_order_of_events_applies_a_delta_twice() -> None:
+@pytest.mark.parametrize("seeds", [range(500), *more(range(500, 1500))], ids=len)
+def test_no_order_of_events_applies_a_delta_twice(seeds: range) -> None:
     """Any identity may come at any time, also one that was forgotten, and one that was on its way while its node was:
     it is applied once at most. The set survives the wire, and what a set of before it forgot lists is not missing."""
     forgotten = 0
-    for seed in range(1500):
+    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    for seed in seeds:
         chance = random.Random(seed)
         shard = Shard(most_gone=chance.randint(0, 1))
         for _ in range(40):
@@ -119,4 +125,4 @@ def test_no_order_of_events_applies_a_delta_twice() -> None:
                     shard.applied = Applied.of_rows(shard.applied.rows(), again)
                     assert shard.applied.count() == len(shard.ever)
         forgotten += shard.applied.forgotten.count
-    assert forgotten > 1500
+    assert forgotten > len(seeds)

@@ -124,7 +124,11 @@ def in_two_nodes(script: Callable[[slice], Any], folder: Path, **settings: Any) 
     return train_together(scripts, folder, **{"steps": STEPS, **AVERAGED, **settings})
 
 
-@pytest.mark.parametrize("name", KINDS)
+#: The import of torch's compiler takes three seconds: tests that need it share a worker.
+COMPILER = pytest.mark.worker_group("compiler")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[COMPILER] * (name == "compiled")) for name in KINDS])
 def test_two_nodes_train_as_one_process_on_both_batches(name: str, tmp_path: Path) -> None:
     """Both nodes end with the weights of a bare loop on the joined batches, to 1e-6; what is frozen stays as it was."""
     kind = KINDS[name]

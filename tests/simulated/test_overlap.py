@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
 from training.trainer_link.interface import StepOrder
@@ -97,8 +98,9 @@ async def ended(swarm: Swarm) -> None:
         task.result()
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-@pytest.mark.parametrize("method", ["asp", "pssp"])
+@pytest.mark.parametrize(
+    ("method", "codec"), [("asp", "float32"), ("pssp", "bfloat16"), *more(("asp", "bfloat16"), ("pssp", "float32"))]
+)
 def test_every_delta_counts_once_in_the_model_and_in_what_the_next_step_begins_with(method: str, codec: str) -> None:
     """Four nodes of two speeds: no carried delta is pushed again, none is carried twice or dropped, and all nodes end
     with the same values."""

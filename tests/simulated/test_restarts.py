@@ -9,11 +9,12 @@ import pytest
 
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, restart
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import exponential, initial_vector
 
 
-@pytest.mark.parametrize("restarts", [((1, 30.0), (2, 30.0)), ((3, 30.0), (34, 60.0))])
+@pytest.mark.parametrize("restarts", [((1, 30.0), (2, 30.0)), *more((((3, 30.0), (34, 60.0)),))])
 def test_what_a_restart_loses_was_on_no_two_disks_and_is_reported(restarts: tuple[tuple[int, float], ...]) -> None:
     """The values say what is lost. Two disks had none of it; the log has all of it, and at most the step that each node
     was pushing when it was killed beside it. No delta is in a value twice."""

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import random
 from collections.abc import Awaitable, Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,10 @@ def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
     ]
 
 
-@pytest.mark.parametrize("seed", [61, 64, *more(62, 63, 65)])
-@pytest.mark.parametrize("method", ["pssp", "bsp"])
+@pytest.mark.parametrize(
+    ("seed", "method"),
+    [(61, "pssp"), (64, "bsp"), *more((61, "bsp"), (64, "pssp"), *product((62, 63, 65), ("pssp", "bsp")))],
+)
 def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, method: str) -> None:
     """SIGTERM to all at one moment, and started again: the model is the sum of all counted steps, each once, bit by
     bit. Each node continues at its step, and later deltas are added."""
@@ -162,8 +165,9 @@ def fold(swarm: Swarm, step: int) -> None:
             owned.state.fold(step, store.rule)
 
 
-@pytest.mark.parametrize("late_s", [0.0, 8.0])
-@pytest.mark.parametrize("seed", [71, 74, *more(72, 73, 75, 76)])
+@pytest.mark.parametrize(
+    ("seed", "late_s"), [(71, 0.0), (74, 8.0), *more((71, 8.0), (74, 0.0), *product((72, 73, 75, 76), (0.0, 8.0)))]
+)
 def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -> None:
     """SIGKILL to all soon after they met, and started again, one perhaps later. No (node, step) is in a shard twice,
     and the model is exactly the sum of its identities. Everything trained since is in, and known losses are logged."""
@@ -204,8 +208,9 @@ def test_killed_all_at_once_no_step_is_counted_twice(seed: int, late_s: float) -
     assert record.fields["nodes"] == 4
 
 
-@pytest.mark.parametrize("seed", [101, 104, *more(102, 103, 105, 106)])
-@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize(
+    ("seed", "nodes"), [(101, 3), (104, 5), *more((101, 5), (104, 3), *product((102, 103, 105, 106), (3, 5)))]
+)
 def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, nodes: int) -> None:
     """A node that takes a shard over and adds nothing has no better copy than others, nor has one that pulled from it.
     The next start continues from the states with their identities, not from values that look newer."""
