@@ -548,7 +548,7 @@ def test_a_worker_of_a_run_that_is_over_takes_no_part_in_the_next_one():
     """Its server has ended the run, died before it could tell it, and was started anew."""
 
     async def history():
-        world = World(ServerOptions(), lambda _: simple())
+        world = World(ServerOptions(), lambda _: simple(stop=lambda ctx: ctx.step >= 5))
         server, worker = world.add(server=True), world.add(server=False)
         while not (await world.record()).ended:  # noqa: ASYNC110 - the server says so nowhere else
             await asyncio.sleep(0.001)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 ENGINES = ("p2p", "server", "mapreduce")
 
 #: What `engine` takes for each of them.
-_OPTIONS = {"p2p": ("barrier", "staleness", "sample"), "server": (), "mapreduce": ("processes", "address")}
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "p2p": ("barrier", "staleness", "sample"),
+    "server": (),
+    "mapreduce": ("processes", "address"),
+}
 
 BarrierName = Literal["asp", "bsp", "ssp", "pbsp", "pssp"]
 

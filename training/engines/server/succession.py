@@ -26,7 +26,8 @@ async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOption
     """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
     made, late_s = 0, host.clock() + messages.LATE_S
     while True:
-        record, over = decode_record(await host.store.get(RECORD_KEY)), None
+        record = decode_record(await host.store.get(RECORD_KEY))
+        over: ServerRecord | None = None
         servers = (await host.members()).servers
         if record.ended and record.run >= run:
             if run == 1 and record.server == host.node_id:

@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,10 +165,10 @@ def test_an_error_names_the_verb_the_keys_the_node_and_the_step(ctx: Context) ->
 def test_a_traceback_is_summed_up_with_the_users_last_line(ctx: Context) -> None:
     """Not with a line of the engine, nor of a package that the function called; without one it is the error alone."""
 
-    def deep() -> object:
+    def deep() -> Any:
         return json.loads("{")
 
-    verbs = Verbs()
+    verbs: Any = Verbs()
     verbs.register_push(lambda _ctx, _params: deep())
     with pytest.raises(VerbFailed) as caught:
         verbs.pushed(ctx, [])

@@ -185,13 +185,13 @@ def test_a_pull_is_given_updates_and_present_values_decoded() -> None:
 
 def test_the_traceback_of_a_pull_is_logged_where_it_ran(caplog: pytest.LogCaptureFixture) -> None:
     """Once, when it is known which update raised: the sender is told in one line."""
-    verbs = Verbs()
+    verbs: Any = Verbs()
     verbs.register_pull(lambda _ctx, _updates: 1 // 0)
     ctx: Any = SimpleNamespace(node_id="ab" * 20, step=3)
 
     def asked(*keys: str) -> PullDone:
-        updates = [(encode_key(key), encode_value(key, 1), 0, "pull") for key in keys]
-        return answer_pull(PullAsked(1, updates, {}), lambda found, _present: verbs.pulled(ctx, found))  # type: ignore[arg-type]
+        updates: list[Any] = [(encode_key(key), encode_value(key, 1), 0, "pull") for key in keys]
+        return answer_pull(PullAsked(1, updates, {}), lambda found, _present: verbs.pulled(ctx, found))
 
     asked("a", "b")
     assert caplog.records == []

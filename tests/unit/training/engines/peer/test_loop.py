@@ -239,6 +239,23 @@ def test_a_second_run_begins_at_once_and_with_all(method: str) -> None:
     run(play())
 
 
+def test_a_late_node_never_begins_between_reading_and_updating() -> None:
+    """Under bsp a count that is odd is that of a step which the others have read for: it begins with the next one."""
+
+    async def play() -> list[int]:
+        world = PeerWorld(15, "bsp")
+        node = await world.start(0, Counting(4))
+        await all_of(world)
+        found = []
+        for count in (8, 9):
+            node.progress.step = count
+            await node.run()
+            found.append(node.ctx.step)
+        return found
+
+    assert run(play()) == [4, 5]
+
+
 def test_a_stopping_node_ends_its_loop_after_its_step() -> None:
     """A node that is told to leave does not begin another step."""
 

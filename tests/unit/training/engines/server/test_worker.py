@@ -282,6 +282,20 @@ def test_a_run_that_has_ended_without_a_server_is_over() -> None:
         run(main(2, None))
 
 
+def test_a_worker_that_has_just_started_does_not_believe_an_old_record_at_once() -> None:
+    """All nodes may have been started anew, and the server that will begin the next run be slower."""
+
+    async def main() -> float:
+        host = Host(servers=[])
+        host.stops = False
+        await host.store.set(RECORD_KEY, encode_record(ServerRecord(epoch=4, server=ONE, run=1, ended="stopped")))
+        began_s = host.clock()
+        assert await run_worker(doubling(), host, ServerOptions(), 1) == 0  # type: ignore[arg-type]
+        return host.clock() - began_s
+
+    assert messages.LATE_S <= run(main()) < messages.LATE_S + 1.0
+
+
 def test_the_failure_that_ended_the_run_is_raised_at_every_worker() -> None:
     """With its verb, keys, node and step."""
     with pytest.raises(VerbFailed) as failure:
