@@ -18,7 +18,7 @@ from training.encoding.codecs import Vector
 from training.exchange.exchange import Exchange
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings
-from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight
+from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight, was_away
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepReport, Trainer
@@ -84,8 +84,8 @@ class StepExchange:
         self._executor = environment.executor
         #: The swarm's median step when the values in the vector were pulled.
         self.base_step = 0
-        #: The begin of the run, in monotonic seconds.
-        self._began_s = 0.0
+        #: The begin of the run, and the last pull or begin of training, in monotonic seconds.
+        self._began_s = self._pulled_s = 0.0
         #: What the present step began with, and whether its delta is to be corrected by it.
         self._base: Vector | None = None
         self._corrects = False
@@ -129,7 +129,7 @@ class StepExchange:
 
     def begin_at(self, step: int) -> None:
         """This node begins with the values of this step."""
-        self._began_s = self._clock.monotonic()
+        self._began_s = self._pulled_s = self._clock.monotonic()
         self._advance(step)
         self.base_step = step
 
@@ -140,6 +140,7 @@ class StepExchange:
         if self._settings.enabled:
             await self._exchange.pull(step)
         self.base_step = step
+        self._pulled_s = self._clock.monotonic()
 
     async def keep_base(self, carry: float | None) -> None:
         """A step is about to be ordered that begins with so much of the delta before it; None: it overlaps. For
@@ -209,13 +210,14 @@ class StepExchange:
             await handshake.loaded.wait()
         waited = self._clock.monotonic()
         has_gone_back = enabled and await self.go_back()
-        base_step = self._exchange.view.median_step()
+        base_step, awaited_from = await self._step_of_others()
         if enabled:
             pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
         elif not self._exchange.add_alone(self._trainer.delta):
             row["refused"] = {"not_finite": 1}
-        is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.context.stale_limit)
+        stale_limit = self._exchange.context.stale_limit
+        is_caught_up = fell_behind(step, base_step, self.base_step, stale_limit, awaited_from)
         if has_gone_back:
             base_step = self._progress.step
         elif is_caught_up:
@@ -225,6 +227,7 @@ class StepExchange:
             self._advance(base_step)
             self._swarm.announce(step=base_step)
         self.base_step = base_step
+        self._pulled_s = self._clock.monotonic()
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
         row |= {
@@ -233,6 +236,19 @@ class StepExchange:
         }
         is_moved = is_caught_up or has_gone_back
         return ExchangedStep(row, base_step if is_moved else step, is_moved)
+
+    async def _step_of_others(self) -> tuple[int, int | None]:
+        """The median step, and, if this node was away, the step below which the others wait for it again.
+
+        It asks them then. What it knows of them is as old as its own absence: a node that died meanwhile would count
+        with its last step, and those that went on with the step they had.
+        """
+        view = self._exchange.view
+        idle_s = self._clock.monotonic() - self._pulled_s
+        if not self._settings.enabled or not was_away(idle_s, self._progress.step_seconds):
+            return view.median_step(), None
+        median = view.median_step_of_those_heard(await self._waiter.ask())
+        return median, self._waiter.barrier.enough(median)
 
     def _is_untrue(self) -> bool:
         return self._exchange.view.step_of_others() is not None

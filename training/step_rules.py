@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from overlay.peers import STALL_FLOOR_S, STALL_STEPS
 from training.encoding.codecs import CodecName, Vector
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import is_plain
@@ -81,15 +82,27 @@ def correct(delta: Vector, base: Vector, vector: Vector, share: float) -> None:
     delta += base
 
 
-def fell_behind(completed: int, base_step: int, former_base: int, stale_limit: int | None) -> bool:
-    """Whether the others made so many steps since this node last loaded their values that it goes on at their step:
-    more than half of those after which its delta would be late. No node of ordinary speed gets there, because barriers
-    hold the others back before; one that was stopped does. It would make its steps up one after the other, while those
-    who sample it wait, and would train its last ones alone.
+def was_away(idle_s: float, step_seconds: float) -> bool:
+    """Whether a node of this step time has been without progress for so long that the others have stopped waiting for
+    it (`Peer.is_worker`)."""
+    return idle_s > max(STALL_FLOOR_S, STALL_STEPS * step_seconds)
 
-    `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then.
+
+def fell_behind(
+    completed: int, base_step: int, former_base: int, stale_limit: int | None, awaited_from: int | None = None
+) -> bool:
+    """Whether a node goes on at the step of the others, because they made so many steps since it last loaded their
+    values: more than half of those after which its delta would be late, or, if it was away, any for which they wait.
+    No node of ordinary speed gets there: barriers hold the others back before. One that was stopped would make its
+    steps up one after the other, while those who sample it wait, and would train its last ones alone.
+
+    `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then. For
+    a node that was away `awaited_from` is the step below which a node at `base_step` waits for it; None for others.
     """
-    return stale_limit is not None and base_step - former_base > stale_limit // 2 and base_step > completed
+    if stale_limit is None or base_step <= completed:
+        return False
+    is_awaited = awaited_from is not None and completed < awaited_from
+    return is_awaited or base_step - former_base > stale_limit // 2
 
 
 def node_index(swarm: Swarm, now: float) -> int:

@@ -475,6 +475,40 @@ def test_a_node_that_slept_for_some_steps_does_not_train_them_alone() -> None:
     assert {record.node for record in swarm.of("caught_up")} == {"n1"}
 
 
+def test_a_node_that_slept_while_another_died_goes_on_where_the_living_one_is() -> None:
+    """When it wakes the dead one seems to be at the step before its sleep, and so does the living one, which waits for
+    it four steps ahead of what it would make up. It asks, and trains nothing alone."""
+    behind: list[int] = []
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        sleeper = copy_context()
+        sleeper.run(OWNER.set, "n1")
+        host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
+        swarm.start("n2", bootstrap="n0")
+        await swarm.until(lambda: len(steps(swarm)) == 3 and min(steps(swarm)) >= 5, within_s=60, what="all train")
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        swarm.network.pause(host.living.overlay.address)
+        loop.stall("n1", 12.0)
+        await asyncio.sleep(11.0)
+        await swarm.kill("n2")
+        await asyncio.sleep(1.0)
+        swarm.network.resume(host.living.overlay.address)
+        before, other = host.living.progress.step, swarm.hosts["n0"].living.progress
+        behind.append(other.step - before)
+        assert host.trainer is not None
+        trained = len(host.trainer.trained)
+        await swarm.until(lambda: host.living.progress.step >= before + behind[0], within_s=30, what="it is there")
+        assert len(host.trainer.trained) - trained <= 2
+        await settle(swarm)
+
+    swarm = simulate(scenario, seed=4, barrier__method="pssp", training__min_nodes=3)
+    print(behind)
+    assert 4 < behind[0] <= 8
+    assert {record.node for record in swarm.of("caught_up")} == {"n1"}
+
+
 def test_another_model_is_refused_with_both_values() -> None:
     """A joiner whose layout differs is refused, and the message names both sides' values."""
 

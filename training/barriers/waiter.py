@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from overlay.environment import Clock
 from overlay.peers import STALL_FLOOR_S, Peer
 from training.barriers.patience import longest_first_step_s, longest_idle_s
-from training.barriers.predicates import Barrier, is_abreast, resample_after, sample_size, trains_same_step
+from training.barriers.predicates import (
+    LARGEST_SAMPLE,
+    Barrier,
+    is_abreast,
+    resample_after,
+    sample_size,
+    trains_same_step,
+)
 from training.settings import BarrierSettings
 from training.swarm import Swarm
 
@@ -63,6 +70,16 @@ class BarrierWaiter:
     def leave_out(self, is_left_out: Callable[[bytes], bool]) -> None:
         """Do not wait for these nodes: what they do to others may hold themselves up."""
         self._is_left_out = is_left_out
+
+    async def ask(self) -> float:
+        """Ask others for their steps, whatever is known of them; returns the moment of asking, in monotonic seconds.
+        Who has answered was heard since. A node that was stopped suspects all others: they are asked too."""
+        asked_at = self._clock.monotonic()
+        asked = [peer for peer in self._swarm.members() if not self._is_left_out(peer.node_id)]
+        if len(asked) > LARGEST_SAMPLE:
+            asked = self._sample() or asked[:LARGEST_SAMPLE]
+        await self._swarm.query_steps([peer.node_id for peer in asked])
+        return asked_at
 
     async def wait(
         self, step: int, step_seconds: float, *, overlaps: bool = False, is_void: Callable[[], bool] | None = None

@@ -103,13 +103,19 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, median = self._median
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            others = [peer.step for peer in self._trusted() if peer.is_worker(now)]
-            if len(others) == 1:
-                others = [int(min(others[0], self._run.explained_step(now)))]
-            steps = sorted([self._run.step, *others])
-            median = steps[len(steps) // 2]
+            median = self.median_step_of_those_heard(0.0)
             self._median = (now, median)
         return median
+
+    def median_step_of_those_heard(self, since: float) -> int:
+        """`median_step` among the workers that were heard since then: a dead one is at its last step for as long as
+        nobody has missed it."""
+        now = self._clock.monotonic()
+        others = [peer.step for peer in self._trusted() if peer.last_heard >= since and peer.is_worker(now)]
+        if len(others) == 1:
+            others = [int(min(others[0], self._run.explained_step(now)))]
+        steps = sorted([self._run.step, *others])
+        return steps[len(steps) // 2]
 
     def step_of_others(self) -> int | None:
         """The step to go back to if most other workers, and at least two, are far behind this node's first step.

@@ -13,11 +13,12 @@ from overlay.environment import Environment
 from overlay.peers import Activity
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
 from tests.harness.trainers.stub_trainer import StubTrainer
+from training.barriers.predicates import make_barrier
 from training.exchange.client.pull import PullReport
 from training.exchange.client.push import PushReport
 from training.exchange.run_state import RunState
 from training.progress import Progress
-from training.settings import ExchangeSettings, TrainingSettings
+from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from training.step_loop import StepLoop
 from training.trainer_link.interface import StepOrder
 
@@ -27,6 +28,8 @@ class RecordingExchange:
 
     def __init__(self) -> None:
         self.median = 0
+        #: When the barrier asked the others for their steps, if it did.
+        self.asked_at = -1.0
         self.workers = 4.0
         self.push_s = self.pull_s = self.prepare_s = 0.0
         #: For each delta that was prepared, how much had happened before.
@@ -55,6 +58,7 @@ class RecordingExchange:
         self.step_of_others: int | None = None
         self.view = SimpleNamespace(
             median_step=lambda: self.median,
+            median_step_of_those_heard=lambda since: self.median if since <= self.asked_at else 0,
             worker_count=lambda: self.workers,
             step_of_others=lambda: self.step_of_others,
             invalidate=self._went_back,
@@ -177,7 +181,12 @@ class LoopBench:
     def make_loop(self) -> StepLoop:
         """A loop over what the bench has now."""
         waiter: Any = SimpleNamespace(
-            begin=lambda: None, wait=self._wait, is_abreast=self.is_abreast, leave_out=lambda _is_left_out: None
+            begin=lambda: None,
+            wait=self._wait,
+            ask=self._ask,
+            barrier=make_barrier(BarrierSettings()),
+            is_abreast=self.is_abreast,
+            leave_out=lambda _is_left_out: None,
         )
         fakes: Any = (self.swarm, self.exchange)
         return StepLoop(
@@ -198,6 +207,11 @@ class LoopBench:
         self.waits.append(step)
         self.exchange.history.append(("waited", step))
         return 0.25
+
+    async def _ask(self) -> float:
+        """What the others answer, the view has; none was heard later."""
+        self.exchange.asked_at = self.clock.monotonic()
+        return self.exchange.asked_at
 
     async def run(self, start_step: int = 0) -> str:
         await self.trainer.start()

@@ -26,8 +26,13 @@ def test_an_order_says_which_of_the_workers_this_node_is() -> None:
         for ids, index in [([], 0), ([b"n" * 20], 0), ([b"a" * 20, b"b" * 20, b"z" * 20], 2)]:
             bench = LoopBench(max_steps=1)
             bench.swarm.others = [
-                SimpleNamespace(node_id=node_id, is_worker=lambda _: True, samples=0, step=0) for node_id in ids
-            ] + [SimpleNamespace(node_id=b"c" * 20, is_worker=lambda _: False, samples=0, step=0)]
+                SimpleNamespace(
+                    node_id=node_id, is_worker=lambda _: True, activity=Activity.TRAINING, samples=0, step=0
+                )
+                for node_id in ids
+            ]
+            paused = SimpleNamespace(node_id=b"c" * 20, is_worker=lambda _: False, activity=Activity.PAUSED)
+            bench.swarm.others.append(paused)
             await bench.run()
             [order] = bench.trainer.orders
             assert (order.node_index, order.is_first) == (index, index == 0)
@@ -145,6 +150,29 @@ def test_a_node_that_fell_behind_jumps_to_the_step_of_the_others() -> None:
         assert bench.trainer.trained == [21, 40]
         assert bench.events("caught_up") == [{"was": 21, "step": 39}]
         assert {"step": 39} in bench.swarm.announced
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("away_s", "trained"), [(11.0, [1, 2, 8, 9]), (9.0, [1, 2, 3, 4])])
+def test_a_node_that_was_away_asks_the_others_and_goes_on_where_they_are(away_s: float, trained: list[int]) -> None:
+    """They are five steps further, one more than they wait for. What they answer counts, not what was known of them.
+    One that was there makes up what the barrier allows."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=trained[-1])
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.exchange.push_s = away_s  # as if the process had been stopped in its second step
+        bench.exchange.median, known = 7, bench.exchange.view.median_step
+        bench.exchange.view.median_step = lambda: min(known(), 2)
+        await asyncio.sleep(1.0)
+        bench.exchange.push_s = 0.0
+        await running
+
+        assert bench.trainer.trained == trained
+        assert bench.events("caught_up") == ([{"was": 2, "step": 7}] if away_s > 10.0 else [])
+        assert (bench.exchange.asked_at > 0.0) is (away_s > 10.0)
 
     run(scenario())
 
@@ -441,7 +469,8 @@ def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) 
     async def scenario() -> None:
         bench = LoopBench(max_steps=1, exchange=ExchangeSettings(weight=weight))
         bench.swarm.others = [
-            SimpleNamespace(node_id=b"z" * 20, samples=samples, is_worker=lambda _now: True) for samples in theirs
+            SimpleNamespace(node_id=b"z" * 20, samples=samples, is_worker=lambda _now: True, activity=Activity.TRAINING)
+            for samples in theirs
         ]
         await bench.run()
         assert [given for _, _, given in bench.exchange.pushes] == [pytest.approx(expected)]

@@ -9,7 +9,7 @@ import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight
+from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight, was_away
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,33 @@ def test_a_node_is_behind_by_half_of_what_makes_a_delta_late(
 ) -> None:
     """So many steps of the others since the values it trains on, and none of them its own."""
     assert fell_behind(completed, base_step, former_base, limit) is behind
+
+
+@pytest.mark.parametrize(
+    ("completed", "base_step", "awaited_from", "limit", "behind"),
+    [
+        (20, 25, 21, 16, True),
+        (21, 25, 21, 16, False),  # nobody waits for it
+        (20, 25, None, 16, False),  # it was there all the time
+        (26, 25, 27, 16, False),  # it is ahead all the same
+        (20, 25, 21, None, False),
+    ],
+)
+def test_a_node_that_was_away_is_behind_when_the_others_wait_for_it(
+    completed: int, base_step: int, awaited_from: int | None, limit: int | None, behind: bool
+) -> None:
+    """Any lag beyond what their barriers allow, however few steps they made since its last look."""
+    assert fell_behind(completed, base_step, base_step - 1, limit, awaited_from) is behind
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "step_seconds", "away"), [(10.0, 1.0, False), (10.1, 1.0, True), (39.0, 10.0, False), (41.0, 10.0, True)]
+)
+def test_a_node_was_away_when_others_have_stopped_waiting_for_it(
+    idle_s: float, step_seconds: float, away: bool
+) -> None:
+    """Ten seconds without progress, or four of its own steps where these are longer."""
+    assert was_away(idle_s, step_seconds) is away
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,39 @@ def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_e
     play(scenario, method)
 
 
+def test_it_asks_all_others_whatever_is_known_of_them() -> None:
+    """Without waiting for a barrier, also those that no sample has, because they are suspected. Who answers is heard
+    after the moment that it returns."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        for number in range(1, 5):
+            overlay.add(number, MINE + number)
+        overlay.silent[node(4)] = None
+        overlay.samples = [[]]
+        await asyncio.sleep(1.0)
+        asked_at = await gate.ask()
+        assert overlay.asked == [[1, 2, 3, 4]]
+        heard = [overlay.peer(node(number)).last_heard >= asked_at for number in range(1, 5)]
+        assert heard == [True, True, True, False]
+        assert gate.waiting is None
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("sample", "asked"), [([3, 7], [3, 7]), ([], [*range(1, 11)])])
+def test_of_many_others_it_asks_a_sample(sample: list[int], asked: list[int]) -> None:
+    """At most ten, and those that are known where all are suspected."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        for number in range(1, 21):
+            overlay.add(number, MINE)
+        overlay.samples = [sample]
+        await gate.ask()
+        assert overlay.asked == [asked]
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
 def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
     """Of four peers the two whose known step is too low are queried; their answers let the node pass in one round."""

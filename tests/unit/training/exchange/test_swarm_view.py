@@ -33,11 +33,17 @@ class Crowd:
         self.peers = dict.fromkeys(range(peers))
         self.asked = 0
         self.steps = steps
+        #: When each of these was heard last; empty: long ago.
+        self.heard: list[float] = []
         self.alive: list[bytes] = []
         self.gone: list[bytes] = []
 
     def members(self) -> list[Any]:
-        return [SimpleNamespace(node_id=b"p" * 20, step=step, is_worker=lambda now: True) for step in self.steps]
+        heard = self.heard or [0.0] * len(self.steps)
+        return [
+            SimpleNamespace(node_id=b"p" * 20, step=step, is_worker=lambda now: True, last_heard=last_heard)
+            for step, last_heard in zip(self.steps, heard, strict=True)
+        ]
 
     def is_alive(self, node_id: bytes) -> bool:
         return node_id in self.alive
@@ -86,6 +92,17 @@ def test_the_median_step_includes_the_own_step_once_it_is_invalidated() -> None:
     assert view.median_step() == 5
     view.invalidate()
     assert view.median_step() == 8
+
+
+def test_the_median_step_may_be_that_of_those_who_have_answered() -> None:
+    """A node that has not been heard since does not count, whatever its last step was; what is cached stays."""
+    clock, crowd = Clock(), Crowd(3, steps=[5, 5, 23])
+    crowd.heard = [10.0, 10.0, 50.0]
+    view = SwarmView(cast(Any, crowd), cast(Any, clock), RunState(incarnation=1, step=4))
+    assert view.median_step() == 5
+    assert view.median_step_of_those_heard(50.0) == 23
+    assert view.median_step_of_those_heard(50.1) == 4
+    assert view.median_step() == 5
 
 
 def test_an_unknown_node_counts_as_gone_only_shortly_after_a_failure() -> None:
