@@ -21,13 +21,22 @@ def ongoing(node: Node, uptime_s: float) -> list[Ongoing]:
     return found
 
 
+def awaits_script(node: Node) -> bool:
+    """Whether the user's script runs and has neither called `attach` nor opened an engine: it may read data for
+    minutes, or never do so."""
+    return node.trainer.is_script and node.trainer.state == "starting"
+
+
 def _join(node: Node, uptime_s: float) -> Ongoing:
     exchange = node.exchange
     if exchange is not None and (download := exchange.pull_client.download) is not None:
         return _bytes("download of the state", *download)
-    what = (
-        "join the swarm" if node.overlay.genesis is None else "start the trainer" if node.manifest is None else "join"
-    )
+    if node.overlay.genesis is None:
+        what = "join the swarm"
+    elif node.manifest is None:
+        what = "start the trainer" if not awaits_script(node) else "wait until the script calls p2pnode.attach"
+    else:
+        what = "join"
     return Ongoing(what=what, done=0, total=0, unit="", since_seconds=uptime_s)
 
 

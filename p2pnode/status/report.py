@@ -22,7 +22,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.lost_peers import LostPeers
 from p2pnode.status.memory import memory_status
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
-from p2pnode.status.ongoing import ongoing
+from p2pnode.status.ongoing import awaits_script, ongoing
 from p2pnode.status.peers import peer_list
 from p2pnode.status.prometheus import Family
 from p2pnode.status.recent import Recent
@@ -352,7 +352,11 @@ class StatusReport:
         match node.state:
             case "joining":
                 failures = "; ".join(f"{address}: {reason}" for address, reason in node.overlay.attempts.items())
-                return f"joining; {failures}" if failures else "joining: starting the trainer and looking for peers"
+                if failures:
+                    return f"joining; {failures}"
+                if node.overlay.genesis is not None and awaits_script(node):
+                    return "joining: the script runs, and has not called p2pnode.attach (or p2pnode.engine) yet"
+                return "joining: starting the trainer and looking for peers"
             case "waiting_for_nodes":
                 need = node.config.training.min_nodes
                 return f"waiting for nodes: have {node.nodes_ready()}, need {need}"

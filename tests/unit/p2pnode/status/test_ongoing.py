@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from p2pnode.status.schema import Ongoing
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
@@ -49,3 +51,31 @@ def test_what_takes_long_says_how_far_it_is_and_the_time_to_go() -> None:
     assert {"join the swarm", "start the trainer", "join"} & set(seen)
     assert all(each.done <= each.total or not each.total for rows in seen.values() for each in rows)
     print(sorted(seen))
+
+
+@pytest.mark.parametrize(
+    ("is_script", "what", "summary"),
+    [
+        (True, "wait until the script calls p2pnode.attach", "has not called p2pnode.attach"),
+        (False, "start the trainer", "starting the trainer"),
+    ],
+)
+def test_a_node_says_that_it_waits_for_the_script_to_attach(is_script: bool, what: str, summary: str) -> None:
+    """A script may read data for minutes before it attaches, or forget to; the trainer of a task is p2pnode's own."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        assert host.trainer is not None
+        host.trainer.is_script = is_script
+        host.trainer._start_s = 100.0
+        await swarm.until(lambda: host.living.overlay.genesis is not None, within_s=30, what="it is in the swarm")
+        await asyncio.sleep(5.0)
+        [row] = report(swarm, host).status().progress
+        assert row.what == what
+        assert summary in report(swarm, host).status().summary
+
+        host.trainer._start_s = 0.0
+        await swarm.until(lambda: host.living.progress.step >= 1, within_s=120, what="it trains")
+        assert "attach" not in report(swarm, host).status().summary
+
+    simulate(scenario)
