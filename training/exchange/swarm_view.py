@@ -60,6 +60,7 @@ class SwarmView:
         self._eligible_others: tuple[float, bool] = (-1.0, False)
         self._median: tuple[float, int] = (-1.0, 0)
         self._worker_count: tuple[float, float] = (-1.0, 1.0)
+        self._step_seconds: tuple[float, float] = (-1.0, 0.0)
 
     def is_gone(self, node_id: bytes) -> bool:
         """Whether a node is dead, has left, is distrusted, is silent, or is unknown and failed to answer a moment ago.
@@ -171,8 +172,13 @@ class SwarmView:
     def median_step_seconds(self) -> float:
         """The median step time that the other workers announce; 0 while none has."""
         now = self._clock.monotonic()
-        known = sorted(peer.step_seconds for peer in self._trusted() if peer.step_seconds > 0.0 and peer.is_worker(now))
-        return known[len(known) // 2] if known else 0.0
+        computed_at, median = self._step_seconds
+        if now - computed_at > VIEW_TTL_S or computed_at < 0:
+            peers = [peer for peer in self._trusted() if peer.step_seconds > 0.0 and peer.is_worker(now)]
+            known = sorted(peer.step_seconds for peer in peers)
+            median = known[len(known) // 2] if known else 0.0
+            self._step_seconds = (now, median)
+        return median
 
     def has_met_others(self) -> bool:
         """Whether this swarm has or had another node; remembered peers of earlier starts count."""
@@ -201,3 +207,4 @@ class SwarmView:
         self._eligible_others = (-1.0, False)
         self._median = (-1.0, 0)
         self._worker_count = (-1.0, 1.0)
+        self._step_seconds = (-1.0, 0.0)

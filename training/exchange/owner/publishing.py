@@ -222,6 +222,8 @@ class Publisher:
 
     def drop_unused(self) -> None:
         """Drop the chains that nobody asks for any more, and those of shards that have another owner."""
+        if not self._chains and not self._handed_on:
+            return  # as where values are pulled whole
         now, unused_s = self._clock.monotonic(), max(UNUSED_S, UNUSED_STEPS * self._view.median_step_seconds())
         for shard, chain in list(self._chains.items()):
             if self._store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:

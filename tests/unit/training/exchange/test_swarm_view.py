@@ -31,7 +31,7 @@ class Crowd:
 
     def __init__(self, peers: int, steps: Sequence[int] = ()) -> None:
         self.peers = dict.fromkeys(range(peers))
-        self.asked = 0
+        self.asked = self.passes = 0
         self.steps = steps
         #: When each of these was heard last; empty: long ago.
         self.heard: list[float] = []
@@ -39,9 +39,11 @@ class Crowd:
         self.gone: list[bytes] = []
 
     def members(self) -> list[Any]:
+        self.passes += 1
         heard = self.heard or [0.0] * len(self.steps)
+        always = {"node_id": b"p" * 20, "is_worker": lambda now: True}
         return [
-            SimpleNamespace(node_id=b"p" * 20, step=step, is_worker=lambda now: True, last_heard=last_heard)
+            SimpleNamespace(step=step, step_seconds=float(step), last_heard=last_heard, **always)
             for step, last_heard in zip(self.steps, heard, strict=True)
         ]
 
@@ -205,3 +207,20 @@ def test_a_peer_that_is_left_out_counts_as_gone_and_its_step_does_not_count() ->
     view.invalidate()
     assert not view.is_gone(b"p" * 20)
     assert view.median_step() == 50
+
+
+@pytest.mark.parametrize("peers", [SMALL_SWARM, SMALL_SWARM + 1])
+def test_the_median_step_time_is_asked_for_often_and_computed_once(peers: int) -> None:
+    """At every check of the shards and for every bundle: hundreds of peers are passed once per lifetime of the cache,
+    and again when one of few has changed."""
+    clock, crowd = Clock(), Crowd(peers, steps=[1, 2, 3])
+    view = view_of(crowd, clock)
+    assert [view.median_step_seconds() for _ in range(5)] == [2.0] * 5
+    assert crowd.passes == 1
+
+    crowd.steps = [5, 6, 7]
+    view.invalidate()
+    assert view.median_step_seconds() == (6.0 if peers == SMALL_SWARM else 2.0)
+    clock.now += VIEW_TTL_S + 0.01
+    assert view.median_step_seconds() == 6.0
+    assert crowd.passes == (3 if peers == SMALL_SWARM else 2)
