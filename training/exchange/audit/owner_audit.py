@@ -15,6 +15,7 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from overlay.peers import Contact
@@ -273,15 +274,19 @@ class OwnerAudit:
             lambda: {key: digest_of(encoded) for key, encoded in chosen.items()}
         )
 
-    def _note_alone(self, owner: Contact, results: list[AuditResult]) -> None:
-        """An owner that acknowledges has a backup, or sees nobody that could be one."""
-        others = [
+    def _has_two_others(self, owner: Contact) -> bool:
+        """Whether two nodes beside an owner could be its backup."""
+        others = (
             peer
             for peer in self._context.swarm.members()
             if peer.node_id != owner.node_id and peer.node_id in self._view.trust and self._context.swarm.may_own(peer)
-        ]
+        )
+        return len(list(islice(others, 2))) == 2
+
+    def _note_alone(self, owner: Contact, results: list[AuditResult]) -> None:
+        """An owner that acknowledges has a backup, or sees nobody that could be one."""
         alone = [result for result in results if not result.partner]
-        if len(others) < 2 or not alone:
+        if not alone or not self._has_two_others(owner):
             self._alone.pop(owner.node_id, None)
             return
         now_s = self._clock.monotonic()

@@ -6,6 +6,8 @@ all copies. The new owner is asked which of them it has: as a rule all, and noth
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from overlay.peers import Contact
@@ -49,11 +51,11 @@ class Resending:
         if self._store.holds_values or now_s < self._next_s:
             return moved
         self._next_s = now_s + EVERY_S
-        incarnation, owners = self._context.run.incarnation, dict[int, Contact | None]()
+        if not (owners := self._owners_of_moved()):
+            return moved
+        incarnation = self._context.run.incarnation
         for key, found in self._kept:
-            if key.shard not in owners:
-                owners[key.shard] = self._owner_of(key.shard)
-            owner = owners[key.shard]
+            owner = owners.get(key.shard)
             if owner is None or owner.node_id == found.owner or found.encoded is None:
                 continue
             theirs = moved.setdefault(owner.node_id, (owner, []))[1]
@@ -61,12 +63,24 @@ class Resending:
                 theirs.append(key)
         return moved
 
-    def _owner_of(self, shard: int) -> Contact | None:
-        """The present owner, if it lives and is trusted."""
+    def _owners_of_moved(self) -> dict[int, Contact]:
+        """The present owners of the shards of which another one has acknowledged a delta. There are a few hundred
+        shards, and many thousand deltas."""
+        found: dict[int, Contact] = {}
+        for shard, acknowledged in self._kept.owners():
+            owner = self._owner_of(shard, acknowledged)
+            if owner is not None:
+                found[shard] = owner
+        return found
+
+    def _owner_of(self, shard: int, acknowledged: Collection[bytes]) -> Contact | None:
+        """The present owner, if it lives, is trusted, and is not the only one that has acknowledged deltas."""
         if shard in self._store.owned:
             return self._context.me()
         known = self._store.ownership.known_owners.get(shard)
         if known is None or known.owner.node_id == self._context.swarm.node_id:
+            return None
+        if len(acknowledged) == 1 and known.owner.node_id in acknowledged:
             return None
         return None if self._view.is_gone(known.owner.node_id) else known.owner
 
@@ -88,8 +102,8 @@ class Resending:
             lacking = [key for key in keys if self._is_missed(key, found[key])]
         missing = dict.fromkeys(lacking)
         for key in keys:
-            if key not in missing and (delta := self._kept.find(key)) is not None:
-                delta.owner = owner.node_id
+            if key not in missing:
+                self._kept.moved(key, owner.node_id)
         if lacking:
             await self.send_again(owner, lacking)
 
@@ -118,9 +132,9 @@ class Resending:
             outcomes = [await self._accept_own(key, delta) for key, delta in found]
         else:
             outcomes = await self._mend(owner, found)
-        for (key, delta), outcome in zip(found, outcomes, strict=True):
+        for (key, _), outcome in zip(found, outcomes, strict=True):
             if outcome == "ok":
-                delta.owner = owner.node_id
+                self._kept.moved(key, owner.node_id)
             elif outcome == "refused":
                 self._kept.drop(key)
         added, refused = outcomes.count("ok"), outcomes.count("refused")

@@ -8,7 +8,7 @@ to again, only the identity is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,8 @@ class AcknowledgedDeltas:
     def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._kept: dict[AcknowledgedKey, Acknowledged] = {}
+        #: How many of them each owner has acknowledged, by shard.
+        self._owners: dict[int, dict[bytes, int]] = {}
         #: Those noted since `take_fresh`.
         self._fresh: list[AcknowledgedKey] = []
         self.size_bytes = 0
@@ -75,6 +77,7 @@ class AcknowledgedDeltas:
         if delta.size_bytes > LARGEST_SHARE * self._limit_bytes:
             delta.encoded = None
         self._kept[key] = delta
+        self._count(shard, delta.owner)
         self._fresh.append(key)
         self.size_bytes += delta.size_bytes
         while len(self._kept) > MAX_KEPT or self.size_bytes > self._limit_bytes:
@@ -92,10 +95,37 @@ class AcknowledgedDeltas:
         """Nothing more is to be done about it."""
         if (found := self._kept.pop(key, None)) is not None:
             self.size_bytes -= found.size_bytes
+            self._discount(key.shard, found.owner)
+
+    def owners(self) -> Iterator[tuple[int, Collection[bytes]]]:
+        """By shard, who has acknowledged those that are kept: one owner, as a rule."""
+        return ((shard, owners.keys()) for shard, owners in self._owners.items())
+
+    def moved(self, key: AcknowledgedKey, owner: bytes) -> None:
+        """Another owner of its shard has it now."""
+        if (found := self._kept.get(key)) is not None:
+            self._discount(key.shard, found.owner)
+            self._count(key.shard, owner)
+            found.owner = owner
+
+    def _count(self, shard: int, owner: bytes) -> None:
+        owners = self._owners.setdefault(shard, {})
+        owners[owner] = owners.get(owner, 0) + 1
+
+    def _discount(self, shard: int, owner: bytes) -> None:
+        owners = self._owners[shard]
+        owners[owner] -= 1
+        if not owners[owner]:
+            del owners[owner]
+            if not owners:
+                del self._owners[shard]
 
     def drop_old(self, now_s: float) -> None:
         """Drop what was acknowledged long ago."""
-        for key, delta in list(self._kept.items()):
+        old: list[AcknowledgedKey] = []
+        for key, delta in self._kept.items():
             if now_s - delta.at_s <= KEPT_S:
                 break
+            old.append(key)
+        for key in old:
             self.drop(key)

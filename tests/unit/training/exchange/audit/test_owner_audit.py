@@ -114,6 +114,31 @@ def test_an_owner_that_forwards_is_asked_and_not_blamed() -> None:
     run(scenario())
 
 
+def test_of_an_owner_with_a_backup_nobody_asks_who_else_could_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of members none is looked at, and of an owner without a backup no more than need be: two others."""
+    looked: list[bytes] = []
+
+    def may_own(swarm: ScriptedSwarm, peer: Any) -> bool:
+        looked.append(peer.node_id)
+        return True
+
+    monkeypatch.setattr(ScriptedSwarm, "may_own", may_own)
+
+    async def scenario() -> None:
+        one = Audited()
+        for number in range(100, 130):
+            one.swarm.peers[bytes([number]) * 20] = one.swarm.peers[IDS["d"]]
+        one.acknowledged(1)
+        await one.work()
+        assert looked == []
+        one.partner = b""
+        one.acknowledged(2)
+        await one.work()
+        assert len(looked) == 2
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("known", ["lacks", "differs", "other"])
 def test_what_a_backup_lacks_is_asked_again_before_it_counts(known: Known) -> None:
     """Then the backup hears of it. By one pair nobody is left out; nor by the same pair again and again."""
@@ -348,7 +373,7 @@ def test_what_another_owner_lacks_is_no_repetition() -> None:
         key = one.acknowledged(1)
         await one.work()
         one.store.note_owner(0, term(2, "d"), contact("d"))
-        one.context.acknowledged.find(key).owner = IDS["d"]
+        one.context.acknowledged.moved(key, IDS["d"])
         await asyncio.sleep(REPEAT_S)
         await one.work()
         assert one.asked() == [("a", False)]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
@@ -14,7 +15,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.exchange.audit.resending import EVERY_S, Resending
 from training.exchange.audit_messages import Audit, AuditAnswer, AuditResult, Known
-from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
 from training.exchange.messages import Push, decode
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import OfferedDeltas, OfferedDeltasAnswer
@@ -79,6 +80,30 @@ def test_a_delta_that_the_new_owner_lacks_is_sent_under_its_identity_once() -> N
         (found,) = message.deltas
         assert (found.shard, found.node, found.incarnation, found.step, found.weight) == (0, IDS["b"], 1, 5, 0.5)
         assert one.context.counters.sent_again == 1
+
+    run(scenario())
+
+
+def test_deltas_whose_owners_have_not_changed_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are thousands, and each second all would be: the shards are looked at instead."""
+
+    async def scenario() -> None:
+        one = Resent()
+        one.store.note_owner(0, term(1, "a"), FORMER)
+        for step in range(1, 6):
+            one.acknowledged(step)
+        one.answer = OfferedDeltasAnswer(5)
+        passed: list[int] = []
+        each = AcknowledgedDeltas.__iter__
+        monkeypatch.setattr(AcknowledgedDeltas, "__iter__", lambda kept: passed.append(1) or each(kept))
+        await one.work()
+        assert passed == []
+        one.moves()
+        await one.work()
+        assert passed == [1]
+        assert [len(message.deltas) for message in one.sent] == [5]
+        await one.work()
+        assert passed == [1], "all have moved"
 
     run(scenario())
 

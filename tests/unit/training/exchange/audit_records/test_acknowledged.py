@@ -68,3 +68,32 @@ def test_a_delta_that_is_acknowledged_again_counts_once() -> None:
     kept.note(0, delta(1))
     kept.note(1, delta(1))
     assert (len(kept), kept.size_bytes) == (2, 20)
+
+
+def owners_of(kept: AcknowledgedDeltas) -> dict[int, list[bytes]]:
+    return {shard: list(owners) for shard, owners in kept.owners()}
+
+
+def test_the_owners_of_each_shard_are_those_that_acknowledged_what_is_kept() -> None:
+    """They follow what is noted, noted again, moved, and dropped in either way; nothing that is not kept counts."""
+    kept = AcknowledgedDeltas(limit_bytes=80)
+    for step in range(4):
+        kept.note(step % 2, delta(step))
+    assert owners_of(kept) == {0: [IDS["b"]], 1: [IDS["b"]]}
+
+    kept.moved(key(0), IDS["c"])
+    kept.moved(key(9), IDS["d"])
+    assert owners_of(kept) == {0: [IDS["b"], IDS["c"]], 1: [IDS["b"]]}
+    found = kept.find(key(0))
+    assert found is not None
+    assert found.owner == IDS["c"]
+
+    kept.note(0, delta(0))
+    kept.drop(key(1, 1))
+    kept.drop(key(1, 1))
+    assert owners_of(kept) == {0: [IDS["b"]], 1: [IDS["b"]]}
+    for step in range(4, 12):  # the limit drops the others
+        kept.note(0, delta(step))
+    assert owners_of(kept) == {0: [IDS["b"]]}
+    kept.drop_old(KEPT_S + 1)
+    assert owners_of(kept) == {}
