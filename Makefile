@@ -89,7 +89,7 @@ test-rates: $(STAMP) ## Attack real daemons, and compare the steps of the others
 	@$(BIN)/python -m pytest -m rates $(ARGS)
 
 # Ten to twenty minutes for each thousand nodes: not for every change.
-test-large: $(STAMP) ## Simulate overlays of 500 and 1,000 nodes; ARGS go to pytest
+test-large: $(STAMP) ## Simulate overlays of 500 and 1,000 nodes, and exchanges of 100 and 150; ARGS go to pytest
 	@$(BIN)/python -m pytest -m large $(ARGS)
 
 # playwright drives the Chromium of the system: 50 MB, without a browser of its own.

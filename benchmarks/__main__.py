@@ -3,11 +3,11 @@
 Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` as well and up to 20 GB of
-memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `disturbed`, `async_rule` and `accuracy`, which
-needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network namespaces, and so root, and
-`wan` takes half an hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no
-failure of the command.
+`agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` and `exchange_history` as well
+and up to 20 GB of memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `disturbed`, `async_rule` and
+`accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network
+namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed aim is said and shown
+in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ BY_NAME = (
     "overlay_sampling",
     "overlay_liveness",
     "overlay_large",
+    "exchange_history",
     "simulator",
     "agreement",
     "process_faults",
@@ -79,8 +80,13 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         help="dashboard, fuzz, soak, overlay_churn, overlay_large, overlay_liveness, wan: how long; 0: each one's own",
     )
-    line.add_argument("--nodes", type=int, default=0, help="overlay_…: nodes in the swarm; 0: each benchmark's own")
-    line.add_argument("--seed", type=int, default=0, help="process_faults: which faults")
+    line.add_argument(
+        "--nodes", type=int, default=0, help="overlay_…, exchange_history: nodes in the swarm; 0: each benchmark's own"
+    )
+    line.add_argument("--steps", type=int, default=0, help="exchange_history: of each node; 0: 50")
+    line.add_argument(
+        "--seed", type=int, default=0, help="process_faults: which faults; exchange_history: this one alone"
+    )
     line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
     line.add_argument("--keep", type=Path, default=None, help="process_faults: a folder for the logs of the nodes")
     line.add_argument(
@@ -164,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_of(name: str, arguments: argparse.Namespace) -> str:
     """The command that measures this again, without paths of this machine."""
     parts = [name]
-    if name == "process_faults" and arguments.seed:
+    if name in ("process_faults", "exchange_history") and arguments.seed:
         parts.append(f"--seed {arguments.seed}")
     if name == "process_faults" and arguments.busy:
         parts.append(f"--busy {arguments.busy}")
@@ -173,8 +179,10 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--minutes {arguments.minutes:g}")
     if name in ("outer_rule", "codecs") and arguments.network != "mlp":
         parts.append(f"--network {arguments.network}")
-    if arguments.nodes and name.startswith("overlay_"):
+    if arguments.nodes and (name.startswith("overlay_") or name == "exchange_history"):
         parts.append(f"--nodes {arguments.nodes}")
+    if arguments.steps and name == "exchange_history":
+        parts.append(f"--steps {arguments.steps}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
     if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy", "characters"):

@@ -115,7 +115,7 @@ class Ledger:
     def watch(self, name: str, node: bytes, incarnation: int, exchange: Exchange) -> Sent:
         """Take down what this node receives and is answered from now on."""
         sent = self._sent.setdefault((node, incarnation), Sent(name))
-        shards, shard_bounds = len(exchange.store), exchange.store.bounds
+        shards = len(exchange.store)
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
@@ -133,7 +133,7 @@ class Ledger:
             for result, item in zip(results, items, strict=True):
                 if result.status == "ok" and not item.repair:
                     for cell in self.cells(result.shard, shards):
-                        self.acknowledged[cell].setdefault(identity)
+                        self._acknowledge(cell, identity)
             return results
 
         def added_alone(push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
@@ -146,7 +146,7 @@ class Ledger:
                     self._receive((cell, identity), values, repair=False)
                     sent.alone[cell, identity] = None
                     if results[shard].status == "ok":
-                        self.acknowledged[cell].setdefault(identity)
+                        self._acknowledge(cell, identity)
             return results
 
         def counted(delivery: Delivery, result: PushResult) -> None:
@@ -161,18 +161,15 @@ class Ledger:
             for item, push in found:
                 whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)
                 for cell, values in self._cut(item.shard, shards, whole):
-                    key = cell, DeltaId(push.node, push.incarnation, push.step)
-                    if key in sent.finals or key in self._received:
-                        raise self.broken(f"shard {item.shard}: {self.named(key[1])} was sent, and is taken back")
-                    sent.finals[key] = "taken back"
-                    self._taken_back[key] = values
+                    self._take_back(sent, (cell, DeltaId(push.node, push.incarnation, push.step)), values)
             return found
 
         async def merged_back(delta: Vector, weight: float) -> TakenBack:
             # It travels with a delta of another weight, scaled so that it counts with its own.
             returned = await merge_back(delta, weight)
             for shard in returned.shards:
-                sent.trained[max(sent.trained)][slice(*shard_bounds[shard])] += returned.of(shard)
+                for cell, values in self._cut(shard, shards, returned.of(shard)):
+                    self._travel(sent, cell, values)
             return returned
 
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
@@ -215,6 +212,19 @@ class Ledger:
                 key = cell, identity
                 self._forwarded[name, key] = message.weight * entry.scale, message.momentum
                 self._weigh(key, message.weight * entry.scale, momentum=message.momentum)
+
+    def _acknowledge(self, cell: int, identity: DeltaId) -> None:
+        self.acknowledged[cell].setdefault(identity)
+
+    def _take_back(self, sent: Sent, key: Key, values: Vector) -> None:
+        if key in sent.finals or key in self._received:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was sent, and is taken back")
+        sent.finals[key] = "taken back"
+        self._taken_back[key] = values
+
+    def _travel(self, sent: Sent, cell: int, values: Vector) -> None:
+        """What was taken back travels with the delta that the node is about to push."""
+        sent.trained[max(sent.trained)][slice(*self._bounds[cell])] += values
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
         if key in self._taken_back:

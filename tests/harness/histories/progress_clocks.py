@@ -30,16 +30,16 @@ STEP_MOST_S = 3.0
 RARE = 500
 
 
-def retries_s(loss: float) -> float:
+def retries_s(loss: float, rare: float = RARE) -> float:
     """The time that requests which are lost in a row take, where the links lose this share of the messages.
 
-    A request fails when it is lost or its answer is: with probability 1 - (1 - loss)². Of one in `RARE` requests so
+    A request fails when it is lost or its answer is: with probability 1 - (1 - loss)². Of one in `rare` requests so
     many attempts fail; without loss it is one, which was slow. The first times out after the floor of a request, each
     further one after `BACKOFF` times as long, and before each attempt there is a pause. Once the look for the owner
     is lost too. The result is 3.5 s without loss, 7 s at 1 % and 12 s at 5 %.
     """
     fails = 1.0 - (1.0 - loss) ** 2
-    lost = max(1, math.ceil(math.log(RARE) / -math.log(fails))) if fails else 1
+    lost = max(1, math.ceil(math.log(rare) / -math.log(fails))) if fails else 1
     return QUESTION.first_s + sum(REQUEST.floor_s * BACKOFF**attempt + MAX_RETRY_S for attempt in range(lost))
 
 
@@ -54,10 +54,10 @@ class Clock:
 class ProgressClocks:
     """The clocks of all nodes that train."""
 
-    def __init__(self, shards: int, loss: float = 0.0) -> None:
-        """`loss`: the share of the messages that the links lose."""
+    def __init__(self, shards: int, loss: float = 0.0, rare: float = RARE) -> None:
+        """`loss`: the share of the messages that the links lose. `rare`: of how many requests one may have no luck."""
         self._shards = shards
-        self._retries_s = retries_s(loss)
+        self._retries_s = retries_s(loss, rare)
         self._acknowledged: dict[str, list[Clock]] = {}
         self._fresh: dict[str, list[Clock]] = {}
         self._seen: dict[str, Vector] = {}
@@ -94,8 +94,13 @@ class ProgressClocks:
         seen = self._seen[name]
         for shard, (start, stop) in enumerate(bounds):
             if (seen[start:stop] != replica[start:stop]).any():
-                self._fresh[name][shard] = self._read(self._fresh[name][shard], now)
+                self.fresh(name, shard, now)
                 seen[start:stop] = replica[start:stop]
+
+    def fresh(self, name: str, shard: int, now: float) -> None:
+        """A pull has brought a node another value of a shard."""
+        if name in self._fresh:
+            self._fresh[name][shard] = self._read(self._fresh[name][shard], now)
 
     def struck(self, names: Iterable[str], shards: Iterable[int]) -> None:
         """A fault that may stop these nodes, and every node at these shards."""

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from overlay.discovery.placement import rank
+from overlay.discovery.population import Population, counted
 from overlay.line_rate import MeasuredLine
-from overlay.peers import Activity, ChangeKind, Contact, PeerChange
+from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity, ChangeKind, Contact, PeerChange
 from overlay.sockets.concurrency import HandlerLimiter
 from overlay.transport import Buffer, ReceivedResponse, Response, TransportError
 
@@ -38,9 +40,21 @@ class Peer:
     suspect: bool = False
     step_seconds: float = 0.0
     activity: Activity = Activity.READY
+    last_heard: float = 0.0
+    last_progress: float = 0.0
+
+    @property
+    def is_in_first_step(self) -> bool:
+        return self.activity is Activity.TRAINING and self.step_seconds == 0.0
 
     def is_worker(self, now: float) -> bool:
         return self.step > 0
+
+    def counts_for_barrier(self, now: float, since: float = 0.0) -> bool:
+        """As `overlay.peers.Peer`, for nodes that all begin together."""
+        if self.activity is not Activity.TRAINING:
+            return False
+        return min(self.last_heard, now) - self.last_progress <= max(STALL_FLOOR_S, STALL_STEPS * self.step_seconds)
 
 
 async def chunks(buffers: list[bytes], breaks_with: TransportError | None = None) -> AsyncIterator[Buffer]:
@@ -64,6 +78,27 @@ async def collected(body: AsyncIterator[Buffer] | Iterable[Buffer]) -> list[byte
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 
 
+class Distances:
+    """The contacts of all machines in the order of their distance from keys: the same for every node that asks."""
+
+    def __init__(self) -> None:
+        self._contacts: list[Contact] = []
+        self._orders: dict[bytes, list[Contact]] = {}
+
+    def add(self, contact: Contact) -> None:
+        self._contacts.append(contact)
+        self._orders.clear()
+
+    def of(self, key: bytes) -> list[Contact]:
+        """Closest first."""
+        found = self._orders.get(key)
+        if found is None:
+            number = int.from_bytes(key, "big")
+            found = sorted(self._contacts, key=lambda one: int.from_bytes(one.node_id, "big") ^ number)
+            self._orders[key] = found
+        return found
+
+
 class Overlay:
     """One node's view of the others: what `training.exchange` uses of `training.swarm.Swarm`."""
 
@@ -76,6 +111,7 @@ class Overlay:
         self.step = 0
         #: As announced; 0: unknown.
         self.step_seconds = 0.0
+        self.activity = Activity.READY
         self.eligible = True
         self.line = MeasuredLine()
         self.peers: dict[bytes, Peer] = {}
@@ -130,15 +166,20 @@ class Overlay:
     async def candidates(self, key: bytes) -> list[Contact]:
         found = self._candidates.get(key)
         if found is None:
-            known = {peer.node_id: peer.contact for peer in self.peers.values() if peer.alive}
-            known[self.node_id] = Contact(self.node_id, self.address)
-            number = int.from_bytes(key, "big")
-            nearest = sorted(known, key=lambda node: int.from_bytes(node, "big") ^ number)[:CLOSEST]
+            known = (self._known(contact) for contact in self.world.distances.of(key))
+            nearest = {contact.node_id: contact for contact in islice(filter(None, known), CLOSEST)}
             fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
             found = self._candidates[key] = [
-                known[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
+                nearest[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
             ]
         return found
+
+    def _known(self, contact: Contact) -> Contact | None:
+        """The contact, if it is this node's or that of a node which it holds to be alive."""
+        if contact.node_id == self.node_id:
+            return contact
+        peer = self.peers.get(contact.node_id)
+        return None if peer is None or not peer.alive else peer.contact
 
     def capacity(self, node_id: bytes) -> int:
         """In these histories a class is known to all at once."""
@@ -152,9 +193,21 @@ class Overlay:
         """Hear of the nodes that can be reached."""
         await asyncio.sleep(0.01)
         me = self.world.members[self.name]
-        for other in self.world.running():
-            if other.contact.node_id in node_ids and other.overlay is not None and self.world.reachable(me, other):
+        for node_id in node_ids:
+            other = self.world.member_of(node_id)
+            if other is not None and other.overlay is not None and self.world.reachable(me, other):
                 self.met(other.overlay)
+
+    def population(self) -> Population:
+        return counted(1 + len(self.members()))
+
+    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
+        found = self.all_members(since)
+        return self.world.random.sample(found, min(count, len(found)))
+
+    def all_members(self, since: float = 0.0) -> list[Peer]:
+        now = self.world.clock.monotonic()
+        return [peer for peer in self.members() if peer.counts_for_barrier(now, since)]
 
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         self.callbacks.append(callback)
@@ -166,10 +219,18 @@ class Overlay:
 
     def met(self, other: Overlay) -> None:
         """A heartbeat of another node has arrived."""
-        peer = self.peers.get(other.node_id)
+        peer, now = self.peers.get(other.node_id), self.world.clock.monotonic()
         if peer is None:
             self.peers[other.node_id] = Peer(
-                other.node_id, Contact(other.node_id, other.address), other.incarnation, other.step, other.eligible
+                other.node_id,
+                Contact(other.node_id, other.address),
+                other.incarnation,
+                other.step,
+                other.eligible,
+                step_seconds=other.step_seconds,
+                activity=other.activity,
+                last_heard=now,
+                last_progress=now,
             )
             self.changed(other.node_id, "up")
             return
@@ -178,6 +239,9 @@ class Overlay:
         restarted = other.incarnation > peer.incarnation
         if restarted:
             peer.incarnation, peer.step = other.incarnation, 0
+        peer.last_heard = now
+        if other.step > peer.step or peer.activity is not other.activity:
+            peer.last_progress, peer.activity = now, other.activity
         peer.step = max(peer.step, other.step)
         peer.step_seconds = other.step_seconds
         if peer.eligible != other.eligible:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlay.addresses import Address
-from overlay.environment import Environment
+from overlay.environment import Environment, Log
 from overlay.peers import Contact
 from overlay.transport import RequestRejected, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
-from tests.harness.swarms.exchange_overlay import HANDLED, Overlay, chunks, collected
+from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
 from training.exchange.disk_parts import keep_on_disk
 from training.exchange.exchange import Exchange
@@ -101,7 +101,12 @@ class World:
         self.training = True
         #: Capacity classes that nodes have announced.
         self.capacities: dict[bytes, int] = {}
+        #: How far apart the barrier lets nodes be; None: there is none.
+        self.staleness: int | None = None
+        self.make_log: Callable[[str], Log] = lambda name: ListLog(self.records, name, self.clock)
         self._by_address: dict[Address, Member] = {}
+        self._by_id: dict[bytes, Member] = {}
+        self.distances = Distances()
         self._groups: dict[str, int] = {}
         self._paused: dict[str, None] = {}
         self._cuts: dict[tuple[str, str], None] = {}
@@ -132,8 +137,12 @@ class World:
             node_id = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:20]
             contact = Contact(node_id, Address(f"10.0.{number // 250}.{number % 250 + 1}", 8468))
             self.members[name] = Member(name, contact)
-            self._by_address[contact.address] = self.members[name]
+            self._by_address[contact.address] = self._by_id[node_id] = self.members[name]
+            self.distances.add(contact)
         return self.members[name]
+
+    def member_of(self, node_id: bytes) -> Member | None:
+        return self._by_id.get(node_id)
 
     async def start(self, name: str, *, founder: bool = False, manifest: Manifest | None = None) -> Member:
         """Start a process on a machine, with the shards that the swarm has, or those of `manifest`. It knows all nodes
@@ -146,7 +155,7 @@ class World:
             swarm=overlay,  # type: ignore[arg-type]
             manifest=manifest or self.manifest,
             settings=self.settings,
-            staleness=None,
+            staleness=self.staleness,
             replica=np.zeros(self.manifest.layout.total, np.float32),
             incarnation=member.starts,
             environment=Environment(
@@ -154,7 +163,7 @@ class World:
                 entropy=StartEntropy(f"{self.seed}/{name}/{member.starts}"),
                 disk=member.disk,
                 executor=InlineExecutor(),
-                log=ListLog(self.records, name, self.clock),
+                log=self.make_log(name),
             ),
         )
         await keep_on_disk(exchange)
