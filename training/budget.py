@@ -48,6 +48,7 @@ class Budget(msgspec.Struct, frozen=True):
     repair_log: int = 0
     windows: int = 0
     published: int = 0
+    handed_down: int = 0
     buffers: int = 0
     checkpoint: int = 0
     base: int = 0
@@ -114,6 +115,7 @@ def budget(
         windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
+        handed_down=_handed_down_bytes(vector_bytes, settings, nodes) if follows and not alone else 0,
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         # For the sum that a step begins with, and the daemon's copy for `exchange.correct`. A node alone has neither;
@@ -121,6 +123,12 @@ def budget(
         base=(vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0)
         + (vector_bytes if settings.correct and not alone else 0),
     )
+
+
+def _handed_down_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
+    """Changes kept for nodes that pull by way of this one: of the shards whose owners begin with its digit, together
+    less than their values."""
+    return vector_bytes >> settings.relay_bits if 0 < settings.relay_above < nodes else 0
 
 
 def _buffers_bytes(values: int, encoded_bytes: int) -> int:

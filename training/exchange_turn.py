@@ -82,8 +82,9 @@ class StepExchange:
         self._log = environment.log
         self._progress = progress
         self._executor = environment.executor
-        #: The swarm's median step when the values in the vector were pulled.
-        self.base_step = 0
+        #: The swarm's median step when the values in the vector were pulled, and when their owners had them: earlier
+        #: where other nodes have handed them down.
+        self._pulled_step = self.base_step = 0
         #: The begin of the run, and the last pull or begin of training, in monotonic seconds.
         self._began_s = self._pulled_s = 0.0
         #: What the present step began with, and whether its delta is to be corrected by it.
@@ -112,7 +113,7 @@ class StepExchange:
         self._exchange.context.run.return_to(step, incarnation)
         self._exchange.view.invalidate()
         self._swarm.begin_again(incarnation, step)
-        self._progress.step = self.base_step = step
+        self._progress.step = self._pulled_step = self.base_step = step
         self._log.warning("step_taken_back", was=was, step=step)
         return True
 
@@ -131,15 +132,14 @@ class StepExchange:
         """This node begins with the values of this step."""
         self._began_s = self._pulled_s = self._clock.monotonic()
         self._advance(step)
-        self.base_step = step
+        self._pulled_step = self.base_step = step
 
     async def catch_up(self) -> None:
         """Take the values of the others, and continue at their step if that is a later one."""
         step = max(self._progress.step, self._exchange.view.median_step())
         self._advance(step)
-        if self._settings.enabled:
-            await self._exchange.pull(step)
-        self.base_step = step
+        behind = (await self._exchange.pull(step)).behind_steps if self._settings.enabled else 0
+        self._pulled_step, self.base_step = step, max(0, step - behind)
         self._pulled_s = self._clock.monotonic()
 
     async def keep_base(self, carry: float | None) -> None:
@@ -210,14 +210,15 @@ class StepExchange:
             await handshake.loaded.wait()
         waited = self._clock.monotonic()
         has_gone_back = enabled and await self.go_back()
-        base_step, awaited_from = await self._step_of_others()
+        (base_step, awaited_from), behind = await self._step_of_others(), 0
         if enabled:
             pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+            behind = pulled.behind_steps
         elif not self._exchange.add_alone(self._trainer.delta):
             row["refused"] = {"not_finite": 1}
         stale_limit = self._exchange.context.stale_limit
-        is_caught_up = fell_behind(step, base_step, self.base_step, stale_limit, awaited_from)
+        is_caught_up = fell_behind(step, base_step, self._pulled_step, stale_limit, awaited_from)
         if has_gone_back:
             base_step = self._progress.step
         elif is_caught_up:
@@ -226,7 +227,7 @@ class StepExchange:
             self._log.info("caught_up", was=step, step=base_step)
             self._advance(base_step)
             self._swarm.announce(step=base_step)
-        self.base_step = base_step
+        self._pulled_step, self.base_step = base_step, max(0, base_step - behind)
         self._pulled_s = self._clock.monotonic()
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)

@@ -304,6 +304,7 @@ class StatusReport:
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
             relayed=counters.relayed,
+            handed_down=counters.handed_down,
             repaired=counters.repaired,
             published_bytes=sizes.published,
             shards_followed=counters.followed,

@@ -204,8 +204,9 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     state_bytes: Count = 0
     repair_reach_seconds: Seconds = 0.0
     repair_log_bytes: Count = 0
-    #: Shards of other nodes' deltas that this node has handed on (`exchange.relay_above`).
+    #: Shards of others: of deltas handed on, and answered for in the place of owners (`exchange.relay_above`).
     relayed: Count = 0
+    handed_down: Count = 0
     repaired: Count = 0
     published_bytes: Count = 0
     shards_followed: Count = 0
@@ -218,8 +219,7 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     shards_repaired: Count = 0
     lost_in_repairs: Count = 0
     shards_to_mend: Count = 0
-    #: Shards of deltas added here as owner, since the start.
-    merged: Count = 0
+    merged: Count = 0  # shards of deltas, as owner, since the start
 
 
 class ValuesStatus(Struct, frozen=True, kw_only=True):

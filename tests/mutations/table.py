@@ -24,6 +24,9 @@ FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 VALUES = "tests/simulated/test_values_attacks.py"
 RELAYS = "tests/simulated/test_relays.py"
 RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-6-8]"
+NOT_TRUE = f"{RELAYS}::test_who_hands_down_what_is_not_true_is_found_and_avoided"
+HANDED = "tests/unit/training/exchange/aggregation/test_handed_down.py"
+RELAYED_PULL = "tests/unit/training/exchange/client/test_relayed_pull.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
 
@@ -230,6 +233,78 @@ MUTATIONS = (
         "aggregation/delivery_checks.py",
         "if term != one.term or not groups",
         "if not groups",
+    ),
+    _mutation(
+        "aggregation",
+        "hands down changes that do not follow one another",
+        HANDED,
+        "aggregation/handed_down.py",
+        'if result.status == "changes" and held.result.published == result.published - result.changes:',
+        'if result.status == "changes":',
+    ),
+    _mutation(
+        "aggregation",
+        "values that are handed down are never too old",
+        RELAYED_PULL,
+        "client/relayed_pull.py",
+        "if age_s <= pull_sources.oldest_s(",
+        "if age_s >= 0.0 * pull_sources.oldest_s(",
+    ),
+    _mutation(
+        "aggregation",
+        "takes what another owner than the known one has said",
+        RELAYED_PULL,
+        "client/relayed_pull.py",
+        "known is None or known.term != result.term or routes is None",
+        "known is None or routes is None",
+    ),
+    _mutation(
+        "aggregation",
+        "asks a node again that does not answer",
+        RELAYED_PULL,
+        "client/relayed_pull.py",
+        "self._avoid(to.node_id, UNABLE_S if error.is_not_served else AVOIDED_S)",
+        "pass",
+    ),
+    _mutation(
+        "aggregation",
+        "does not compare as a backup what the owner itself says",
+        RELAYED_PULL,
+        "client/relayed_pull.py",
+        "if shard not in backed and position_of(shard) != NO_POSITION",
+        "if position_of(shard) != NO_POSITION",
+    ),
+    _mutation(
+        "aggregation",
+        "wrong values that were handed down are nobody's",
+        f"{NOT_TRUE}[wrong]",
+        "client/relayed_pull.py",
+        "elif giver is not None and self._disbelieve(giver):",
+        "elif False and giver is not None:",
+    ),
+    _mutation(
+        "aggregation",
+        "believes the dates of values that are handed down",
+        f"{NOT_TRUE}[frozen]",
+        "aggregation/pull_sources.py",
+        "return result.published < stated.published and date_s >= stated.heard_s",
+        "return False",
+    ),
+    _mutation(
+        "aggregation",
+        "does not notice that nothing is ever new",
+        f"{NOT_TRUE}[nothing new]",
+        "aggregation/pull_sources.py",
+        "return dated.by if least_s > PACE * (now_s - dated.date_s) + PACE_STEPS * step_s else None",
+        "return None",
+    ),
+    _mutation(
+        "aggregation",
+        "checks no owner",
+        f"{NOT_TRUE}[frozen]",
+        "aggregation/pull_sources.py",
+        "return chance.choice(chance.choice(drawn_from)) if drawn_from else None",
+        "return None",
     ),
     _mutation(
         "aggregation",

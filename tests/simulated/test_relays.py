@@ -1,9 +1,13 @@
-"""Deltas that are relayed: each is in the model once whatever happens to the relays, and the requests are few."""
+"""Deltas and values that are relayed: each delta is in the model once whatever happens to the relays, every node has
+values that are not too old, and the requests are few."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,11 +16,16 @@ from tests.harness.histories.conservation import play
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.simulated.test_exchange_faults import ONES, backup, exchange_of, join, owner, push, simulate, until, value
-from training.exchange.aggregation import delivery_checks
+from training.encoding.codecs import Vector
+from training.exchange.aggregation import delivery_checks, pull_sources
 from training.exchange.aggregation.consignments import Note
-from training.exchange.aggregation.relays import AVOIDED_S
-from training.exchange.messages import Push, PushResult
+from training.exchange.aggregation.handed_down import Answered, HandedDown
+from training.exchange.aggregation.relays import AVOIDED_S, UNABLE_S
+from training.exchange.client.relayed_pull import PullRelays
+from training.exchange.messages import Push, PushResult, Wanted
+from training.exchange.owner.published import Change, digest_of
 from training.settings import ExchangeSettings
+from training.simulation.relays import load
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -59,7 +68,7 @@ def requests_of(world: World) -> dict[str, int]:
 
 
 async def step_of_all(world: World, step: int) -> None:
-    """Every node pushes a delta of this many, of all workers."""
+    """Every node pushes a delta of this many, of all workers, and pulls."""
 
     async def one(member: Member) -> None:
         report = await exchange_of(member).push(step, step - 1, 1.0, np.full(96, step, np.float32))
@@ -67,6 +76,7 @@ async def step_of_all(world: World, step: int) -> None:
         assert member.overlay is not None
         exchange_of(member).begin_at(step)
         member.overlay.step, member.overlay.step_seconds = step, 10.0
+        assert (await exchange_of(member).pull(step)).missing == []
 
     await asyncio.gather(*(one(member) for member in world.running()))
     for member in world.running():
@@ -77,13 +87,14 @@ async def step_of_all(world: World, step: int) -> None:
 
 @pytest.mark.parametrize("above", [0, 8])
 def test_a_step_of_many_nodes_takes_few_requests(above: int) -> None:
-    """Of 24 nodes with two shards each, every one pushes at once. In bundles that takes half of the requests, and every
-    shard has the sum."""
+    """Of 24 nodes with two shards each, every one pushes at once, and pulls. By way of others that takes a third of the
+    requests, as many as the tables of next nodes say. Every shard has the sum."""
     found: dict[str, int] = {}
 
     async def main() -> None:
         settings = ExchangeSettings(
             codec="float32",
+            pull_codec="int8",
             shards=48,
             weight="sum",
             outer_lr=1.0,
@@ -103,14 +114,21 @@ def test_a_step_of_many_nodes_takes_few_requests(above: int) -> None:
             await step_of_all(world, 2)
             found.update(counts)
             assert value(world) == [24.0 * (1 + 2)] * 48
+            handed = sum(exchange_of(member).counters.handed_down for member in world.running())
+            assert bool(handed) is bool(above)
         finally:
             world.stop()
 
     VirtualLoop().run(main(), limit_s=600)
     sent = sum(found.get(name, 0) for name in ("push", "relay", "forward", "forwards")) / 24
-    print(f"requests per node and step: {sent:.1f} of {found}")
-    assert bool(found.get("relay")) is bool(above)
-    assert sent <= 32 if above else sent >= 60
+    pulled = sum(found.get(name, 0) for name in ("pull", "follow")) / 24
+    print(f"requests per node and step: {sent:.1f} for deltas, {pulled:.1f} for values, of {found}")
+    counted = load(24, 48, 3 if above else 0)
+    assert pulled == pytest.approx(counted.for_values, abs=2.0)
+    assert sum(found.get(name, 0) for name in ("push", "relay")) / 24 == pytest.approx(counted.for_deltas, abs=2.0)
+    assert bool(found.get("relay")) is bool(found.get("follow")) is bool(above)
+    assert sent <= 20 if above else sent >= 60
+    assert pulled <= 14 if above else pulled >= 19
 
 
 def relay_of(world: World, origin: Member) -> Member:
@@ -246,3 +264,169 @@ def test_a_relay_that_keeps_deltas_is_found_and_avoided(codec: str) -> None:
     world = simulate(scenario, nodes=24, shards=8, relay_above=8, relay_bits=2, pull_codec=codec)
     (found,) = (record for record in world.records if record.event == "relay_kept_delta")
     assert found.fields["count"] >= 30
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def sources_of(member: Member) -> PullRelays:
+    return exchange_of(member).pull_client.relays
+
+
+async def round_of_all(world: World, step: int) -> None:
+    """The owner of shard 0 pushes a delta of this many, and every node pulls, at its own time in a second."""
+
+    async def pull(member: Member) -> None:
+        await asyncio.sleep(world.random.uniform(0.0, 1.0))
+        if member.exchange is not None:
+            await exchange_of(member).pull(step)
+
+    began_s = world.clock.monotonic()
+    await push(owner(world), step)
+    for member in world.running():
+        assert member.overlay is not None
+        member.overlay.step, member.overlay.step_seconds = step, 1.0
+        world.spread(member)
+    await asyncio.gather(*(pull(member) for member in world.running()))
+    await asyncio.sleep(max(0.0, 1.0 - (world.clock.monotonic() - began_s)))
+
+
+async def settled(world: World) -> tuple[Member, Member]:
+    """Nodes pull by way of others: a node, and another one that it asks for shard 0, which neither owns nor backs
+    it."""
+    for step in range(1, 8):
+        await round_of_all(world, step)
+    for member in world.running():
+        routes = sources_of(member).routes()
+        node = None if routes is None else routes.hop(owner(world).contact.node_id)
+        found = next((one for one in world.running() if one.contact.node_id == node), None)
+        if found is not None and found is not owner(world) and member is not backup(world):
+            return member, found
+    raise AssertionError("nobody asks another node than the owner")
+
+
+def held(member: Member) -> float:
+    return float(exchange_of(member).context.replica.slice_of(0)[0])
+
+
+def simulate_pulls(scenario: Callable[[World], Awaitable[None]]) -> World:
+    return simulate(scenario, nodes=12, shards=4, relay_above=8, relay_bits=2, pull_codec="int8")
+
+
+@pytest.mark.parametrize("fault", ["killed", "hangs", "an earlier version", "has nothing"])
+def test_who_hands_nothing_down_costs_one_timeout(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed, hangs, does not serve the request, or has none of the changes. The value comes from another node,
+    or from the owner, in the same pull."""
+
+    async def scenario(world: World) -> None:
+        member, source = await settled(world)
+        await push(owner(world), 20)
+        monkeypatch.setattr(pull_sources, "drawn", lambda *_: None)  # no check goes to the owner
+        if fault == "killed":
+            world.kill(source.name)
+        elif fault == "hangs":
+            world.pause(source.name)
+        elif fault == "an earlier version":
+            assert source.overlay is not None
+            del source.overlay.handlers["follow"]
+        else:
+            sources_of(source).handed._held.clear()
+        began_s = world.clock.monotonic()
+        report = await exchange_of(member).pull(20)
+        assert report.missing == []
+        assert world.clock.monotonic() - began_s <= 5.0
+        assert held(member) == pytest.approx(sum(range(1, 8)) + 20.0, abs=0.5)
+        is_avoided = sources_of(member).sources.is_avoided
+        assert is_avoided(source.contact.node_id, world.clock.monotonic()) is (fault != "has nothing")
+
+    simulate_pulls(scenario)
+
+
+def test_values_are_handed_down_and_are_not_too_old() -> None:
+    """Most nodes do not ask the owner; each has every value within a few steps, and a base says how old it is."""
+
+    async def scenario(world: World) -> None:
+        await settled(world)
+        counts = requests_of(world)
+        total, most = float(sum(range(1, 8))), 0
+        for step in range(8, 16):
+            await round_of_all(world, step)
+            total += step
+            for member in world.running():
+                # One node is on the way, and pulls in each step.
+                assert held(member) >= total - step - (step - 1) - 0.5
+        handed = sum(exchange_of(member).counters.handed_down for member in world.running())
+        print(f"{handed} shards handed down, in {counts}")
+        assert handed >= 100
+        reports = await asyncio.gather(*(exchange_of(member).pull(16) for member in world.running()))
+        most = max(report.behind_steps for report in reports)
+        assert 0 <= most <= 2
+        finals = [exchange_of(member).pull_final(16, 5.0) for member in world.running()]
+        await asyncio.gather(*finals)
+        assert {held(member) for member in world.running()} == {total}
+
+    world = simulate_pulls(scenario)
+    assert not [one for one in world.records if one.event in ("relay_sent_old_values", "relay_sent_wrong_values")]
+
+
+@pytest.mark.parametrize("lie", ["wrong", "frozen", "nothing new"])
+def test_who_hands_down_what_is_not_true_is_found_and_avoided(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends values of its own, with a digest that fits; serves what it had, as if it were of today; or says of
+    whatever it is asked that nothing is new. A check with the owner shows it: in the last case one that comes after
+    some steps, because owners make a value in half a step at most. Then others are asked."""
+    checks, now = pull_sources.drawn, [0]
+    if lie == "nothing new":
+        monkeypatch.setattr(pull_sources, "drawn", lambda *one: None if now[0] % 16 else checks(*one))
+
+    async def scenario(world: World) -> None:
+        member, source = await settled(world)
+        honest, handed = sources_of(source).handed.answer, dict(sources_of(source).handed._held)
+        lies: list[int] = []
+        held_before: dict[tuple[int, bytes, int], Vector] = {}
+
+        def answer(wanted: Wanted, now_s: float) -> Answered:
+            lies.append(wanted.shard)
+            if lie == "frozen":
+                found = HandedDown()
+                found._held = handed
+                return dataclasses.replace(found.answer(wanted, now_s), age_s=0.0)
+            mine = held_before.get((wanted.shard, wanted.chain, wanted.published))
+            if mine is None or wanted.shard not in handed:
+                return honest(wanted, now_s)
+            if lie == "nothing new":
+                told = msgspec.structs.replace(handed[wanted.shard].result, status="same", changes=0)
+                told = msgspec.structs.replace(told, published=wanted.published, digest=digest_of(mine))
+                return Answered(told, 0.0)
+            change = Change(wanted.published + 1, "float32", np.full(mine.size, 5.0, np.float32).tobytes())
+            told = msgspec.structs.replace(
+                handed[wanted.shard].result,
+                status="changes",
+                published=wanted.published + 1,
+                changes=1,
+                digest=digest_of(mine + np.float32(5.0)),
+            )
+            return Answered(told, 0.0, (change,))
+
+        sources_of(source).handed.answer = answer  # type: ignore[method-assign]
+        found_at, replica = 0, exchange_of(source).context.replica
+        for step in range(8, 80):
+            now[0] = step
+            for shard in range(4):
+                held_before[shard, *replica.position_of(shard)] = replica.slice_of(shard).copy()
+            await round_of_all(world, step)
+            is_avoided = sources_of(member).sources.is_avoided
+            if is_avoided(source.contact.node_id, world.clock.monotonic() + UNABLE_S):
+                found_at = step
+                break
+        assert lies
+        assert found_at
+        lies.clear()
+        for step in range(80, 84):
+            await round_of_all(world, step)
+        total = float(sum(range(1, found_at + 1)) + sum(range(80, 84)))
+        assert held(member) >= total - 83.0 - 82.0 - 0.5
+        assert held(member) <= total + 0.5
+
+    world = simulate_pulls(scenario)
+    event = "relay_sent_wrong_values" if lie == "wrong" else "relay_sent_old_values"
+    assert [one for one in world.records if one.event == event]

@@ -19,7 +19,8 @@ class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
     `replica` is shared with the trainer. `backed` has what this node holds as backup or learner, `copies` the states
     from disk and those that lost to a higher term. `outbox`: the encoded deltas of this node that no owner has
     acknowledged, and those that are kept in case their owners have not added them; those that this node has added are
-    the same memory as in `repair_log`. `encoded`: values encoded for several nodes that pull.
+    the same memory as in `repair_log`. `handed_down`: changes that others may ask this node for in the place of their
+    owners. `encoded`: values encoded for several nodes that pull.
     """
 
     replica: int
@@ -30,6 +31,7 @@ class HeldMemory(msgspec.Struct, frozen=True, kw_only=True):
     outbox: int
     repair_log: int
     published: int
+    handed_down: int
     encoded: int
 
     def parts(self) -> dict[str, int]:
@@ -49,6 +51,7 @@ def held_memory(exchange: Exchange) -> HeldMemory:
         outbox=exchange.push_client.outbox_bytes + exchange.context.acknowledged.size_bytes,
         repair_log=store.log.memory_bytes,
         published=exchange.publisher.size_bytes,
+        handed_down=exchange.pull_client.relays.handed.size_bytes,
         encoded=exchange.reads.encoded_bytes,
     )
 

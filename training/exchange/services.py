@@ -96,7 +96,7 @@ class ExchangeServices:
             PushClient(context, self.directory, self.deltas, self.relays) if former is None else former.push_client
         )
         self.values = SwarmValues(context, self.directory, self.deltas.values)
-        self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector)
+        self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector, self.reads)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, inspector)
         self.comparison = StartComparison(context, self.directory)
@@ -117,7 +117,7 @@ class ExchangeServices:
 
     def start(self) -> None:
         """Serve requests and start the background work."""
-        for handlers in (self.deltas, self.reads, self.backup, self.relays):
+        for handlers in (self.deltas, self.reads, self.backup, self.relays, self.pull_client.relays):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,

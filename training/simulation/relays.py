@@ -3,7 +3,8 @@
 Counted over the tables of next nodes that real nodes would have (`training.exchange.aggregation.routes`), for random
 ids and shards that are placed at random. All nodes push once, and every node sends one bundle to each next node: how it
 is when they push at about the same time. Where they do not, a relay sends up to 1 / `GATHER_SHARE` bundles per step to
-each. Pure.
+each. All nodes pull once: from each next node what it hands down, and from owners what no node is on the way to, what
+they back up, and one shard for a check. Pure.
 """
 
 from __future__ import annotations
@@ -27,18 +28,25 @@ SPARSE_VALUES = 128
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Means per node and step. `transfers`: how often a delta is sent until its owner has it."""
+    """Means per node and step. `transfers`: how often a delta is sent until its owner has it. `pulls`: those from
+    owners; `follows`: those from other nodes."""
 
     pushes: float
     bundles: float
     forwards: float
     pulls: float
     transfers: float
+    follows: float = 0.0
 
     @property
-    def requests(self) -> float:
-        """All that a node sends but for pulls."""
-        return self.pushes + self.bundles + self.forwards
+    def for_deltas(self) -> float:
+        """What a node sends with its deltas and those of others, but for forwards."""
+        return self.pushes + self.bundles
+
+    @property
+    def for_values(self) -> float:
+        """What it asks for values."""
+        return self.pulls + self.follows
 
 
 @cache
@@ -47,25 +55,29 @@ def load(nodes: int, shards: int, bits: int, seed: int = 1) -> Load:
     chance = random.Random(seed)
     ids = [chance.randbytes(ID_BYTES) for _ in range(nodes)]
     owned: dict[bytes, dict[bytes, None]] = {}
+    backed: dict[bytes, dict[bytes, None]] = {}
     for _ in range(shards):
         owner, backup = chance.sample(ids, 2)
         owned.setdefault(owner, {})[backup] = None
+        backed.setdefault(backup, {})[owner] = None
     backups = sum(len(theirs) for theirs in owned.values()) / len(owned)
     owners = len(owned) * (nodes - 1) / nodes
     if not bits:
         return Load(owners, 0.0, owners * backups, owners, 1.0)
-    pushes = bundles = 0.0
-    for me in chance.sample(ids, min(SAMPLED_NODES, nodes)):
+    pushes = bundles = pulls = follows = 0.0
+    sampled = min(SAMPLED_NODES, nodes)
+    for me in chance.sample(ids, sampled):
         table = RouteTable(me, (one for one in ids if one != me), nodes, bits)
         direct = sum(table.hop(owner) is None for owner in owned if owner != me)
         pushes += direct
         # What others hand it for the owners that share its digits goes to each of them in a bundle.
         bundles += len(table.next_nodes()) + direct
-    pushes, bundles = pushes / min(SAMPLED_NODES, nodes), bundles / min(SAMPLED_NODES, nodes)
+        follows += len(table.next_nodes())
+        pulls += direct + sum(table.hop(owner) is not None for owner in backed.get(me, {})) + 1
+    pushes, bundles, pulls, follows = (count / sampled for count in (pushes, bundles, pulls, follows))
     # As many as are sent are received, and none of them is forwarded to a backup in more than one request.
-    return Load(
-        pushes, bundles, (pushes + bundles) * backups * len(owned) / nodes, owners, _transfers(ids, bits, chance)
-    )
+    forwards = (pushes + bundles) * backups * len(owned) / nodes
+    return Load(pushes, bundles, forwards, pulls, _transfers(ids, bits, chance), follows)
 
 
 def _transfers(ids: list[bytes], bits: int, chance: random.Random) -> float:
@@ -93,15 +105,16 @@ def bytes_factor(transfers: float, push: CodecName, pull: CodecName) -> float:
 def table() -> str:
     """The table of docs/scale.md."""
     lines = [
-        "| nodes | bits | pushes and bundles | forwards, at most | pulls | sent | bytes: sparse | bfloat16 |",
-        "|---|---|---|---|---|---|---|---|",
+        "| nodes | bits | deltas | values | both | forwards, at most | sent | bytes: sparse | bfloat16 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for nodes, bits in CASES:
         found = load(nodes, min(SHARDS_PER_NODE * nodes, MAX_SHARDS), bits)
         sparse = bytes_factor(found.transfers, "sparse", "int4")
         dense = bytes_factor(found.transfers, "bfloat16", "bfloat16")
         lines.append(
-            f"| {nodes:,} | {bits or '–'} | {found.pushes + found.bundles:.0f} | {found.forwards:.0f} | "
-            f"{found.pulls:.0f} | {found.transfers:.1f} | {sparse:.2f} | {dense:.2f} |"
+            f"| {nodes:,} | {bits or '–'} | {found.for_deltas:.0f} | {found.for_values:.0f} | "
+            f"{found.for_deltas + found.for_values:.0f} | {found.forwards:.0f} | {found.transfers:.1f} | "
+            f"{sparse:.2f} | {dense:.2f} |"
         )
     return "\n".join(lines)

@@ -43,6 +43,8 @@ from tests.harness.swarms.exchange_swarm import Links
 from training.exchange.audit import owner_audit
 from training.shards.robust import Robust
 
+#: Events of a node that hands down what its owner never had, or no longer has.
+RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: Steps of every worker after all nodes have been switched off and on.
 STEPS_AFTER = 3
 
@@ -116,6 +118,7 @@ class History(HistoryChecks):
         tally.acknowledged = sum(len(one) for one in self.ledger.acknowledged)
         exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
         tally.relayed = sum(exchange.counters.relayed for exchange in exchanges)
+        tally.handed_down = sum(exchange.counters.handed_down for exchange in exchanges)
         tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
         tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
         tally.forgotten = self.ledger.forgotten
@@ -125,7 +128,7 @@ class History(HistoryChecks):
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta")
+            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta", *RELAYS_LIE)
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
@@ -206,6 +209,7 @@ def main() -> int:
                 "followers",
                 "divided",
                 "relayed",
+                "handed_down",
             )
         },
         **{

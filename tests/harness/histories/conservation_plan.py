@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.harness.swarms.exchange_swarm import Links
 from training.encoding.codecs import CodecName, Vector
+from training.encoding.pull_codecs import WHOLE
 from training.settings import ExchangeSettings
 from training.shards.robust import Robust
 
@@ -77,10 +78,15 @@ class Plan:
         )
 
     def relay(self, seed: int) -> None:
-        """Have deltas relayed, and in most histories with a moment a node killed at that of a relayed one."""
+        """Have deltas and changes relayed, and in most histories with a moment a node killed at that of a relayed
+        one."""
         self.settings = msgspec.structs.replace(self.settings, relay_above=2, relay_bits=2)
-        if self.moment is not None and random.Random(f"{seed}/relays").random() < 0.7:
-            self.moment = ("relay", *self.moment[1:])
+        chance = random.Random(f"{seed}/relays")
+        if self.moment is not None and (drawn := chance.random()) < 0.7:
+            self.moment = ("relay" if drawn < 0.4 else "follow", *self.moment[1:])
+        if self.settings.robust != "trimmed-mean" and self.settings.pull_codec in WHOLE and chance.random() < 0.8:
+            pulls: PullCodec = chance.choice(["int8", "int4", "sparse"])
+            self.settings = msgspec.structs.replace(self.settings, pull_codec=pulls)
 
     @property
     def is_exact(self) -> bool:
@@ -134,6 +140,8 @@ class Tally:
     taken_back: int = 0
     #: Shards of deltas that nodes have handed on for others.
     relayed: int = 0
+    #: Shards about which nodes have answered others in the place of their owners.
+    handed_down: int = 0
     windows: int = 0
     #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
     ambiguous: int = 0

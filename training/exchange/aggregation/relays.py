@@ -97,7 +97,7 @@ class DeltaRelays:
 
     def _table(self, now_s: float) -> RouteTable | None:
         above, members = self._context.settings.relay_above, self._swarm.members()
-        population = max(float(len(members) + 1), self._view.worker_count())
+        population = self._view.population()
         if not above or population <= above or self._store.holds_values:
             return None
         self._avoided = {node: until_s for node, until_s in self._avoided.items() if now_s < until_s}

@@ -1,5 +1,7 @@
 """Which node a delta is handed to on its way to an owner, so that nobody sends to everybody. Pure.
 
+Values come back the same way: a node asks for them whom it would hand a delta to.
+
 Node ids are read as digits of `bits` bits. A node hands a delta to one that shares one more digit with the owner than
 it does itself, and of those to the one closest to itself in the remaining digits. So every node has at most 2**bits -
 1 next nodes for each digit, whatever the number of nodes. A delta that is handed on always comes closer: it cannot go
@@ -10,7 +12,7 @@ others chooses among those.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from overlay.ids import ID_BITS
 
@@ -32,26 +34,44 @@ class RouteTable:
     """The next nodes of one node: built once for what it knows of the others."""
 
     def __init__(self, me: bytes, members: Iterable[bytes], population: float, bits: int) -> None:
-        """`members`: ids of the nodes that may hand on deltas; `population`: how many nodes there are in all."""
+        """`members`: ids of the nodes that may hand on; `population`: how many nodes there are in all."""
         self._me = int.from_bytes(me, "big")
         self._bits = bits
         self.levels = levels(population, bits)
-        #: (digits shared with this node, the next digit) → distance in the remaining digits, and the id.
+        #: (digits shared with this node, the next digit) → distance in the remaining digits, and the id: the closest.
         self._next: dict[tuple[int, int], tuple[int, bytes]] = {}
+        #: The same of those that come second.
+        self._second: dict[tuple[int, int], tuple[int, bytes]] = {}
         for node in members:
             if (place := self._place(node)) is None:
                 continue
             remaining = ID_BITS - self._bits * (place[0] + 1)
             distance = (int.from_bytes(node, "big") ^ self._me) & ((1 << remaining) - 1)
+            mine = (distance, node)
             known = self._next.get(place)
-            if known is None or (distance, node) < known:
-                self._next[place] = (distance, node)
+            if known is None or mine < known:
+                self._next[place], mine = mine, known or mine
+            if known is not None and ((second := self._second.get(place)) is None or mine < second):
+                self._second[place] = mine
 
-    def hop(self, owner: bytes) -> bytes | None:
-        """Whom to hand a delta for this owner, perhaps the owner; None: the owner is sent it without others."""
+    def hop(self, owner: bytes, without: Container[bytes] = ()) -> bytes | None:
+        """Whom to hand a delta for this owner, perhaps the owner; None: the owner is sent it without others. Not one of
+        `without`: then it is the second closest, if that is none of them."""
         place = self._place(owner)
-        found = None if place is None else self._next.get(place)
-        return None if found is None else found[1]
+        if place is None:
+            return None
+        found = (table[place][1] for table in (self._next, self._second) if place in table)
+        return next((node for node in found if node not in without), None)
+
+    def relays_to(self, owner: bytes) -> int:
+        """How many nodes are on the way to an owner at most, besides the owner and this node."""
+        place = self._place(owner)
+        return 0 if place is None else self.levels - 1 - place[0]
+
+    def is_on_the_way(self, owner: bytes) -> bool:
+        """Whether others may reach this owner by way of this node: it shares a digit with it."""
+        differs = int.from_bytes(owner, "big") ^ self._me
+        return self.levels > 1 and (ID_BITS - differs.bit_length()) // self._bits >= 1
 
     def next_nodes(self) -> list[bytes]:
         """All nodes that bundles are sent to."""

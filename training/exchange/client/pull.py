@@ -12,19 +12,20 @@ the shard again from its owner after the first step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.encoding.pull_codecs import follows_chains, whole_codec
+from training.exchange.aggregation.pull_sources import behind_steps
 from training.exchange.client.copy_comparison import CopyComparison
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
+from training.exchange.client.relayed_pull import PullRelays, RelayedPull, received_since
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN
 from training.exchange.directory import OwnerDirectory
@@ -32,6 +33,7 @@ from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.reads import ReadHandler
 from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
@@ -49,11 +51,13 @@ VALUE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """Shards that changed, that were up to date, and that did not arrive in time."""
+    """Shards that changed, that were up to date, and that did not arrive in time. `behind_steps`: so many steps before
+    the others are where the oldest value is that another node than the owner has handed down."""
 
     changed: int
     unchanged: int
     missing: list[int]
+    behind_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ class PullClient:
         final_values: FinalValues,
         publisher: Publisher,
         inspector: ShardInspector,
+        reads: ReadHandler,
     ) -> None:
         self._context = context
         self._inspector = inspector
@@ -98,6 +103,7 @@ class PullClient:
         self._directory = directory
         self._follower = ChainFollower(context)
         self._comparison = CopyComparison(context)
+        self.relays = PullRelays(context, self._follower, reads)
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
         self._update_count = 0
@@ -132,19 +138,24 @@ class PullClient:
         began = self._clock.monotonic()
         job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
         self._download = job if job.is_joiners else None
-        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
+        relayed = RelayedPull(wait, waiting, lambda shard, changed: self._settle(shard, job, changed=changed))
+        if not (job.is_joiners or is_final):
+            self.relays.begin(waiting)
+        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job, relayed))
         try:
             if not await wait.until(work, lambda: waiting):
                 self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         finally:
             self._download = None
+            self.relays.end()
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
         if not work.cancelled():
             work.result()
         missing = list(waiting)
-        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
+        behind = behind_steps(relayed.age_s, self._view.median_step_seconds()) if relayed.age_s else 0
+        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing, behind)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything; shards of slow owners from other nodes too."""
@@ -157,11 +168,25 @@ class PullClient:
                 pause_s = FIRST_RETRY_S
             pause_s = await self._pause(list(job.waiting), pause_s)
 
-    async def _fetch_all(self, job: Job) -> None:
-        """Fetch from all owners at once, those first that were updated longest ago."""
-        groups, unknown = self._directory.by_owner(sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0)))
-        parts = [shards for _, shards in groups] + ([unknown] if unknown else [])
-        await together(self._fetch_some(part, job) for part in parts)
+    async def _fetch_all(self, job: Job, relayed: RelayedPull) -> None:
+        """Fetch from all owners at once, or in a large swarm by way of others; those first that were updated longest
+        ago."""
+        shards = sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0))
+        await self._fetch_parts(shards, job, None if job.is_final else relayed)
+
+    async def _fetch_parts(self, shards: list[int], job: Job, relayed: RelayedPull | None, tried: bytes = b"") -> None:
+        groups, unknown = self._directory.by_owner(shards)
+        groups, ways = (groups, []) if relayed is None else self.relays.divided(groups, tried)
+        parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
+        works = [self._fetch_some(part, job) for part in parts]
+        works += [self._fetch_by(to, theirs, job, relayed, tried) for to, theirs in ways if relayed is not None]
+        await together(works)
+
+    async def _fetch_by(self, to: Contact, shards: list[int], job: Job, relayed: RelayedPull, tried: bytes) -> None:
+        """Fetch from another node than their owners; what it has not from a second one, and then from the owners."""
+        await self.relays.ask(to, shards, relayed)
+        if left := [shard for shard in shards if shard in job.waiting]:
+            await self._fetch_parts(left, job, None if tried else relayed, to.node_id)
 
     async def _fetch_some(self, shards: list[int], job: Job) -> None:
         """Fetch the shards of one owner, and again from whoever owns them then; no other owner is waited for."""
@@ -192,6 +217,7 @@ class PullClient:
         if shard in job.waiting:
             del job.waiting[shard]
             job.changed += changed
+            self.relays.settled(shard)
         self._update_count += 1
         self._updates[shard] = self._update_count
 
@@ -277,9 +303,10 @@ class PullClient:
                         self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
                         self._comparison.pulled(owner.node_id, result)
+                        self.relays.heard(owner, result, asked_s, [])
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
-                        await self._follow(owner, reader, memory, result, job)
+                        await self._follow(owner, reader, memory, result, job, asked_s)
                         if result.shard not in job.waiting:
                             job.wait.note(coming)
                     if result.status not in ("value", "copy") or result.chain:
@@ -338,7 +365,7 @@ class PullClient:
         )
 
     async def _follow(
-        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job
+        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job, asked_s: float
     ) -> None:
         """Take the published value of a shard, or its changes; what does not fit is asked for again."""
         arrays, payload_bytes = await self._follower.read(reader, result, memory, has_checksum=job.is_joiners)
@@ -348,6 +375,7 @@ class PullClient:
         if await self._follower.take(result, arrays):
             self._store.note_owner(result.shard, result.term, owner)
             self._comparison.pulled(owner.node_id, result, [codec for codec, _ in arrays])
+            self.relays.heard(owner, result, asked_s, arrays)
             self._settle(result.shard, job, changed=True)
         else:
             self._comparison.unfit(owner.node_id, result.shard)
@@ -392,9 +420,3 @@ class PullClient:
 
 def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
     return Wanted(shard, *term, version, position.chain, position.published)
-
-
-def received_since(body: Any) -> Callable[[], int]:
-    """The bytes of a body that have arrived since now; always 0 for one that does not count them."""
-    before = getattr(body, "received_bytes", 0)
-    return lambda: getattr(body, "received_bytes", before) - before

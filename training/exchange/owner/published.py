@@ -147,7 +147,7 @@ def tick(
         advanced,
         digest_of(advanced),
         source,
-        _limited(changes, advanced.nbytes),
+        newest_within(changes, advanced.nbytes),
     )
 
 
@@ -185,7 +185,7 @@ def continued(held: Vector, missing: Sequence[Change], last: Published) -> Publi
     return replace(last, value=value) if digest == last.digest and has_length(value, MAX_STATE_LENGTH) else None
 
 
-def _limited(changes: tuple[Change, ...], whole_bytes: int) -> tuple[Change, ...]:
+def newest_within(changes: tuple[Change, ...], whole_bytes: int) -> tuple[Change, ...]:
     """The newest changes that together cost less than the whole, at most `MAX_CHANGES`."""
     kept_bytes = 0
     for count, change in enumerate(reversed(changes)):

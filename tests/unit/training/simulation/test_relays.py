@@ -15,23 +15,26 @@ def test_the_page_has_the_table_of_the_code() -> None:
     assert table() in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("nodes", "shards"), [(1000, 4000), (10_000, 4096)])
-def test_pushes_take_few_requests_and_bytes_in_a_swarm_of_any_size(nodes: int, shards: int) -> None:
-    """With the default digits no more than 64 pushes and bundles per node and step, a tenth of the requests of before,
-    and half as many bytes more with sparse deltas."""
+@pytest.mark.parametrize(("nodes", "shards"), [(300, 1200), (1000, 4000), (10_000, 4096)])
+def test_few_requests_and_bytes_in_a_swarm_of_any_size(nodes: int, shards: int) -> None:
+    """With the default digits no more than 64 requests per node and step for deltas and values, a small part of those
+    without relays, and half as many bytes more with sparse deltas."""
     settings = ExchangeSettings()
     flat, relayed = load(nodes, shards, 0), load(nodes, shards, settings.relay_bits)
 
     assert settings.sparse_values == SPARSE_VALUES
-    assert flat.pushes >= 900
-    assert relayed.pushes + relayed.bundles <= 64
-    assert relayed.requests <= flat.requests / 10
+    assert flat.for_values == flat.for_deltas >= 290
+    assert relayed.for_deltas + relayed.for_values <= 64
+    assert relayed.for_deltas <= flat.for_deltas / 10
+    assert relayed.for_values <= flat.for_values / 10
+    assert relayed.forwards <= flat.forwards / 10
     assert bytes_factor(relayed.transfers, "sparse", "int4") <= 1.5
 
 
 def test_dense_deltas_of_a_thousand_nodes_take_half_as_many_bytes_more() -> None:
-    """Pushes and pulls in one codec: a delta is sent two and a half times, and forwarded and pulled once."""
-    assert bytes_factor(load(1000, 4000, ExchangeSettings().relay_bits).transfers, "bfloat16", "bfloat16") <= 1.5
+    """In digits of four bits, pushes and pulls in one codec: a delta is sent two and a half times, and forwarded and
+    pulled once."""
+    assert bytes_factor(load(1000, 4000, 4).transfers, "bfloat16", "bfloat16") <= 1.5
     assert bytes_factor(1.0, "bfloat16", "bfloat16") == 1.0
 
 

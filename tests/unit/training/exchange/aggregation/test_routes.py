@@ -96,6 +96,30 @@ def test_of_several_the_one_closest_to_this_node_is_next() -> None:
     assert RouteTable(bytes.fromhex("00" + "e0" * 19), [near, far], 1000, 4).hop(owner) == far
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(3, 100), bits=st.integers(1, 5))
+def test_the_second_is_the_closest_of_the_others(seed: int, nodes: int, bits: int) -> None:
+    """Without the closest node a table says what one says that does not know it, in whatever order it is built."""
+    ids = ids_of(seed, nodes)
+    me, others = ids[0], ids[1:]
+    table = RouteTable(me, others, nodes, bits)
+    for owner in ids[1:20]:
+        first = table.hop(owner)
+        without = RouteTable(me, [other for other in others if other != first], nodes, bits)
+        assert table.hop(owner, (first or b"",)) == (None if first is None else without.hop(owner))
+
+
+def test_a_node_knows_how_many_hand_on_and_for_whom_it_does() -> None:
+    """Up to one node for each digit but the last that differs; others ask for an owner that shares a digit."""
+    me = bytes(20)
+    table = RouteTable(me, [b"\xf0" + bytes(19)], 4000, 4)
+    assert table.levels == 3
+    owners = [b"\xf0" + bytes(19), b"\x0f" + bytes(19), b"\x00\xf0" + bytes(18)]
+    assert [table.relays_to(owner) for owner in owners] == [2, 1, 0]
+    assert [table.is_on_the_way(owner) for owner in owners] == [False, True, True]
+    assert not RouteTable(me, [], 10, 4).is_on_the_way(owners[2])
+
+
 def test_digits_tell_so_many_nodes_apart() -> None:
     """The levels of some swarms; digits of no bits are refused."""
     assert [levels(nodes, 5) for nodes in (1, 32, 33, 1000, 1024, 1025, 10_000)] == [1, 1, 2, 2, 2, 3, 3]

@@ -245,7 +245,7 @@ def test_changes_that_all_followers_have_are_dropped(case: str, kept: int, monke
     not know yet, and the last alone once the other does not ask any more.
     """
     # Of four values a change is as large as the whole.
-    monkeypatch.setattr("training.exchange.owner.published._limited", lambda changes, _: changes)
+    monkeypatch.setattr("training.exchange.owner.published.newest_within", lambda changes, _: changes)
     other = b"y" * 20
 
     async def scenario() -> None:
