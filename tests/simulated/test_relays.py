@@ -34,15 +34,17 @@ pytestmark = pytest.mark.timeout(240)
 def test_relayed_deltas_are_in_the_model_once(
     first: int, histories: int, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `test_conservation`, with deltas that pass other nodes, which crash, pause and are cut off: after any
-    faults each shard is the sum of its deltas, each once, with all acknowledged ones among them. No relay is taken for
-    one that keeps deltas, although most are checked."""
+    """As `test_conservation`, with deltas and changes that pass other nodes, which crash, pause and are cut off: after
+    any faults each shard is the sum of its deltas, each once, with all acknowledged ones among them, all nodes have its
+    values, and nobody waited longer for fresh ones than without relays. No relay is taken for one that keeps deltas,
+    although most are checked, or sends what is not true."""
     monkeypatch.setattr(delivery_checks, "CHECKED", 1)
     monkeypatch.setattr(delivery_checks, "AGAIN_S", 6.0)
     print(f"seeds from {first}: python -m tests.harness.histories.conservation --relays --nodes {nodes} --seed N")
     tallies = [play(seed, nodes, relays=True) for seed in range(first, first + histories)]
 
     assert sum(tally.relayed for tally in tallies) >= 12 * histories
+    assert sum(tally.handed_down for tally in tallies) >= 8 * histories
     assert sum(tally.acknowledged for tally in tallies) >= 50 * histories
     assert all(tally.longest_of_one_s <= tally.limit_s <= 25.0 for tally in tallies)
 

@@ -32,6 +32,7 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
 
@@ -40,9 +41,13 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
 from tests.harness.swarms.exchange_swarm import Links
+from training.exchange.aggregation import handed_down
 from training.exchange.audit import owner_audit
+from training.exchange.owner import published
 from training.shards.robust import Robust
 
+#: In histories with relays.
+CHANGES_KEPT = 8
 #: Events of a node that hands down what its owner never had, or no longer has.
 RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: Steps of every worker after all nodes have been switched off and on.
@@ -152,7 +157,11 @@ def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = Fal
             history.world.stop()
 
     # Every push is audited: no fault makes an honest owner, or its backup, look like a liar.
-    with patch.object(owner_audit, "ONE_IN", 1):
+    with ExitStack() as changed:
+        changed.enter_context(patch.object(owner_audit, "ONE_IN", 1))
+        for module in (published, handed_down) if relays else ():
+            # Of so small shards owner and relays would keep one change: then most pulls bring the whole.
+            changed.enter_context(patch.object(module, "newest_within", lambda changes, _: changes[-CHANGES_KEPT:]))
         VirtualLoop().run(main(), limit_s=3600)
     return found[0]
 

@@ -78,10 +78,11 @@ class Plan:
         )
 
     def relay(self, seed: int) -> None:
-        """Have deltas and changes relayed, and in most histories with a moment a node killed at that of a relayed
-        one."""
-        self.settings = msgspec.structs.replace(self.settings, relay_above=2, relay_bits=2)
+        """Have deltas and changes relayed by nodes that train, as most do, and in most histories with a moment a node
+        killed at that of a relayed one."""
+        self.workers = min(self.nodes, 10)
         chance = random.Random(f"{seed}/relays")
+        self.settings = msgspec.structs.replace(self.settings, relay_above=2, relay_bits=chance.choice([1, 2]))
         if self.moment is not None and (drawn := chance.random()) < 0.7:
             self.moment = ("relay" if drawn < 0.4 else "follow", *self.moment[1:])
         if self.settings.robust != "trimmed-mean" and self.settings.pull_codec in WHOLE and chance.random() < 0.8:
