@@ -197,6 +197,7 @@ class Overlay:
         if self._stopped:
             return
         running = supervised(name, service, self._on_fault)
+        self._tasks = [task for task in self._tasks if not task.done()]  # as those that have written the capacity
         self._tasks.append(asyncio.create_task(running, name=f"overlay {name}"))
 
     def _on_fault(self, name: str, error: Exception) -> None:

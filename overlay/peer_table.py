@@ -8,6 +8,7 @@ copy. Pure. `now` (monotonic seconds) is passed in.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator, KeysView
@@ -102,7 +103,7 @@ class PeerTable:
         """A known peer said which version it runs: any text."""
         row = self._rows.get(node_id)
         if row is not None and self.versions[row] != version:
-            self.versions[row] = shown_version(version)
+            self.versions[row] = sys.intern(shown_version(version))  # most run the same one: one text for all of them
 
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return a copy of what was known, if it was."""

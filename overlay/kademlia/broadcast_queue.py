@@ -7,6 +7,7 @@ newer update about a node replaces the older. Pure.
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from overlay.kademlia.messages import Gossip
 
@@ -39,7 +40,7 @@ class BroadcastQueue:
         if not self._left:
             return []
         taken: list[Gossip] = []
-        for node_id in list(self._left)[:GOSSIP_PER_DATAGRAM]:
+        for node_id in list(islice(self._left, GOSSIP_PER_DATAGRAM)):
             times, news = self._left.pop(node_id)
             taken.append(news)
             if times > 1:

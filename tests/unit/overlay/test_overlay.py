@@ -70,6 +70,24 @@ def test_a_change_of_role_reaches_peers_at_once_and_a_step_with_the_next_message
     play(story)
 
 
+def test_services_that_have_ended_are_forgotten() -> None:
+    """The capacity is written by a task of its own whenever it changes, for as long as the node runs."""
+
+    async def story(world: OverlayWorld) -> None:
+        node = world.nodes[0]
+        lasting = len(node._tasks)
+
+        async def ends() -> None:
+            await asyncio.sleep(0)
+
+        for _ in range(20):
+            node._run("capacity", ends)
+            await asyncio.sleep(0.1)
+        assert len(node._tasks) <= lasting + 1
+
+    play(story)
+
+
 def test_a_failed_service_is_logged_and_begins_again() -> None:
     """The fault is counted; the node still answers."""
 

@@ -55,6 +55,18 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
     assert only_v4 == v4
 
 
+def test_a_contact_of_a_table_is_the_object_that_answers_name() -> None:
+    """Read again it is the same object, and the one read from an answer. An address that no answer may name is read
+    too."""
+    packed = messages.pack_contact(Contact(b"i" * 20, Address("10.1.2.3", 9)))
+    (named,), _ = messages.unpack_nodes(messages.Nodes(bytes(bytearray(packed)), b""), b"o" * 20)
+    assert messages.read_contact(packed) is messages.read_contact(bytes(bytearray(packed))) is named
+
+    for host in ("224.0.0.1", "ff02::1", "2001:db8::1"):
+        contact = Contact(b"i" * 20, Address(host, 9))
+        assert messages.read_contact(messages.pack_contact(contact)) == contact
+
+
 @pytest.mark.parametrize(
     "entry",
     [
