@@ -18,6 +18,7 @@ from training.encoding.codecs import Vector
 from training.exchange.exchange import Exchange
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings
+from training.shards.outer_rule import is_plain
 from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight, was_away
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
@@ -202,9 +203,10 @@ class StepExchange:
         enabled = self._settings.enabled
         row["wait_seconds"] = 0.0
         if enabled:
-            overlaps = handshake is not None
+            # The values lack most of each sparse delta: nodes which pull together lack those of the others still.
+            has_grace = handshake is None and not is_plain(self._exchange.context.codec.codec)
             row["wait_seconds"] = await self._waiter.wait(
-                step, self._progress.step_seconds, overlaps=overlaps, is_void=self._is_untrue
+                step, self._progress.step_seconds, has_grace=has_grace, is_void=self._is_untrue
             )
         if handshake is not None:
             await handshake.loaded.wait()

@@ -209,10 +209,11 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=0,
             le=1,
-            description="Share of its step time for which a node whose barrier passes waits for sampled peers that "
-            "train the same step; not under asp, nor with overlap. Nodes of equal speed then learn as under bsp.",
+            description="Share of its step time for which a node whose barrier passes may wait for sampled peers of "
+            "its speed that train the same step, while that pays; 0: never. Not under asp and bsp, with overlap or "
+            "sparse deltas, nor for engines.",
         ),
-    ] = 0.0
+    ] = 0.3
     custom: Annotated[
         str,
         Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),

@@ -208,8 +208,8 @@ def pack_contact(contact: Contact) -> bytes:
 
 
 def read_contact(packed: bytes) -> Contact:
-    """The contact in bytes from `pack_contact`. The object is that of `unpack_contact`: a lookup begins with forty contacts of
-    the routing table, and to make each again takes 4 µs and 0.26 KB."""
+    """The contact in bytes from `pack_contact`. The object is that of `unpack_contact`: a lookup begins with forty
+    contacts of the routing table, and to make each again takes 4 µs and 0.26 KB."""
     return unpack_contact(packed) or _read(packed)
 
 

@@ -8,17 +8,20 @@ failure detector declares it dead. Under every barrier a peer that answers but m
 out is not waited for (`training.exchange.trust`).
 
 With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
-Nodes of nearly equal speed then pull and begin their steps together, as under bsp; nobody waits for a slower node.
+Nodes of nearly equal speed then pull and begin their steps together, as under bsp. Nobody waits for a slower node, nor
+longer than it has credit for (`training.barriers.grace`), nor twice for a peer that does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlay.environment import Clock
 from overlay.peers import STALL_FLOOR_S, Peer
+from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 from training.barriers.patience import longest_first_step_s, longest_idle_s
 from training.barriers.predicates import (
     LARGEST_SAMPLE,
@@ -56,6 +59,10 @@ class BarrierWaiter:
         self.queries = 0
         #: Whether the last wait with grace ended with this node among the others; see `predicates.is_abreast`.
         self.is_abreast = False
+        #: What the node may still wait by `barrier.grace`, in units of its step.
+        self.credit = GraceCredit()
+        #: Who did not answer within a grace, and when it was asked: it has none until it is heard again.
+        self._unanswered: dict[bytes, float] = {}
         self._is_left_out: Callable[[bytes], bool] = _is_none
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
@@ -82,12 +89,12 @@ class BarrierWaiter:
         return asked_at
 
     async def wait(
-        self, step: int, step_seconds: float, *, overlaps: bool = False, is_void: Callable[[], bool] | None = None
+        self, step: int, step_seconds: float, *, has_grace: bool = False, is_void: Callable[[], bool] | None = None
     ) -> float:
         """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited.
 
-        A node that `overlaps` trains its next step already: there is no grace. `is_void`: the step turns out to be none
-        that counts, so that nobody is waited for.
+        `has_grace`: what it pulls next is what it begins its next step with. A node that overlaps trains that step
+        already. `is_void`: the step turns out to be none that counts, so that nobody is waited for.
         """
         self.is_abreast = False
         if not self.barrier.samples:
@@ -102,44 +109,66 @@ class BarrierWaiter:
                 if is_void is not None and is_void():
                     return self._clock.monotonic() - started
                 await asyncio.sleep(pause_s)
-            if self._settings.grace and not overlaps:
-                self.is_abreast = await self._wait_abreast(step, self._settings.grace * step_seconds, pause_s)
+            if has_grace and self._settings.grace and not self.barrier.synchronous and self.credit.earn():
+                await self._wait_abreast(step, step_seconds, pause_s)
         finally:
             self.waiting = None
         return self._clock.monotonic() - started
 
-    async def _wait_abreast(self, step: int, grace_s: float, pause_s: float) -> bool:
-        """Wait for those of one sample that train this node's last step, `grace_s` at most; returns whether it is
-        abreast of the others then."""
+    async def _wait_abreast(self, step: int, step_seconds: float, pause_s: float) -> None:
+        """Wait for those of one sample that train this node's last step, for its share of a step at most, and note
+        whether the node is abreast of the others then. Answers to the last query are waited for until the next one
+        would be due, and no longer."""
         started = self._clock.monotonic()
-        sample = [peer.node_id for peer in self._sample()]
-        awaited = [node_id for node_id in sample if not self._has_completed(step, node_id)]
+        ends = started + self._settings.grace * step_seconds
+        sample = [peer.node_id for peer in self._drawn()]
+        awaited = [node_id for node_id in sample if self._may_be_awaited(step, node_id, step_seconds)]
         while True:
-            queried_at = self._clock.monotonic()
+            queried_at = now = self._clock.monotonic()
             if awaited:
                 self.queries += len(awaited)
-                await self._swarm.query_steps(awaited)
-            now = self._clock.monotonic()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(ends - now, pause_s)):
+                        await self._swarm.query_steps(awaited)
+                now = self._clock.monotonic()
+                self._note_unanswered(awaited, queried_at)
             counted = [peer for peer in (self._counted(one, awaited, queried_at, now) for one in sample) if peer]
-            training = [peer for peer in counted if trains_same_step(step, peer.step)]
-            left_s = started + grace_s - now
-            if not training or left_s <= 0.0:
-                return is_abreast(step, [peer.step for peer in counted])
+            training = [peer for peer in counted if peer.node_id in awaited and trains_same_step(step, peer.step)]
+            if not training or now >= ends:
+                break
             self.waiting = BarrierWait(started, len(training), len(counted), training[0].node_id, training[0].step)
             awaited = [peer.node_id for peer in training]
-            await asyncio.sleep(min(pause_s, left_s))
+            await asyncio.sleep(min(pause_s, ends - now))
+        steps = [peer.step for peer in counted]
+        self.is_abreast = is_abreast(step, steps)
+        if step_seconds > 0.0:
+            self.credit.pay((now - started) / step_seconds, share_abreast(step, steps))
 
-    def _has_completed(self, step: int, node_id: bytes) -> bool:
+    def _may_be_awaited(self, step: int, node_id: bytes, step_seconds: float) -> bool:
+        """Whether a peer may train the same step, as far as is known before it is asked."""
         peer = self._swarm.peers.get(node_id)
-        return peer is not None and peer.step >= step
+        if peer is None or peer.step >= step or not is_nearly_as_fast(peer.step_seconds, step_seconds):
+            return False
+        asked_at = self._unanswered.get(node_id)
+        return asked_at is None or peer.last_heard >= asked_at
+
+    def _note_unanswered(self, asked: list[bytes], asked_at: float) -> None:
+        """Only those that are still known, so that there are never more than peers."""
+        self._unanswered = {
+            node_id: at
+            for node_id, at in [*self._unanswered.items(), *((node_id, asked_at) for node_id in asked)]
+            if (peer := self._swarm.peers.get(node_id)) is not None and peer.last_heard < at
+        }
 
     def _sample(self) -> list[Peer]:
         """A fresh sample, or all members where the barrier looks at all."""
-        if self.barrier.complete:
-            sample = self._swarm.all_members(self._began_at)
-        else:
-            sample = self._swarm.sample(self.sample_now(), self._began_at)
-        return [peer for peer in sample if not self._is_left_out(peer.node_id)]
+        if not self.barrier.complete:
+            return self._drawn()
+        return [peer for peer in self._swarm.all_members(self._began_at) if not self._is_left_out(peer.node_id)]
+
+    def _drawn(self) -> list[Peer]:
+        drawn = self._swarm.sample(self.sample_now(), self._began_at)
+        return [peer for peer in drawn if not self._is_left_out(peer.node_id)]
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""

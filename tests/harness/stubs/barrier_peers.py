@@ -38,6 +38,8 @@ class FakeOverlay:
         self.activities: dict[bytes, Activity] = {}
         self.step_seconds: dict[bytes, float] = {}
         self.silent: dict[bytes, None] = {}
+        #: How long a query waits for one that is silent.
+        self.silence_s = QUERY_S
         self.dead: dict[bytes, None] = {}
         self.estimate = 1.0
         self.asked: list[list[int]] = []
@@ -96,7 +98,7 @@ class FakeOverlay:
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         self.asked.append([node_id[0] for node_id in node_ids])
-        await asyncio.sleep(QUERY_S)
+        await asyncio.sleep(self.silence_s if any(node_id in self.silent for node_id in node_ids) else QUERY_S)
         for node_id in node_ids:
             if node_id not in self.silent and node_id not in self.dead:
                 self.hear(node_id, self.steps[node_id])

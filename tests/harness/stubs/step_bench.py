@@ -166,9 +166,9 @@ class LoopBench:
         self.waits: list[int] = []
         #: A barrier takes so long, whatever it says.
         self.wait_s = 0.0
-        #: What the barrier says of the others; and for which steps it was told that the next one trains already.
+        #: What the barrier says of the others; and for which steps it was told to wait for nobody longer.
         self.is_abreast = False
-        self.overlapped: list[int] = []
+        self.without_grace: list[int] = []
         self._environment = Environment(
             clock=self.clock,
             entropy=SeededEntropy(1),
@@ -202,10 +202,10 @@ class LoopBench:
             progress=self.progress,
         )
 
-    async def _wait(self, step: int, _step_seconds: float, *, overlaps: bool, is_void: Callable[[], bool]) -> float:
+    async def _wait(self, step: int, _step_seconds: float, *, has_grace: bool, is_void: Callable[[], bool]) -> float:
         await asyncio.sleep(self.wait_s)
-        if overlaps:
-            self.overlapped.append(step)
+        if not has_grace:
+            self.without_grace.append(step)
         self.waits.append(step)
         self.exchange.history.append(("waited", step))
         return 0.25

@@ -11,10 +11,13 @@ import pytest
 from benchmarks.async_rule import Swarm, way_of
 from benchmarks.record import NotMeasured
 from training.encoding.codecs import Vector
-from training.settings import ExchangeSettings
+from training.settings import BarrierSettings, ExchangeSettings
 from training.shards.outer_rule import Rule
 
 SIZE, NODES, STEPS = 16, 3, 5
+GRACE = BarrierSettings().grace
+#: Nodes of nearly equal speed.
+SCENE = (1.0, 0.0)
 
 
 class StubRunner:
@@ -62,7 +65,7 @@ def test_under_bsp_all_begin_a_step_with_the_same_values() -> None:
 def test_with_enough_grace_nodes_step_together() -> None:
     """They begin each step with equal values, carry nothing, and wait; with none they do not."""
     for grace, equal in ((1.0, True), (0.0, False)):
-        swarm, runners = run(f"pssp 1/0 carry=0.5 grace={grace}")
+        swarm, runners = run(f"pssp 1/0 carry=0.5 grace={grace}", seed=2)
         steps = zip(*(runner.bases for runner in runners), strict=True)
         same = [np.array_equal(bases[0], other) for bases in steps for other in bases]
         assert all(same) is equal, grace
@@ -82,11 +85,15 @@ def test_a_way_is_a_barrier_a_rule_and_options() -> None:
     """What is not given is the default."""
     usual = ExchangeSettings()
 
-    assert way_of("pssp")[1:] == (Rule(usual.outer_lr, usual.outer_momentum), usual.carry, 0.0, None, 0.0)
-    assert way_of("asp 1/0 carry=0.25 correct=0.5")[1:] == (Rule(1.0, 0.0), 0.25, 0.5, None, 0.0)
+    assert way_of("pssp")[1:] == (Rule(usual.outer_lr, usual.outer_momentum), usual.carry, 0.0, None, GRACE, *SCENE)
+    assert way_of("pssp grace=0.1 slow=1.5 shape=4")[5:] == (0.1, 1.5, 4.0)
+    assert way_of("asp 1/0 carry=0.25 correct=0.5")[1:] == (Rule(1.0, 0.0), 0.25, 0.5, None, 0.0, *SCENE)
+    assert way_of("pssp overlap=1").grace == way_of("bsp shape=1").grace == 0.0
 
 
-@pytest.mark.parametrize("text", ["", "psp", "asp 1", "asp 1/x", "asp 1/0 carried=1", "asp carry=", "bsp carry=0.5"])
+@pytest.mark.parametrize(
+    "text", ["", "psp", "asp 1", "asp 1/x", "asp 1/0 carried=1", "asp carry=", "bsp carry=0.5", "bsp grace=0.3"]
+)
 def test_a_way_that_makes_no_sense_is_refused(text: str) -> None:
     """The message has the text."""
     with pytest.raises(NotMeasured, match=f'--ways "{text}'):

@@ -43,7 +43,7 @@ def test_a_step_is_trained_while_the_one_before_is_exchanged() -> None:
         assert bench.clock.monotonic() - began == pytest.approx(4 * 1.0 + 0.8)
         assert bench.exchange.steps == [0, 1, 2, 3, 4]
         assert bench.progress.training_share == pytest.approx(1.0)
-        assert bench.overlapped == [1, 2, 3, 4]
+        assert bench.without_grace == [1, 2, 3, 4]
 
     run(scenario())
 

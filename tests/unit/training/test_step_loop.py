@@ -293,7 +293,20 @@ def test_a_node_abreast_of_the_others_carries_nothing() -> None:
         await bench.run()
 
         assert set(carried(bench).values()) == {0.0}
-        assert bench.overlapped == []
+        assert bench.without_grace == []
+
+    run(scenario())
+
+
+def test_sparse_deltas_have_no_grace() -> None:
+    """The values lack most of each, so that nodes which step together would still lack what the others have trained."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=3)
+        bench.exchange.context.codec.codec = "sparse"
+        await bench.run()
+
+        assert bench.without_grace == [1, 2, 3]
 
     run(scenario())
 
