@@ -27,6 +27,15 @@ def waits(steps: int, random: Random, chance: float) -> tuple[float, float, int]
     return waited, waited - half, abreast
 
 
+def in_a_row(credit: GraceCredit) -> int:
+    """Waits in vain, until the credit is used up."""
+    for number in range(20):
+        if not credit.earn():
+            return number
+        credit.pay(GRACE, 0.5)
+    raise AssertionError("a credit that is never used up")
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.2, 0.5, 0.9])
 def test_waits_are_bounded_by_what_they_have_earned(chance: float) -> None:
     """Whatever comes, a node waits no longer than its credit and one grace."""
@@ -41,12 +50,7 @@ def test_where_it_never_pays_a_node_soon_waits_no_more() -> None:
     assert late == pytest.approx(EARNED * 1000, abs=FIRST + GRACE)
     assert waited <= FIRST + EARNED * 2000 + GRACE
 
-    credit = GraceCredit()
-    in_a_row = 0
-    while credit.earn():
-        credit.pay(GRACE, 0.5)
-        in_a_row += 1
-    assert in_a_row == 3
+    assert in_a_row(GraceCredit()) == 3
 
 
 def test_where_it_pays_a_node_always_waits() -> None:
@@ -60,23 +64,15 @@ def test_where_it_pays_a_node_always_waits() -> None:
         credit.earn()
         credit.pay(0.0, 1.0)
     assert credit.left == MOST
-    in_a_row = 0
-    while credit.earn():
-        credit.pay(GRACE, 0.0)
-        in_a_row += 1
-    assert in_a_row == 4
+    assert in_a_row(credit) == 4
 
 
 def test_it_tries_again_with_the_first_credit() -> None:
     """So that waits follow one another: one alone brings no nodes together."""
     credit = GraceCredit()
-    while credit.earn():
-        credit.pay(GRACE, 0.0)
-    steps = 0
-    while not credit.earn():
-        assert credit.left < FIRST
-        steps += 1
-    assert steps >= (FIRST / EARNED) * 0.9
+    in_a_row(credit)
+    closed = [credit.earn() for _ in range(round(1.5 * FIRST / EARNED))]
+    assert closed.index(True) >= 0.9 * FIRST / EARNED
     credit.pay(GRACE, 0.0)
     assert credit.earn()
 
