@@ -17,6 +17,14 @@ from training.errors import TrainingError
 SHOWN = 3
 
 
+class RunFailed(Exception):
+    """A function of the user ended the run."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
+
+
 class LostUpdate(NamedTuple):
     """An update that a server was bringing into the values when it died. `step` is the one that its task completes,
     `worker` the id (hex) of the node that computed it."""

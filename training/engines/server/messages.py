@@ -6,7 +6,7 @@ does not know to count. Keys and values are encoded (`training.values.encoding`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -172,6 +172,12 @@ def too_large(work: Sequence[tuple[bytes, bytes | None]], sent: Sequence[tuple[b
     if size_bytes <= MAX_TASK_BYTES:
         return ""
     return f"they take {size_bytes:,} bytes together, and at most {MAX_TASK_BYTES:,} are allowed: make smaller tasks"
+
+
+def task_too_large(task: HeldLease, values: Mapping[Key, bytes]) -> str:
+    """Why a task cannot be given with the values of its keys; empty: it can."""
+    wrong = too_large(task.work, [(key, own or values.get(decode_key(key))) for key, own in task.work])
+    return f"the {len(task.work):,} values of a task: {wrong}" if wrong else ""
 
 
 def encoded_updates(updates: list[tuple[Key, object]]) -> list[tuple[bytes, bytes]]:

@@ -21,7 +21,7 @@ from training.engines.server.acceptance import Commit, Contribution, NotWeighabl
 from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
 from training.engines.server.host import Asked, ServerHost
-from training.engines.server.losses import lost_update, raise_end
+from training.engines.server.losses import RunFailed, lost_update, raise_end
 from training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
 from training.engines.server.parked import ParkedPoll, unknown_reports, whole_reports
@@ -47,14 +47,6 @@ STORE_S = 60.0
 STORE_PAUSE_S = 0.2
 
 _LOG = logging.getLogger("p2pnode.server")
-
-
-class RunFailed(Exception):
-    """A function of the user ended the run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.cause)
-        self.failure = failure
 
 
 class Serving:
@@ -380,21 +372,14 @@ class Serving:
             if lease is not None and parked.poll.wants and not parked.names(lease):
                 tasks[worker] = messages.held_by(lease)
         values = await self._values(tasks)
-        self._check_sizes(tasks, values)
-        for worker, parked in list(self._parked.items()):
-            task = tasks.get(worker)
-            if task is not None or parked.has_news(self.core, worker) or now - parked.since >= LONGEST_WAIT_S:
-                del self._parked[worker]
-                await parked.asked.answer(messages.encode(self._told(parked, worker, task, values)))
-
-    @staticmethod
-    def _check_sizes(tasks: dict[bytes, HeldLease], values: dict[Key, bytes]) -> None:
-        """Raises `RunFailed` for a task that cannot be sent."""
         for worker, task in tasks.items():
-            sent = [(key, own or values.get(decode_key(key))) for key, own in task.work]
-            if wrong := messages.too_large(task.work, sent):
-                cause = f"the {len(sent):,} values of a task: {wrong}"
-                raise RunFailed(Failure("schedule", [key for key, _ in sent], worker.hex(), task.step, cause))
+            if wrong := messages.task_too_large(task, values):
+                raise RunFailed(Failure("schedule", [key for key, _ in task.work], worker.hex(), task.step, wrong))
+        for worker, parked in list(self._parked.items()):
+            given = tasks.get(worker)
+            if given is not None or parked.has_news(self.core, worker) or now - parked.since >= LONGEST_WAIT_S:
+                del self._parked[worker]
+                await parked.asked.answer(messages.encode(self._told(parked, worker, given, values)))
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:
         wanted = dict.fromkeys(decode_key(key) for task in tasks.values() for key, own in task.work if own is None)
