@@ -76,6 +76,7 @@ FORKS = frozenset(
 #: Those that fork trainers alone: together with the daemons they would take longer than everything else.
 TRAINERS = frozenset(
     {
+        "test_devices_process",
         "test_forked_python",
         "test_lazy_dynamo",
         "test_shared_data_process",

@@ -17,6 +17,7 @@ import pytest
 
 from p2pnode.errors import ExitCode
 from tests.harness.project.repository import ROOT
+from tests.process.harness.forked_python import run_p2pnode
 from tests.process.harness.swarm_world import ProcessNode, kill_all, until
 
 Start = Callable[..., ProcessNode]
@@ -253,23 +254,23 @@ def test_one_script_counts_the_same_with_all_three_engines(tmp_path: Path) -> No
     expected = " ".join(f"{letter}{count}" for letter, count in counted)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    example = [sys.executable, str(ROOT / "examples/three_engines.py")]
-    node = [sys.executable, "-m", "p2pnode", "run", "--set", "exchange.shards=8", "--set", "training.linger_s=20"]
     ways = {
-        "p2p": ([*node, "--run", "peers", "--local", "3", "--"], ["[1]", "[2]", "[3]"]),
-        "server": ([*node, "--run", "served", "--local", "3", "--servers", "1", "--"], ["[1]"]),
+        "p2p": (["--run", "peers", "--local", "3"], ["[1]", "[2]", "[3]"]),
+        "server": (["--run", "served", "--local", "3", "--servers", "1"], ["[1]"]),
         "mapreduce": ([], [""]),
     }
-    for engine, (started, printing) in ways.items():
-        done = subprocess.run(
-            [*started, *example, engine, "text"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=100.0,
-            check=False,
-        )
+
+    def ran(engine: str, nodes: list[str]) -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, str(ROOT / "examples/three_engines.py"), engine, "text"]
+        if not nodes:
+            return subprocess.run(
+                script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100.0, check=False
+            )
+        command = ["run", "--set", "exchange.shards=8", "--set", "training.linger_s=20", *nodes, "--", *script]
+        return run_p2pnode(command, cwd=tmp_path, env=environment, timeout=100.0, have_torch=False)
+
+    for engine, (nodes, printing) in ways.items():
+        done = ran(engine, nodes)
         assert done.returncode == 0, (engine, done.stderr[-3000:])
         assert sorted(done.stdout.splitlines()) == [f"{one} {expected}".strip() for one in printing], engine
 

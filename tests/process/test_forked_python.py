@@ -27,7 +27,7 @@ sys.exit(7)
 
 
 def test_a_script_finds_what_a_process_of_its_own_has(tmp_path: Path) -> None:
-    """Arguments, folder, environment, session, input, output and exit code; torch is there, our packages are not."""
+    """Arguments, folder, environment, session, input, output and exit code; torch and our packages are there."""
     (tmp_path / "given.txt").write_text("a line")
     (tmp_path / "train.py").write_text(SCRIPT)
     with (tmp_path / "given.txt").open() as given, (tmp_path / "out.txt").open("w") as output:
@@ -38,7 +38,29 @@ def test_a_script_finds_what_a_process_of_its_own_has(tmp_path: Path) -> None:
     assert process.poll() == process.returncode == 7
     found = json.loads((tmp_path / "out.txt").read_text())
     folder = str(tmp_path)
-    assert found == [command, folder, "here", True, "__main__", folder, True, False, "a line"]
+    assert found == [command, folder, "here", True, "__main__", folder, True, True, "a line"]
+
+
+def test_a_folder_that_hides_our_packages_does_so_in_a_fork(tmp_path: Path) -> None:
+    """Beside a script, or on PYTHONPATH: the script gets the folder's package, and none of our modules was imported."""
+    script = (
+        "import sys; print(any(name.partition('.')[0] in ('overlay', 'p2pnode') for name in sys.modules));"
+        "import training; print(training.__path__[0])"
+    )
+    folders = [tmp_path / "beside", tmp_path / "given"]
+    for folder in folders:
+        (folder / "training").mkdir(parents=True)
+        (folder / "training" / "__init__.py").touch()
+    (folders[0] / "train.py").write_text(script)
+    (tmp_path / "train.py").write_text(script)
+
+    printed = []
+    for place, path in ((folders[0], ""), (tmp_path, str(folders[1]))):
+        with (tmp_path / "out.txt").open("w") as output:
+            process = Forked(with_torch(), [str(place / "train.py")], env={"PYTHONPATH": path}, stdout=output)
+        assert process.wait(30) == 0
+        printed.append((tmp_path / "out.txt").read_text().splitlines())
+    assert printed == [["False", str(folder / "training")] for folder in folders]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

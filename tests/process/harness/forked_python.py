@@ -1,14 +1,15 @@
 """Python processes without their imports: forks of a server that has imported torch, or the daemon, once.
 
 A start of the daemon imports for half a second, one of a trainer for two, and the tests start some hundred of each.
-`Forked` is to tests what `subprocess.Popen` is, for commands of this Python; `trainers_are_forks` replaces
-`asyncio.create_subprocess_exec`, with which a daemon starts its trainer. Process id, session, signals, output, folder,
-environment and exit code are those of a real process. Not real are the parent, which is the server, and what happens
-before the program's first line: the start of the interpreter, the imports, and variables that are read there
-(`OMP_NUM_THREADS`, `MALLOC_…`). Therefore some tests of each kind start real processes.
+`Forked` is to tests what `subprocess.Popen` is, for commands of this Python. `trainers_are_forks` replaces
+`asyncio.create_subprocess_exec`, with which a daemon starts its trainer, and `local_nodes_are_forks` what starts the
+nodes of `--local`. Process id, session, signals, output, folder, environment and exit code are those of a real process.
+Not real are the parent, which is the server, and what happens before the program's first line: the start of the
+interpreter, the imports, and variables that are read there (`OMP_NUM_THREADS`, `MALLOC_…`). Therefore some tests of
+each kind start real processes.
 
-`python -m tests.process.harness.forked_python SOCKET ARGUMENTS…` is `p2pnode ARGUMENTS…` whose trainers are forks of
-the server at SOCKET.
+`python -m tests.process.harness.forked_python SOCKET[:SOCKET] ARGUMENTS…` is `p2pnode ARGUMENTS…` whose trainers are
+forks of the server at the first socket, and whose local nodes, if there is a second socket, of the server at that one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 from unittest import mock
 
@@ -35,6 +37,8 @@ from tests.harness.project.repository import ROOT
 
 #: A loaded machine imports torch slowly.
 START_S = 90.0
+#: What a trainer imports before its first step: `python -m training.trainer`, and a script with `p2pnode.attach`.
+TRAINER = ("training.trainer.attach", "training.trainer.memory_estimate", "training.trainer.runner", "p2pnode")
 #: What `p2pnode start` imports before its first step.
 DAEMON = ("p2pnode.cli", "p2pnode.daemon", "p2pnode.lifecycle.node", "p2pnode.status.server", "asyncio", "uvloop")
 
@@ -86,8 +90,8 @@ class ForkServer:
 
 @functools.cache
 def with_torch() -> ForkServer:
-    """The server for trainers. It has none of our modules: a folder of the user's may hide them."""
-    return ForkServer("torch", "numpy", "msgspec", "asyncio")
+    """The server for trainers."""
+    return ForkServer("torch", "numpy", "msgspec", "asyncio", *TRAINER)
 
 
 @functools.cache
@@ -114,11 +118,16 @@ def fork(
 
 
 class Forked:
-    """`subprocess.Popen` of `[sys.executable, *command]` in a session of its own, without pipes."""
+    """`subprocess.Popen` of `[sys.executable, *command]` in a session of its own: a fork of a server, which is given by
+    itself or by its socket. It makes no pipes; `local_nodes_are_forks` does, and keeps their other ends here."""
+
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+    stderr: IO[bytes] | None = None
 
     def __init__(
         self,
-        server: ForkServer,
+        server: ForkServer | str,
         command: Sequence[str],
         *,
         cwd: Path | None = None,
@@ -131,7 +140,8 @@ class Forked:
         with Path(os.devnull).open("r+b") as nothing:
             streams = [nothing if stream == subprocess.DEVNULL else stream for stream in (stdin, stdout, stderr)]
             descriptors = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
-            self.pid, self._connection = fork(server.path, command, env or os.environ, cwd, descriptors)
+            path = server if isinstance(server, str) else server.path
+            self.pid, self._connection = fork(path, command, env or os.environ, cwd, descriptors)
 
     def _receive(self, timeout_s: float | None) -> int | None:
         if self.returncode is None:
@@ -163,14 +173,22 @@ class Forked:
 
 
 def run_p2pnode(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], given: str = "", timeout: float
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    given: str = "",
+    timeout: float,
+    have_torch: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of `python -m p2pnode ARGUMENTS…` with text as input, its output captured as text."""
     with contextlib.ExitStack() as stack:
         source, out, error = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         source.write(given)
         source.seek(0)
-        process = start_p2pnode(arguments, cwd=cwd, env=env, stdin=source, stdout=out, stderr=error)
+        process = start_p2pnode(
+            arguments, cwd=cwd, env=env, stdin=source, stdout=out, stderr=error, have_torch=have_torch
+        )
         try:
             code = process.wait(timeout)
         finally:
@@ -190,16 +208,17 @@ def start_p2pnode(
     stderr: Stream = subprocess.DEVNULL,
     have_torch: bool = True,
 ) -> Forked | subprocess.Popen[Any]:
-    """`python -m p2pnode ARGUMENTS…` in a session of its own, and its trainers, as forks. `start --invite` is a real
-    process: it executes itself again, to hide the line. Without `have_torch` the trainers are forks of the server for
-    daemons: there is no other, and a trainer without torch needs none."""
+    """`python -m p2pnode ARGUMENTS…` in a session of its own, its trainers and its local nodes, as forks. With
+    `--invite` it is a real process: it executes itself again, to hide the line. Without `have_torch` the trainers are
+    forks of the server for daemons: there is no other, and a trainer without torch needs none."""
     if "--invite" in arguments or not sys.platform.startswith("linux"):
         command = [sys.executable, "-m", "p2pnode", *arguments]
         return subprocess.Popen(
             command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
     trainers = with_torch() if have_torch else with_daemon()
-    command = ["-m", "tests.process.harness.forked_python", trainers.path, *arguments]
+    sockets = os.pathsep.join((trainers.path, with_daemon().path))
+    command = ["-m", "tests.process.harness.forked_python", sockets, *arguments]
     return Forked(with_daemon(), command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
@@ -249,7 +268,30 @@ def trainers_are_forks(path: str = "") -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def local_nodes_are_forks(sockets: Sequence[str]) -> Iterator[None]:
+    """The nodes that `p2pnode.local_run` starts are forks of the server at the last socket."""
+    from p2pnode import local_run
+
+    def start(command: Sequence[str], **options: Any) -> Forked:
+        assert command[:3] == [sys.executable, "-m", "p2pnode"]
+        assert options == {"start_new_session": True, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)}
+        (given, stdin), (stdout, output), (stderr, errors) = [os.pipe() for _ in range(3)]
+        module = ["-m", "tests.process.harness.forked_python", os.pathsep.join(sockets)]
+        node = Forked(sockets[-1], [*module, *command[3:]], stdin=given, stdout=output, stderr=errors)
+        for theirs in (given, output, errors):
+            os.close(theirs)
+        node.stdin, node.stdout, node.stderr = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), os.fdopen(stderr, "rb")
+        return node
+
+    with mock.patch.object(local_run, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)):
+        yield
+
+
 if __name__ == "__main__":
-    path = sys.argv.pop(1)
-    with trainers_are_forks(path):
+    paths = sys.argv.pop(1).split(os.pathsep)
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(trainers_are_forks(paths[0]))
+        if len(paths) > 1 and "--local" in sys.argv:
+            replaced.enter_context(local_nodes_are_forks(paths))
         runpy.run_module("p2pnode", run_name="__main__", alter_sys=True)
