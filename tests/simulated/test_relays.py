@@ -15,13 +15,25 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation import play
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
-from tests.simulated.test_exchange_faults import ONES, backup, exchange_of, join, owner, push, simulate, until, value
+from tests.simulated.test_exchange_faults import (
+    ONES,
+    VALUES,
+    backup,
+    exchange_of,
+    join,
+    owner,
+    push,
+    simulate,
+    until,
+    value,
+)
 from training.encoding.codecs import Vector
 from training.exchange.aggregation import delivery_checks, pull_sources
 from training.exchange.aggregation.consignments import Note
-from training.exchange.aggregation.handed_down import Answered, HandedDown
+from training.exchange.aggregation.handed_down import VALUE_BYTES, Answered, HandedDown
 from training.exchange.aggregation.relays import AVOIDED_S, UNABLE_S
 from training.exchange.client.relayed_pull import PullRelays
+from training.exchange.held_memory import held_memory
 from training.exchange.messages import Push, PushResult, Wanted
 from training.exchange.owner.published import Change, digest_of
 from training.settings import ExchangeSettings
@@ -360,6 +372,8 @@ def test_values_are_handed_down_and_are_not_too_old() -> None:
         handed = sum(exchange_of(member).counters.handed_down for member in world.running())
         print(f"{handed} shards handed down, in {counts}")
         assert handed >= 100
+        kept = [held_memory(exchange_of(member)).handed_down for member in world.running()]
+        assert 0 < max(kept) < VALUE_BYTES * VALUES
         reports = await asyncio.gather(*(exchange_of(member).pull(16) for member in world.running()))
         most = max(report.behind_steps for report in reports)
         assert 0 <= most <= 2
