@@ -52,11 +52,6 @@ class HandedDown:
     def __init__(self) -> None:
         self._held: dict[int, HeldChanges] = {}
 
-    def date_of(self, shard: int) -> float | None:
-        """Since when at most the value of a shard is out of date; None if nothing of it is kept."""
-        held = self._held.get(shard)
-        return None if held is None else held.date_s
-
     def note(
         self,
         result: PullResult,

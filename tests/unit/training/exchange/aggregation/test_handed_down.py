@@ -132,7 +132,6 @@ def test_a_value_is_as_old_as_its_date() -> None:
     handed.note(result(values[1], "value"), 109.0, SIZE)
     answer = handed.answer(wanted(values[1]), 110.0)
     assert (answer.age_s, answer.result.changes) == (3.0, 1)
-    assert handed.date_of(SHARD) == 107.0
     assert handed.answer(wanted(values[1]), 10.0**9).age_s == MAX_AGE_S
 
 
