@@ -86,7 +86,8 @@ class StepExchange:
         #: The swarm's median step when the values in the vector were pulled, and when their owners had them: earlier
         #: where other nodes have handed them down.
         self._pulled_step = self.base_step = 0
-        #: The begin of the run, and the last pull or begin of training, in monotonic seconds.
+        #: The begin of the run, and of the last pull or of training, in monotonic seconds. A node may be stopped while
+        #: it pulls, too.
         self._began_s = self._pulled_s = 0.0
         #: What the present step began with, and whether its delta is to be corrected by it.
         self._base: Vector | None = None
@@ -138,10 +139,10 @@ class StepExchange:
     async def catch_up(self) -> None:
         """Take the values of the others, and continue at their step if that is a later one."""
         step = max(self._progress.step, self._exchange.view.median_step())
+        self._pulled_s = self._clock.monotonic()
         self._advance(step)
         behind = (await self._exchange.pull(step)).behind_steps if self._settings.enabled else 0
         self._pulled_step, self.base_step = step, max(0, step - behind)
-        self._pulled_s = self._clock.monotonic()
 
     async def keep_base(self, carry: float | None) -> None:
         """A step is about to be ordered that begins with so much of the delta before it; None: it overlaps. For
@@ -213,6 +214,7 @@ class StepExchange:
         waited = self._clock.monotonic()
         has_gone_back = enabled and await self.go_back()
         (base_step, awaited_from), behind = await self._step_of_others(), 0
+        self._pulled_s = self._clock.monotonic()
         if enabled:
             pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
@@ -230,7 +232,6 @@ class StepExchange:
             self._advance(base_step)
             self._swarm.announce(step=base_step)
         self._pulled_step, self.base_step = base_step, max(0, base_step - behind)
-        self._pulled_s = self._clock.monotonic()
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
         row |= {

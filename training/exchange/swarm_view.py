@@ -177,7 +177,7 @@ class SwarmView:
         """The median step time that the other workers announce; 0 while none has."""
         now = self._clock.monotonic()
         computed_at, median = self._step_seconds
-        if now - computed_at > VIEW_TTL_S or computed_at < 0:
+        if now - computed_at > VIEW_TTL_S or not median:  # who has just come asks for the first one
             peers = [peer for peer in self._trusted() if peer.step_seconds > 0.0 and peer.is_worker(now)]
             known = sorted(peer.step_seconds for peer in peers)
             median = known[len(known) // 2] if known else 0.0

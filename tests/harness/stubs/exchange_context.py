@@ -74,6 +74,7 @@ class ScriptedSwarm:
             eligible=True,
             step=0,
             step_seconds=0.0,
+            last_heard=0.0,
             activity=Activity.READY,
             is_worker=lambda _now: True,
         )

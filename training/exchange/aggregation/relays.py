@@ -273,12 +273,13 @@ class DeltaRelays:
 
     def _on_missing(self, one: Reported) -> None:
         """A relay, or one behind it, has not delivered what it has reported. All that may have gone that way is to be
-        sent to its owner, if that lacks it: as if the relay had owned the shard (`training.exchange.resending`)."""
+        sent to its owner, if that lacks it: as if the relay had owned the shard (`training.exchange.audit.resending`)."""
         routes, count = self.routes(), 0
         for key, delta in self._context.acknowledged:
             is_other = routes is not None and routes.hop(delta.owner) == one.relay
             if is_other or (key.shard, key.identity) == (one.shard, one.identity):
-                delta.owner, count = one.relay, count + 1
+                self._context.acknowledged.moved(key, one.relay)
+                count += 1
         self._avoid(one.relay, DISBELIEVED_S)
         self._log.warning("relay_kept_delta", source=one.relay.hex()[:8], step=one.identity.step, count=count)
 

@@ -276,6 +276,7 @@ def test_one_shard_is_pulled_from_its_owner_for_a_check() -> None:
         for peer in pulling.swarm.peers.values():
             peer.step_seconds = 30.0 if peer.node_id == RELAY.node_id else 10.0
         pulling.relays._routes = None
+        pulling.context.view.invalidate()
         assert pulling.relays.divided([(OWNER, [SHARD])], b"none") == ([], [(OWNER, [SHARD])])
 
     run(scenario())
