@@ -380,7 +380,8 @@ class LargeHistory:
         tally = self.tally
         tally.acknowledged, tally.carried = self.ledger.acknowledged_count, self.ledger.carried_count
         tally.refused = self.ledger.refused
-        tally.longest_s, tally.limit_s = self.clocks.longest_s, self.clocks.limit_s()
+        tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
+        tally.limit_s = self.clocks.limit_s()
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.

@@ -55,7 +55,10 @@ class LargeTally:
     spread_s: float = 0.0
     trained_s: float = 0.0
     quiet_s: float = 0.0
+    #: Longest wait for an acknowledgement or a fresh value: of all, and of those that one fault at most had struck.
     longest_s: float = 0.0
+    longest_of_one_s: float = 0.0
+    #: The most that a clock of the latter kind may have shown.
     limit_s: float = 0.0
     processor_spread_s: float = 0.0
     processor_trained_s: float = 0.0
