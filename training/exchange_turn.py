@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from overlay.environment import Environment
+from overlay.peers import Activity
 from training.barriers.waiter import BarrierWaiter
 from training.encoding.codecs import Vector
 from training.exchange.exchange import Exchange
 from training.progress import Progress, StepRow
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import is_plain
-from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight, was_away
+from training.step_rules import base_of, correct, delta_weight, fell_behind, pushed_weight, sharers, was_away
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepReport, Trainer
@@ -174,7 +175,7 @@ class StepExchange:
             "idle_seconds": trained.idle_s,
         }
         if self._settings.enabled:
-            weight = self._weight(report.samples)
+            weight = self._weight(step, report.samples)
             pushed = await self._exchange.push(step, trained.base_step, weight, self._trainer.delta, on_taken)
             row |= {
                 "weight": weight,
@@ -261,11 +262,14 @@ class StepExchange:
         self._progress.step = step
         self._exchange.advance(step)
 
-    def _weight(self, samples: int) -> float:
-        kind, now = self._settings.weight, self._clock.monotonic()
-        members = self._swarm.members() if kind == "samples" else ()
-        theirs = [peer.samples for peer in members if peer.is_worker(now)]
-        weight = delta_weight(kind, self._exchange.view.worker_count(), samples, theirs)
+    def _weight(self, step: int, samples: int) -> float:
+        kind, nodes, now = self._settings.weight, self._exchange.view.worker_count(), self._clock.monotonic()
+        members = self._swarm.members()
+        ended = [peer for peer in members if peer.activity is Activity.FINISHED and peer.step >= step]
+        working = [peer for peer in members if peer.is_worker(now)] if ended or kind == "samples" else []
+        if ended:
+            nodes = sharers(nodes, 1 + len(working), len(ended))
+        weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
         context = self._exchange.context
         return pushed_weight(self._settings, weight, context.codec.codec, synchronous=context.synchronous)
 

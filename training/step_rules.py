@@ -33,6 +33,13 @@ def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int])
     return share * min(max(samples / mean, low), high)
 
 
+def sharers(workers: float, training: int, ended: int) -> float:
+    """How many nodes share a step, of `workers` that train now. Of those known to this node `training` train, itself
+    included, and `ended` have ended their run with that step or a later one. Their deltas of the step have counted with
+    this share: the last steps of the slowest node weigh no more than theirs."""
+    return workers * (1.0 + ended / max(1, training))
+
+
 def pushed_weight(settings: ExchangeSettings, weight: float, codec: CodecName, *, synchronous: bool) -> float:
     """The weight by which the owners add a delta of this weight in this codec.
 

@@ -491,6 +491,24 @@ def test_the_weight_of_a_delta(weight: Any, theirs: list[int], expected: float) 
     run(scenario())
 
 
+def test_the_last_steps_of_a_slow_node_weigh_what_those_of_the_others_did() -> None:
+    """Two have ended their run, at steps 3 and 2, and one has left it before. Step 2 is shared by three, step 3 by two,
+    and step 4 by nobody else."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=4)
+        bench.exchange.workers = 1.0
+        ends = [(Activity.FINISHED, 3), (Activity.FINISHED, 2), (Activity.PAUSED, 9)]
+        bench.swarm.others = [
+            SimpleNamespace(node_id=b"z" * 20, samples=64, is_worker=lambda _now: False, activity=activity, step=step)
+            for activity, step in ends
+        ]
+        await bench.run(1)
+        assert [given for _, _, given in bench.exchange.pushes] == pytest.approx([1 / 3, 1 / 2, 1.0])
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("corrects", [True, False])
 def test_a_delta_is_corrected_by_what_the_others_have_moved(corrects: bool) -> None:
     """Half of what the values changed since the step began with them and with a part of the delta before: pulled before

@@ -9,7 +9,7 @@ import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight, was_away
+from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight, sharers, was_away
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,17 @@ from training.step_rules import base_of, correct, delta_weight, fell_behind, own
 def test_the_weight_of_a_delta(kind: str, workers: float, samples: int, theirs: list[int], weight: float) -> None:
     """A share of the workers, by samples between a quarter and four of it; what is not known does not count."""
     assert delta_weight(kind, workers, samples, theirs) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize(
+    ("workers", "training", "ended", "nodes"),
+    [(1.0, 1, 2, 3.0), (2.0, 2, 1, 3.0), (3.0, 3, 0, 3.0), (300.0, 20, 10, 450.0), (1.0, 0, 1, 2.0)],
+)
+def test_a_step_is_shared_with_those_that_have_ended_with_it(
+    workers: float, training: int, ended: int, nodes: float
+) -> None:
+    """Where all are known they are counted; in a large swarm those known stand for all."""
+    assert sharers(workers, training, ended) == nodes
 
 
 @pytest.mark.parametrize(
