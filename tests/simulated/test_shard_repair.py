@@ -70,6 +70,7 @@ async def _scenario(swarm: Swarm, parts: str, number: float, times: int, spoil: 
         _, owned = owner_of(swarm, shard)
         assert owned.term > term
         assert owned.backup is not None
+    assert "misbehaved" not in [record.fields["reason"] for record in swarm.of("member_unreliable")]
     for one in swarm.running():
         one.living.pause()
     await asyncio.sleep(8.0)

@@ -20,8 +20,10 @@ from training.shards.delta_range import MEAN_ALWAYS
 
 #: What no honest owner says of an honest delta.
 NEVER = ("not_yours", "shape", "malformed")
-#: An owner that began a new era refuses the deltas that were under way.
-ERAS = 4
+#: An owner that began a new era refuses all deltas with a base before it. It begins no later than a step that some node
+#: has come to, which barriers keep within their staleness limit of the median. So the bases of refused deltas pass it
+#: within so many steps; this many where there is no limit.
+ERA_STEPS = 64
 ATTEMPTS = 12
 #: Shards and deltas remembered; the oldest is forgotten first.
 MAX_REMEMBERED = 4096
@@ -34,7 +36,7 @@ class FalseRefusals:
         self._context = context
         #: How often each delta of a shard was refused for no reason.
         self._refused: dict[tuple[int, int], int] = {}
-        #: How often in a row an owner has refused deltas of a shard as those of before its era.
+        #: The base of the first of the deltas of a shard that an owner has refused in a row, as from before its era.
         self._eras: dict[tuple[bytes, int], int] = {}
 
     def contradicts(
@@ -74,8 +76,8 @@ class FalseRefusals:
                 return robust.norm_of(delta) <= MEAN_ALWAYS * math.sqrt(delta.size)
             case "before_era":
                 key = owner, result.shard
-                times = self._eras[key] = self._eras.pop(key, 0) + 1
+                first = self._eras[key] = self._eras.pop(key, push.base_step)
                 if len(self._eras) > MAX_REMEMBERED:
                     del self._eras[next(iter(self._eras))]
-                return times > ERAS
+                return push.base_step - first > (ERA_STEPS if limit is None else limit)
         return result.reason in NEVER

@@ -12,7 +12,7 @@ from tests.harness.builders.stores import IDS, contact, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.encoding import codecs
-from training.exchange.client.refusals import ATTEMPTS, ERAS, FalseRefusals
+from training.exchange.client.refusals import ATTEMPTS, FalseRefusals
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.reliability import APART_S, MISBEHAVIOURS
@@ -71,17 +71,17 @@ def test_what_no_honest_owner_says_is_never_true(reason: str) -> None:
     run(scenario())
 
 
-def test_a_new_era_refuses_what_was_under_way_and_no_more() -> None:
-    """Since the last delta that was added."""
+def test_a_new_era_refuses_until_the_bases_have_passed_every_step_it_can_begin_with() -> None:
+    """However many deltas that are: a fast node sends more. Since the last delta that was added."""
 
     async def scenario() -> None:
         found = refusals()
-        push = Push(GENESIS, IDS["a"], 1, 20, 19, 0.3, [0])
-        for _ in range(2):
-            assert not any(contradicts(found, "before_era") for _ in range(ERAS))
+        for first in (19, 40):
+            for base in range(first, first + LIMIT + 1):
+                assert not any(contradicts(found, "before_era", base=base, step=base + 1) for _ in range(6)), base
+            assert contradicts(found, "before_era", base=first + LIMIT + 1, step=first + LIMIT + 2)
+            push = Push(GENESIS, IDS["a"], 1, 20, 19, 0.3, [0])
             assert not found.contradicts(push, contact("b"), PushResult(0, "ok", 7), lambda: item(0.0))
-        assert not any(contradicts(found, "before_era") for _ in range(ERAS))
-        assert contradicts(found, "before_era")
 
     run(scenario())
 
