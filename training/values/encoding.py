@@ -25,6 +25,8 @@ _ARRAY = 1
 #: Kinds of dtypes whose bytes are the values: booleans, numbers, and text of a fixed size.
 _PLAIN_KINDS = "biufcSU"
 _TEXT, _RAW = b"s", b"b"
+#: What to do about a value of another type.
+ENCODABLE = "A value is a number, text, bytes, a NumPy array, or a list or dict of such: convert it before it is set."
 
 
 class InvalidKey(TrainingError, ValueError):
@@ -75,9 +77,11 @@ def encode_value(key: Key, value: object, limit_bytes: int = MAX_VALUE_BYTES) ->
     try:
         encoded = msgspec.msgpack.encode(value, enc_hook=_extension)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueNotEncodable(key, str(error) or type(error).__name__) from error
+        what = str(error) or type(error).__name__
+        raise ValueNotEncodable(key, f"{what.removesuffix('.')}. {ENCODABLE}") from error
     if len(encoded) > limit_bytes:
-        raise ValueNotEncodable(key, f"it takes {len(encoded):,} bytes, and at most {limit_bytes:,} are allowed")
+        most = f"at most {limit_bytes:,} are allowed. Put it under several keys."
+        raise ValueNotEncodable(key, f"it takes {len(encoded):,} bytes, and {most}")
     return encoded
 
 
