@@ -61,7 +61,7 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# transformers, accelerate, peft, Lightning and pyarrow: 250 MB and half a minute of installation, for the tests below.
+# transformers, accelerate, peft, Lightning, pyarrow and datasets: 270 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.
 $(FRAMEWORKS): $(STAMP)
 	@echo "Installing transformers, peft and Lightning into $(VENV) (once)"
@@ -70,7 +70,7 @@ $(FRAMEWORKS): $(STAMP)
 
 test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning; ARGS go to pytest
 	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_accelerated.py \
-	  tests/unit/training/engines/mapreduce/test_sources.py $(ARGS)
+	  tests/unit/training/engines/mapreduce/test_sources.py tests/unit/training/trainer/sampling/test_hugging_face.py $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_framework_ranks.py $(ARGS)
 
