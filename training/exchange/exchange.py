@@ -282,6 +282,7 @@ class Exchange:
             deltas=named(lost),
         )
         self._settle()
+        await self.reconciler.late.pass_on_all()
 
     def _has_no_known_owner(self, shard: int) -> bool:
         return shard not in self.store.owned and shard not in self.store.ownership.known_owners

@@ -334,12 +334,14 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them.
 
     `recorded`: every delta that the sender knows of before the swarm was started again without it. The receiver reports
-    those that its shards lack.
+    those that its shards lack. `is_passed_on`: the sender owns the shards, and `recorded` is what it has written off in
+    each; its backup and its learner write off the same.
     """
 
     genesis: Genesis
     shards: Shards
     recorded: Identities = []
+    is_passed_on: bool = False
 
 
 class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):

@@ -53,12 +53,15 @@ class RepairHandler:
         self._log = context.environment.log
         self._late = late
         self._deltas = deltas
-        context.rpc.register("offer", Offer, self._on_offer)
+        context.rpc.register("offer", Offer, self._on_offer, waits=True)
         context.rpc.register("seek", FindDeltas, self._on_seek)
         context.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         histories: list[OwnedHistory] = []
+        if message.is_passed_on:
+            await self._late.note(message, sender)
+            return Response(encode(OwnedHistories(histories)))
         left_rows = MAX_ROWS
         for shard in message.shards:
             if shard < len(self._store):
@@ -67,8 +70,10 @@ class RepairHandler:
                 if histories and left_rows < 0:
                     break  # the sender asks again for the others
                 histories.append(history)
-        await self._late.count_offered([one.shard for one in histories if one.status == "owner"], message, sender)
-        return Response(encode(OwnedHistories(histories)))
+        owned = [one.shard for one in histories if one.status == "owner"]
+        again = await self._late.count_offered(owned, message, sender)
+        found = [OwnedHistory(one.shard, "retry") if one.shard in again else one for one in histories]
+        return Response(encode(OwnedHistories(found)))
 
     def history(self, shard: int) -> OwnedHistory:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""

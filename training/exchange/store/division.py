@@ -102,7 +102,7 @@ def _part_of_backed(backed: Backed, state: ShardState) -> Backed:
     """Also of a learner that has its state: its owner may rely on it already. No other snapshot of this catch-up will
     come, so what was kept for one is not needed."""
     windows = [list(window) for window in backed.closed_windows]
-    return replace(backed, state=state, buffered=[], closed_windows=windows, base=None)
+    return replace(backed, state=state, buffered=[], closed_windows=windows, written_off=Applied(), base=None)
 
 
 def _part_of_superseded(copy: SupersededCopy, state: ShardState) -> SupersededCopy:

@@ -289,7 +289,7 @@ class ShardStore:
         if not self._close_all(state, backed.closed_windows):
             return False
         self.place(state)
-        backed.state, backed.promised, backed.base = state, promised, None
+        backed.take(state, promised)
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
