@@ -438,7 +438,7 @@ def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) 
     # Once more where what it had heard of the other on its first look was old.
     assert jumps[0][0] == jumps[-1][0] == "n1"
     assert len(jumps) <= 2
-    assert jumps[-1][2] > jumps[0][1] + 40
+    assert jumps[-1][2] > jumps[0][1] + 30
 
 
 def test_a_node_that_slept_for_some_steps_does_not_train_them_alone() -> None:

@@ -16,7 +16,6 @@ from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns
 from training.exchange.counters import Counters
 from training.exchange.kept_deltas import KeptDeltas
-from training.exchange.put_off import PutOff
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
@@ -65,8 +64,6 @@ class ExchangeContext:
     acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
     audits: AuditOutcomes = field(default_factory=AuditOutcomes)
     published_values: PublishedValues = field(default_factory=PublishedValues)
-    #: The owners that give this node no results.
-    put_off: PutOff = field(default_factory=PutOff)
 
     @property
     def turns(self) -> LoopTurns:
@@ -95,23 +92,6 @@ class ExchangeContext:
         self.view.invalidate()
         self.rebalance.wake()
 
-    def held_up_by(self, owner: bytes) -> None:
-        """An owner has put this node off for much longer than others take (`training.exchange.put_off`): its shards are
-        taken over. The others are told so, as after an audit: one that asks no other owner has nothing to compare."""
-        self.put_off.forget(owner)
-        if owner == self.swarm.node_id or self.view.is_gone(owner) or self.swarm.is_suspect(owner):
-            return
-        self.audits.verdicts_due.append((owner, False))
-        self._leave_out(owner, self.view.reliability.puts_off(owner, self.environment.clock.monotonic()))
-
-    def _leave_out(self, node: bytes, until_s: float) -> None:
-        """Leave out a member that may answer for ever: nothing that is under way to it is waited for."""
-        self.audits.settle(node)
-        self.view.trust.suspend(node, until_s)
-        self.view.invalidate()
-        self.rebalance.wake()
-        self.rpc.found_dead(node)
-
     def contradicted_itself(self, owner: bytes, reason: str, shard: int) -> None:
         """An owner has acknowledged, forwarded or published what does not fit together, all of it before this node
         (`training.exchange.audit`)."""
@@ -133,7 +113,11 @@ class ExchangeContext:
         if node == self.swarm.node_id or node not in self.view.trust:
             return
         self.audits.verdicts_due.append((node, follows))
-        self._leave_out(node, self.view.reliability.audited(node, self.environment.clock.monotonic()))
+        until_s = self.view.reliability.audited(node, self.environment.clock.monotonic())
+        self.audits.settle(node)
+        self.view.trust.suspend(node, until_s)
+        self.view.invalidate()
+        self.rebalance.wake()
 
     def claimed(self, node: bytes, infos: Iterable[OwnerInfo]) -> None:
         """A member has named owners, itself perhaps."""

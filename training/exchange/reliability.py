@@ -16,8 +16,6 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
   once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
   time is over (`MemberTrust.suspend`).
 * *audit*: an audit has found it lying (`training.exchange.audit`). It counts as gone in the same way.
-* *puts_off*: it owns shards and gives no results for them, while others do (`training.exchange.put_off`). It counts as
-  gone in the same way.
 * *foreign*: its requests are of another swarm, or it missed a division of the shards
   (`training.exchange.divisions`). It counts as gone in the same way.
 """
@@ -109,10 +107,6 @@ class Reliability:
     def audited(self, node: bytes, now_s: float) -> float:
         """An audit has found it lying. Returns until when it is left out."""
         return self._leave_out(node, self._record(node), now_s, "audit")
-
-    def puts_off(self, node: bytes, now_s: float) -> float:
-        """It owns shards and gives no results. Returns until when it is left out."""
-        return self._leave_out(node, self._record(node), now_s, "puts_off")
 
     def foreign(self, node: bytes, now_s: float) -> float:
         """It sent a request of another swarm, or of this one with other shards. Returns until when it is left out."""

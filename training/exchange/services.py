@@ -32,7 +32,6 @@ from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
-from training.exchange.put_off import PutOff
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
@@ -72,7 +71,6 @@ def divided_context(whole: ExchangeContext, store: ShardStore, divisions: Divisi
         kept=KeptDeltas(),
         acknowledged=AcknowledgedDeltas(),
         published_values=PublishedValues(),
-        put_off=PutOff(),
     )
 
 

@@ -21,19 +21,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.harness.attacks import answered, asked, drawn_out, membership_lies, owned, sent
+from tests.harness.attacks import answered, owned, sent
 from tests.harness.attacks.attacker import ATTACK_S, HONEST, LIAR, SHARDS, SIZE, Attack, Attacker
 from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.exchange.store.repair_log import identities_of, to_mend
-from training.exchange.swarm_view import PASSABLE_STEPS
 from training.shards.applied import DeltaId
 
 #: Every attack by name: those by what a member sends, by what it answers, and by what it owns.
-ATTACKS: dict[str, Attack] = (
-    sent.ATTACKS | answered.ATTACKS | owned.ATTACKS | drawn_out.ATTACKS | asked.ATTACKS | membership_lies.ATTACKS
-)
+ATTACKS: dict[str, Attack] = sent.ATTACKS | answered.ATTACKS | owned.ATTACKS
 BEFORE_S, AFTER_S, RESTART_S = 30.0, 20.0, 30.0
 #: From this second on the rate of the others counts; a window of so many seconds is looked at.
 HARMLESS_AFTER_S, WINDOW_S = 15.0, 10.0
@@ -74,18 +71,12 @@ def wrong(swarm: Swarm) -> str:
             return f"shard {shard} has {len(owners)} owners"
         if owners[0].backup is None:
             return f"shard {shard} has no backup"
-        if (
-            owners[0].state.folded_step
-            > max(swarm.hosts[name].living.progress.step for name in HONEST) + PASSABLE_STEPS
-        ):
-            return f"the barrier of step {owners[0].state.folded_step} has passed at the owner of shard {shard}"
         if not owners[0].state.is_in_range():
             return f"the values of shard {shard} are out of range"
     honest = [swarm.hosts[name].living.overlay.node_id.hex()[:8] for name in HONEST]
     for record in swarm.of("member_unreliable"):
-        is_judged = record.node in HONEST and record.fields["reason"] in ("audit", "puts_off", "misbehaved")
-        if is_judged and record.fields["source"] in honest:
-            return f"{record.node} has left out an honest node: {record.fields['reason']}"
+        if record.fields["reason"] == "audit" and record.fields["source"] in honest:
+            return f"{record.node} has left out an honest node for an audit"
     for name in HONEST:
         exchange = swarm.hosts[name].living.exchange
         others = [swarm.hosts[one].living.exchange.context.swarm.node_id for one in HONEST]
@@ -202,7 +193,7 @@ def play(name: str, *, seed: int = 1, method: str = "pbsp") -> Row:
     async def main() -> None:
         swarm = Swarm(
             seed=seed,
-            settings={"exchange.shards": SHARDS, "barrier.method": asked.METHODS.get(name, method)},
+            settings={"exchange.shards": SHARDS, "barrier.method": method},
             make_trainer=lambda host: StubTrainer(host, SIZE, step_s=_step_s, start_s=0.3),
         )
         try:

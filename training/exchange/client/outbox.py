@@ -27,7 +27,6 @@ from training.exchange.aggregation.bundles import Carried
 from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
 from training.exchange.client.acknowledgement import note_acknowledged
 from training.exchange.client.owner_turns import OwnerTurns
-from training.exchange.client.refusals import FalseRefusals
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
@@ -46,8 +45,10 @@ FAULT_PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class Outgoing:
-    """One encoded shard of a delta, and the number of values it decodes to. `is_borrowed`: it is the trainer's memory,
-    which is valid only while the step waits for its answers."""
+    """One encoded shard of a delta, and the number of values it decodes to.
+
+    `is_borrowed`: it is the trainer's memory, which is valid only while the step waits for its answers.
+    """
 
     shard: int
     encoded: bytes | bytearray | memoryview
@@ -141,7 +142,6 @@ class Outbox:
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         self._turns = OwnerTurns()
-        self._refusals = FalseRefusals(context)
 
     @property
     def steps(self) -> list[int]:
@@ -163,7 +163,7 @@ class Outbox:
 
     def adopt(self, whole: Outbox, sizes: Sequence[Sequence[int]]) -> None:
         """Go on with the deliveries of another outbox, which was halted. Its shards were divided into parts of these
-        sizes: each part of a delta has its identity, and is delivered by itself."""
+        sizes: each part of a delta has the identity of the delta, and is delivered by itself."""
         for delivery in whole._deliveries.values():
             delivery.push = msgspec.structs.replace(delivery.push, genesis=self._context.genesis)
             delivery.unacknowledged = {
@@ -207,8 +207,10 @@ class Outbox:
         return taken
 
     async def detach(self, delivery: Delivery) -> None:
-        """Continue a delivery from a copy, because the trainer is about to overwrite its memory. A request that is half
-        sent is aborted; its shards are sent again under the same identity."""
+        """Continue a delivery from a copy, because the trainer is about to overwrite its memory.
+
+        A request that is half sent is aborted; its shards are sent again under the same identity.
+        """
         items = delivery.unacknowledged.values()
         if delivery.task is None or not any(item.is_borrowed for item in items):
             return
@@ -397,14 +399,11 @@ class Outbox:
                     yield buffer
 
         body = sized(stream(), sum(item.framed_bytes for item in items))
-        now = self._context.environment.clock.monotonic
-        asked_s = now()
+        asked_s = self._context.environment.clock.monotonic()
         async with AsyncExitStack() as stack:
             if delivery.wait is not None and isinstance(body, SizedBody):
                 key = owner.node_id, tuple(push.shards)
                 stack.enter_context(delivery.wait.watching(key, push.shards, body.moved_bytes))
-            awaited = delivery.unacknowledged
-            stack.enter_context(self._context.put_off.asking("push", owner.node_id, push.shards, awaited, now))
             answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
             first = await self._rpc.decoded(owner, answer.head, PushAnswer)
             self._settle_all(delivery, owner, first.results, push.shards, asked_s)
@@ -437,10 +436,7 @@ class Outbox:
         if result.shard not in delivery.unacknowledged:
             return
         if result.status in ("ok", "refused"):
-            item = delivery.unacknowledged[result.shard]
-            if self._refusals.contradicts(delivery.push, owner, result, item.item):
-                return  # it stays, as after a retry
-            del delivery.unacknowledged[result.shard]
+            item = delivery.unacknowledged.pop(result.shard)
             if result.status == "ok":
                 note_acknowledged(self._context, delivery.push, owner, item)
             self._answered.set()

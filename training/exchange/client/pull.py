@@ -278,14 +278,7 @@ class PullClient:
     async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
         if owner.node_id == self._swarm.node_id:
             await self._copy_own(shards, job)
-        elif takes_copies or job.is_final:  # an owner may have no final value for long
-            await self._fetch_from(owner, shards, job, takes_copies=takes_copies)
-        else:
-            put_off, now = self._context.put_off, self._clock.monotonic
-            with put_off.asking("pull", owner.node_id, shards, job.waiting, now):
-                await self._fetch_from(owner, shards, job, takes_copies=False)
-
-    async def _fetch_from(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool) -> None:
+            return
         # The same term and version as another node's copy do not make it the same bits.
         message, asked_s = self._message(shards, job, takes_copies=takes_copies), self._clock.monotonic()
         try:

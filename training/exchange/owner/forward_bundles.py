@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
@@ -26,9 +24,6 @@ REQUESTS_AT_ONCE = 2
 #: The first delta waits for others for this share of the median step, and not longer than this.
 GATHER_SHARE, GATHER_MOST_S = 0.01, 0.1
 MAX_BYTES = 16 * 1024 * 1024
-#: A forward may take so long, or so many of its silences, and its bytes at the rate of no line that owns (a quarter of
-#: the slowest class). That is less than the others wait (`training.exchange.put_off`).
-LEAST_S, SILENCES, LEAST_BYTES_PER_S = 5.0, 2.0, 4096.0
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +138,9 @@ class ForwardBundles:
         if len(batch) == 1:
             return [await self._alone(to, batch[0].message, batch[0].frames, batch[0].framed_bytes)]
         message = Forwards(self._context.genesis, [one.message for one in batch])
-        size = sum(one.framed_bytes for one in batch)
-        body = sized(chain.from_iterable(one.frames for one in batch), size)
+        body = sized(chain.from_iterable(one.frames for one in batch), sum(one.framed_bytes for one in batch))
         try:
-            async with self._within(to, "forwards", size), self._rpc.request("forwards", to, message, body) as answer:
+            async with self._rpc.request("forwards", to, message, body) as answer:
                 answers = (await self._rpc.decoded(to, answer.head, ForwardsAnswer)).answers
         except TransportError as error:
             if error.is_not_served:
@@ -157,20 +151,5 @@ class ForwardBundles:
         return answers
 
     async def _alone(self, to: Contact, message: Forward, frames: Iterator[Buffer], framed_bytes: int) -> ForwardAnswer:
-        body = sized(frames, framed_bytes)
-        async with self._within(to, "forward", framed_bytes), self._rpc.request("forward", to, message, body) as answer:
+        async with self._rpc.request("forward", to, message, sized(frames, framed_bytes)) as answer:
             return await self._rpc.decoded(to, answer.head, ForwardAnswer)
-
-    @asynccontextmanager
-    async def _within(
-        self, to: Contact, kind: Literal["forward", "forwards"], framed_bytes: int
-    ) -> AsyncIterator[None]:
-        """Give a forward up that has moved, or its silence would have ended it, and so slowly as no line is: members
-        whose deltas wait for it would leave out this owner. Raises `TransportError`."""
-        silence_s = self._rpc.timeouts.timeout_s(kind, to.node_id)
-        try:
-            async with asyncio.timeout(max(LEAST_S, SILENCES * silence_s) + framed_bytes / LEAST_BYTES_PER_S):
-                yield
-        except TimeoutError:
-            self._context.held_up_by(to.node_id)
-            raise TransportError("timeout", to.address, "takes a delta too slowly") from None

@@ -157,8 +157,7 @@ class ReadHandler:
 
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
-        furthest = self._view.passable_step() if self._context.synchronous else self._view.furthest_step()
-        if pull.step > furthest:
+        if pull.step > (furthest := self._view.furthest_step()):
             pull = msgspec.structs.replace(pull, step=furthest)
         await self._inspector.inspect(wanted.shard for wanted in pull.shards)
         if pull.is_final:

@@ -120,8 +120,6 @@ class Rebalancer:
         self._tell_who_is_left_out()
         if self._view.trust.end_suspensions(self._clock.monotonic()):
             self._view.invalidate()
-        for owner in self._context.put_off.due(self._clock.monotonic(), self._view.median_step_seconds()):
-            self._context.held_up_by(owner)
         self._rebalance.challenge_own()
         for node in self._view.reliability.to_ask(self._clock.monotonic()):
             self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
