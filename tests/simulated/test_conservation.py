@@ -153,7 +153,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_catch_up",
         "_copy_own",
         "_decoded",
-        "_fetch_from",
+        "_fetch",
         "_found",
         "_on_learn",
         "_plan_moves",
