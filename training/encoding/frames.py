@@ -168,6 +168,8 @@ class FrameReader:
         self._whole: ArrivedBody | None = body if hasattr(body, "take") else None  # type: ignore[assignment]
         self._left: memoryview = memoryview(b"")
         self._raw = memoryview(bytearray(HEADER_BYTES))
+        #: Whether `_raw` is the next header already.
+        self._has_header = False
 
     async def header(self) -> FrameHeader | None:
         """The next frame's header, or None at a clean end. Raises `BadFrame`."""
@@ -177,14 +179,26 @@ class FrameReader:
                 if len(raw):
                     raise BadFrame("the body ended inside a frame")
                 return None
-        elif await self.fill(self._raw, at_end_ok=True):
-            raw = self._raw
+        elif self._has_header or await self.fill(self._raw, at_end_ok=True):
+            raw, self._has_header = self._raw, False
         else:
             return None
         head = FrameHeader(*_HEADER.unpack(raw))
         if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in codecs.NAMES:
             raise BadFrame(f"a frame of {head.payload_bytes} bytes in codec {head.codec}")
         return head
+
+    async def payload(self, memory: memoryview, size_bytes: int) -> None:
+        """Fill the first bytes with a frame's payload. Memory behind them is free for what follows: the header of the
+        next frame, which must come, is read along with them, because each read that has to wait costs a turn of the
+        loop. Raises `BadFrame`."""
+        behind = size_bytes + HEADER_BYTES
+        if self._direct is None or len(memory) < behind:
+            await self.fill(memory[:size_bytes])
+            return
+        await self.fill(memory[:behind])
+        self._raw[:] = memory[size_bytes:behind]
+        self._has_header = True
 
     async def blob(self, size_bytes: int) -> memoryview:
         """The next bytes, which the caller may keep: without a copy where the whole body is here. Raises `BadFrame`."""
@@ -276,6 +290,7 @@ async def read_encoded(
             count = _announced(head, codec, filled, size)
             if not filled:
                 encoded = allocate(codecs.size_bytes(codec, size))
+            await reader.payload(encoded[at_byte:], head.payload_bytes)
             payload = encoded[at_byte : at_byte + head.payload_bytes]
             at_byte += head.payload_bytes
         else:
@@ -283,7 +298,7 @@ async def read_encoded(
                 raise BadFrame(f"{head.payload_bytes} bytes of {codec} are more than {size - filled} values need")
             payload = (new_memory if filled else allocate)(head.payload_bytes)
             pieces.append(payload)
-        await reader.fill(payload)
+            await reader.fill(payload)
         if has_checksum and zlib.crc32(payload) != head.step:
             raise BadFrame(f"shard {shard} was damaged in transfer, after value {filled}")
         if pieces:

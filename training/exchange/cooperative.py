@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from overlay.environment import Executor
+from training import kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 #: Values decoded, added or copied before other tasks run: about half a millisecond of work.
 VALUES_PER_TURN = 1 << 18
+
+#: So many compiled passes over memory that is there already (to add, to copy, to measure) take as long as one that the
+#: constant above is for: 0.04 to 0.15 ms each.
+LIGHT_PASSES = 4
 
 #: One array decoded and measured at once: more are given to a thread. For fewer the way to a thread and back takes
 #: more processor time than the pass, and two threads wake up.
@@ -29,6 +34,11 @@ VALUES_PER_UPDATE = 1 << 12
 #: A delta is decoded and replicated, and values are published, in parts of so many: as a whole a delta would take six
 #: more bytes per value at its owner, and as much again at the backup, and a published vector four.
 VALUES_PER_PART = 1 << 22
+
+
+def light(values: int) -> int:
+    """What such a pass over so many values counts as. Without a compiler NumPy makes several passes of each."""
+    return values if kernels.COMPILED is None else -(-values // LIGHT_PASSES)
 
 
 async def off_loop(

@@ -27,7 +27,7 @@ from training.exchange.client.follower import ChainFollower
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.client.relayed_pull import PullRelays, RelayedPull, received_since
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN
+from training.exchange.cooperative import VALUES_PER_TURN, light
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
@@ -316,7 +316,7 @@ class PullClient:
                         reader, result.shard, Part.VALUE, size, memory, has_checksum=job.is_joiners
                     )
                     self._counters.bytes_received += len(encoded)
-                    await self._context.turns.take(size)
+                    await self._context.turns.take(light(size))
                     if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
                         raise Untrue(f"shard {result.shard} has values out of range")
                     term = result.term
@@ -405,7 +405,7 @@ class PullClient:
                         replica.doubt(shard)  # a pull that is cut off leaves a part of it
                     for first in range(0, values.size, VALUES_PER_TURN):
                         part = slice(first, min(first + VALUES_PER_TURN, values.size))
-                        await turns.take(part.stop - first)
+                        await turns.take(light(part.stop - first))
                         if not has_length(value[part], MAX_STATE_LENGTH):
                             is_good = False  # the trainer never sees such values
                             break

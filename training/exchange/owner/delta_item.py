@@ -21,7 +21,7 @@ from training.encoding.frames import (
     read_array,
     read_blob,
 )
-from training.exchange.cooperative import VALUES_PER_UPDATE
+from training.exchange.cooperative import VALUES_PER_UPDATE, light
 from training.exchange.store.records import BufferedDelta, Owned
 from training.shards import robust
 from training.shards.applied import DeltaId
@@ -88,7 +88,7 @@ class IncomingDelta:
     @property
     def work(self) -> int:
         """What adding it takes, in values (`LoopYielder`)."""
-        return self.delta.size if self.batch is None else VALUES_PER_UPDATE * len(self.batch.updates)
+        return light(self.delta.size) if self.batch is None else VALUES_PER_UPDATE * len(self.batch.updates)
 
     def frames(self, step: int) -> Iterator[Buffer]:
         """As it is forwarded."""

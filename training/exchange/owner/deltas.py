@@ -16,6 +16,7 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import light
 from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake, ResultStream
@@ -70,7 +71,9 @@ class DeltaHandler:
             size = self._store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
-            return await turns.run(self._executor, size, IncomingDelta.received, shard, encoded, codec, size)
+            # Received as float32 it is only measured.
+            work = light(size) if codec == "float32" else size
+            return await turns.run(self._executor, work, IncomingDelta.received, shard, encoded, codec, size)
 
         def refuse(shard: int, error: BadFrame) -> PushResult:
             self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))

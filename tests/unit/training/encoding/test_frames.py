@@ -335,6 +335,64 @@ def test_an_error_of_the_transport_passes_through() -> None:
         asyncio.run(read_array(FrameReader(broken()), SHARD, Part.DELTA, 2))
 
 
+class RecordingBody:
+    """A body that fills memory directly, as one from a socket, and notes how many bytes each read wanted."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.reads: list[int] = []
+
+    def __aiter__(self) -> RecordingBody:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        raise AssertionError("read without a copy")
+
+    async def read_into(self, target: memoryview) -> int:
+        self.reads.append(len(target))
+        piece, self._data = self._data[: len(target)], self._data[len(target) :]
+        target[: len(piece)] = piece
+        return len(piece)
+
+
+@pytest.mark.parametrize(("codec", "size"), [("float32", 600_001), ("bfloat16", 524_289), ("int8", 1_100_000)])
+def test_the_header_of_the_next_frame_comes_with_the_payload_before_it(codec: CodecName, size: int) -> None:
+    """One read per frame of an array and one for its first header. The last one of an array ends with its last byte:
+    what follows may be long in coming. The values are those of a reader that copies."""
+    encoded = codecs.encode(ramp(size), codec)
+    buffers = [bytes(one) for one in encoded_frames(SHARD, encoded, codec, Part.DELTA)]
+    payloads = [len(one) for one in buffers[1::2]]
+    body = RecordingBody(b"".join(buffers + [head(shard=8), bytes(8)]))
+    reader = FrameReader(body)
+
+    found, _ = asyncio.run(read_encoded(reader, SHARD, Part.DELTA, size))
+    after = asyncio.run(reader.header())
+
+    is_small = payloads[-1] < HEADER_BYTES  # no room for the header behind the payload before
+    behind = [HEADER_BYTES * (not is_small)] * (len(payloads) - 1) + [0]
+    between = [HEADER_BYTES] if is_small else []
+    wanted = [
+        HEADER_BYTES,
+        payloads[0] + behind[0],
+        *between,
+        *(a + b for a, b in zip(payloads[1:], behind[1:], strict=True)),
+    ]
+    assert body.reads == [*wanted, HEADER_BYTES]
+    assert bytes(found) == bytes(encoded)
+    assert after is not None
+    assert after.shard == 8
+
+
+@pytest.mark.parametrize("left", [0, 1, HEADER_BYTES, HEADER_BYTES + 1])
+def test_a_body_that_ends_where_another_frame_must_follow_is_a_bad_frame(left: int) -> None:
+    """Also where the header of the frame that is missing was to be read along with the one before."""
+    buffers = [bytes(one) for one in frames(SHARD, ramp(300_000), "float32", Part.DELTA)]
+    body = RecordingBody(b"".join(buffers[:2]) + b"".join(buffers[2:])[:left])
+
+    with pytest.raises(BadFrame, match="ended inside a frame"):
+        asyncio.run(read_encoded(FrameReader(body), SHARD, Part.DELTA, 300_000))
+
+
 def read_bytes(buffers: Iterable[Buffer], limit_bytes: int = 1 << 24) -> tuple[bytes, bool]:
     async def scenario() -> tuple[bytes, bool]:
         raw, is_last = await read_blob(FrameReader(stream(buffers)), SHARD, Part.BATCH, limit_bytes)

@@ -8,12 +8,15 @@ import pytest
 
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.simulated import InlineExecutor
+from training import kernels
 from training.exchange.cooperative import (
+    LIGHT_PASSES,
     VALUES_PER_PASS,
     VALUES_PER_TURN,
     LoopTurns,
     LoopYielder,
     ThreadPauses,
+    light,
     off_loop,
 )
 
@@ -84,6 +87,14 @@ def test_the_passes_of_all_tasks_share_the_turns_in_their_order(values: int, per
     in_turn = [sum(turn == other for other, _ in made) for turn, _ in made]
     assert max(in_turn) == per_turn
     assert [number for _, number in made] == order
+
+
+def test_several_light_passes_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled passes over memory that is there count as a quarter; NumPy's count as what they are."""
+    monkeypatch.setattr(kernels, "COMPILED", object())
+    assert [light(values) for values in (0, 1, 4, 5, VALUES_PER_TURN)] == [0, 1, 1, 2, VALUES_PER_TURN // LIGHT_PASSES]
+    monkeypatch.setattr(kernels, "COMPILED", None)
+    assert light(VALUES_PER_TURN) == VALUES_PER_TURN
 
 
 def test_a_turn_with_room_is_not_waited_for() -> None:

@@ -195,6 +195,7 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
+    monkeypatch.setattr("training.exchange.cooperative.LIGHT_PASSES", 1)
     for module in ("cooperative", "client.pull"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 2)
     pulling, context, _ = pulling_over(Line(through=0))
