@@ -1,5 +1,5 @@
-"""The messages of audits: about deltas of the sender that an owner has acknowledged, and whom the sender leaves out for
-them. Pure."""
+"""The messages of audits: about deltas of the sender that an owner has acknowledged, whom the sender leaves out for
+them, and whether deltas that a third member offers are of the receiver. Pure."""
 
 from __future__ import annotations
 
@@ -72,6 +72,14 @@ class AuditResult(msgspec.Struct, frozen=True, array_like=True):
 
 class AuditAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[AuditResult], Meta(max_length=MAX_AUDITED)]
+
+
+class ConfirmDeltas(msgspec.Struct, frozen=True, array_like=True):
+    """Has the receiver made these deltas, in the start of this number? Another member offers them to the sender."""
+
+    genesis: Genesis
+    incarnation: Number
+    deltas: Annotated[list[AuditedDelta], Meta(max_length=MAX_AUDITED)]
 
 
 class AuditVerdict(msgspec.Struct, frozen=True, array_like=True):

@@ -61,7 +61,16 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
 #: Why an owner refuses a delta permanently, and why one is to be sent again.
 RefusalReason = Literal[
-    "not_yours", "shape", "malformed", "not_finite", "late", "before_era", "sparse", "out_of_range", "ahead"
+    "not_yours",
+    "shape",
+    "malformed",
+    "not_finite",
+    "late",
+    "before_era",
+    "sparse",
+    "out_of_range",
+    "ahead",
+    "identity_taken",
 ]
 RetryReason = Literal[
     "owner_unknown",

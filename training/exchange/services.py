@@ -68,7 +68,7 @@ def divided_context(whole: ExchangeContext, store: ShardStore, divisions: Divisi
         ),
         rebalance=RebalanceRequests(store),
         claims=SelfClaims(),
-        kept=KeptDeltas(),
+        kept=KeptDeltas(whole.kept.newest),
         acknowledged=AcknowledgedDeltas(),
         published_values=PublishedValues(),
     )

@@ -52,6 +52,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
     "appeal": (moves.TakeoverRequest, moves.TransferResult),
     "audit": (audits.Audit, audits.AuditAnswer),
+    "confirm_deltas": (audits.ConfirmDeltas, audits.AuditAnswer),
     "audit_verdict": (audits.AuditVerdict, audits.AuditVerdictAnswer),
 }
 EXTREMES = (np.nan, np.inf, 3e38, 1e14, -1e14, 0.0, 1.0)

@@ -122,6 +122,16 @@ async def _mends_the_future(a: Attacker) -> None:
     await for_ever(work)
 
 
+@attack("repairs under the step that each other trains, ten times a second")
+async def _mends_the_present(a: Attacker) -> None:
+    async def work() -> None:
+        for host in a.honest:
+            identity = {"node": contact_of(host).node_id, "incarnation": host.living.incarnation}
+            await a.mend(a.filled(0.0), **identity, step=host.living.progress.step + 1)
+
+    await for_ever(work, 0.1)
+
+
 @attack("repairs under identities of nobody")
 async def _mends_of_nobody(a: Attacker) -> None:
     await for_ever(lambda: a.mend(a.filled(0.0), node=a.chance.randbytes(20)), 0.1)

@@ -210,6 +210,7 @@ class PushClient:
                 raise
             if on_taken is not None:
                 on_taken()
+            self._context.kept.leave(delivery.identity)
             if rest:
                 limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
                 delivery.wait = StepWait(limit_s)
