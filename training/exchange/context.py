@@ -127,13 +127,12 @@ class ExchangeContext:
                 self.claims.note(node, info.shard, info.term, now_s)
 
     def believed(self, teller: bytes, infos: Iterable[OwnerInfo]) -> list[OwnerInfo]:
-        """Of what a member says unasked about owners, what is believed: what it says of itself, and of shards that it
-        owned, or that have no living owner. Another node that it names is asked before anything is changed."""
-        known_owners, found = self.store.ownership.known_owners, list[OwnerInfo]()
+        """Of what a member says unasked about owners, what is believed: what it says of itself, and of shards that have
+        no living owner. Another node that it names is asked before anything is changed, even where the member owned the
+        shard: else it could move the shard away as often as it likes, and have it back, for nothing."""
+        found = list[OwnerInfo]()
         for info in infos:
-            known = known_owners.get(info.shard)
-            is_own = info.owner == teller or (known is not None and known.owner.node_id == teller)
-            if is_own or not self._displaces(info):
+            if info.owner == teller or not self._displaces(info):
                 found.append(info)
             elif info.owner != self.swarm.node_id:
                 self.rebalance.check(info)

@@ -42,8 +42,8 @@ def test_jitter_spreads_by_half_in_both_directions() -> None:
 
 
 def test_what_a_member_says_of_a_third_is_checked_where_an_owner_lives() -> None:
-    """It is believed of its own shards, of shards that it owned, and of those without a living owner. Of others nothing
-    is changed, and the node that it names is asked; this node knows about itself. Lower terms tell nothing."""
+    """It is believed of itself, and of shards without a living owner. Of others nothing is changed, and the node that
+    it names is asked, also where it has owned the shard; this node knows about itself. Lower terms tell nothing."""
 
     async def scenario() -> None:
         a, b, c, d = contact("a"), contact("b"), contact("c"), contact("d")
@@ -62,8 +62,11 @@ def test_what_a_member_says_of_a_third_is_checked_where_an_owner_lives() -> None
         assert believed(d, 0, 2, c)  # and then ignored, for its term
         assert believed(d, 1, 4, c)
         assert believed(c, 0, 4, c)
-        assert believed(b, 0, 4, c)
         assert not context.rebalance.has_unchecked
+        assert not believed(b, 0, 4, a)
+        assert not context.rebalance.has_unchecked
+        assert not believed(b, 0, 4, c)
+        assert [to for to, _ in context.rebalance.collect_unchecked()] == [c]
         swarm.gone.append(b.node_id)
         context.view.invalidate()
         assert believed(d, 0, 4, c)
