@@ -338,7 +338,7 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(
             description="In a swarm of more nodes than this a node sends its deltas to owners in bundles, by way of a "
             "few other nodes, and not in a request to each, and pulls changes from such nodes; they are trusted with "
-            "them. 0: never. Not for runs that matter yet (docs/scale.md)."
+            "them. 0: never."
         ),
     ] = 0
     relay_bits: Annotated[

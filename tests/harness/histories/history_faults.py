@@ -17,6 +17,9 @@ from training.exchange.store.records import Owned
 from training.shard_count import Partition
 from training.shards.robust import Robust
 
+#: Requests that forward deltas: a backup has them from then on.
+FORWARDING = ("forward", "forwards")
+
 
 class HistoryFaults(HistoryNodes):
     """Nodes that crash, pause, part, join, leave and divide their shards."""
@@ -149,12 +152,13 @@ class HistoryFaults(HistoryNodes):
     def _on_request(self, source: str, target: str, request: str, payload: bytes) -> None:
         """Note what is forwarded; and kill one of the two nodes of a request at its moment: before it arrives, or soon
         after."""
-        if request == "forward":
+        if request in FORWARDING:
             sender = self.world.members[source].exchange
             assert sender is not None
-            self.ledger.forwarded(source, payload, len(sender.store))
+            self.ledger.forwarded(source, request, payload, len(sender.store))
         wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
-        if request != wanted or not self.strikes:
+        is_moment = request in FORWARDING if wanted == "forward" else request == wanted
+        if not self.strikes or not is_moment:
             return
         self._moments += 1
         if self._moments % 8 != number % 8:

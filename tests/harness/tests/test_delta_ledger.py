@@ -1,4 +1,4 @@
-"""The law by which the ledger gets the sum of all deltas from a value with momentum."""
+"""The law by which the ledger gets the sum of all deltas from a value with momentum, and what it takes down."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.harness.histories.delta_ledger import TOLERANCE, Broken, Ledger
+from training.exchange.messages import Forward, Forwarded, Forwards, encode
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -59,3 +60,51 @@ def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_hi
     without_rounding._receive((0, identity), exact, repair=False)
     with pytest.raises(Broken, match="other values"):
         without_rounding._receive((0, identity), rounded, repair=True)
+
+
+@pytest.mark.parametrize("request_name", ["forward", "forwards"])
+def test_a_delta_that_only_a_backup_has_is_known_whether_it_was_forwarded_alone_or_with_others(
+    request_name: str,
+) -> None:
+    """Its owner is cut off before it adds it, and the backup takes over: the sum counts it with the weight of the
+    forward."""
+    ledger, state = (
+        ledger_of(ExchangeSettings(outer_lr=1.0, outer_momentum=0.0)),
+        ShardState(np.zeros(4, np.float32), 4),
+    )
+    deltas = {DeltaId(node, 1, 6): np.array([place, 1.0, 2.0, 3.0], np.float32) for place, node in enumerate(NODES[:2])}
+    weights = (0.25, 0.5)
+    forwards = [
+        Forward(bytes(8), *identity, weight, False, [Forwarded(0, 3, NODES[3], 0)])
+        for identity, weight in zip(deltas, weights, strict=True)
+    ]
+    if request_name == "forward":
+        for message in forwards:
+            ledger.forwarded("owner", "forward", encode(message), 1)
+    else:
+        ledger.forwarded("owner", "forwards", encode(Forwards(bytes(8), forwards)), 1)
+    for (identity, delta), weight in zip(deltas.items(), weights, strict=True):
+        ledger._receive((0, identity), delta, repair=False)
+        ledger.acknowledged[0][identity] = None
+        state.apply(identity, weight, delta, Rule(1.0, 0.0))
+
+    ledger.check_state(0, 1, "the backup", state)
+
+    state.value += np.float32(10 * TOLERANCE)
+    with pytest.raises(Broken, match="not the sum"):
+        ledger.check_state(0, 1, "the backup", state)
+
+
+def test_a_delta_that_was_forwarded_to_nobody_and_is_in_the_model_breaks_the_history() -> None:
+    """No owner has added it, and none has told a backup of it."""
+    ledger, state = (
+        ledger_of(ExchangeSettings(outer_lr=1.0, outer_momentum=0.0)),
+        ShardState(np.zeros(4, np.float32), 4),
+    )
+    identity, delta = DeltaId(NODES[0], 1, 6), np.ones(4, np.float32)
+    ledger._receive((0, identity), delta, repair=False)
+    state.apply(identity, 0.5, delta, Rule(1.0, 0.0))
+
+    ledger.forwarded("owner", "pull", b"", 1)
+    with pytest.raises(Broken, match="no owner has added it"):
+        ledger.check_state(0, 1, "a", state)
