@@ -42,6 +42,22 @@ def test_a_small_one_conserves_what_it_has_trained_and_is_the_same_again() -> No
     assert len(found.series) == len({one.name for one in found.series}) == 9
 
 
+@pytest.mark.long
+def test_a_small_one_with_relays_conserves_what_it_has_trained_and_every_node_follows_the_owners() -> None:
+    """Deltas and changes pass other nodes, of which two are killed; at the end each replica is what the owners have
+    published last, bit by bit."""
+    print("seed 1: 12 nodes, relays above 6")
+    plan = dataclasses.replace(SMALL, nodes=12, steps=3, crash=0.17, relay_above=6)
+    tally = play_large(1, plan)
+
+    assert tally.crashed == 2
+    assert tally.relayed >= 100
+    assert tally.handed_down >= 100
+    assert tally.requests["follow"] >= 50
+    names = [one.name for one in exchange_history.outcome([plan], [[tally]]).series]
+    assert all(name.startswith("12 nodes, 16 shards, relays: ") for name in names)
+
+
 def test_an_owner_that_forgets_a_delta_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that acknowledges a delta and does not add it, once in the history, breaks it."""
     add, dropped = ShardStore.add, list[int]()

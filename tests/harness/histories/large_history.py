@@ -24,6 +24,7 @@ import asyncio
 import math
 import random
 import resource
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,8 @@ from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.encoding import codecs
+from training.exchange.aggregation.pull_sources import oldest_s
+from training.exchange.aggregation.routes import levels
 from training.exchange.client.outbox import Delivery
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
@@ -52,6 +55,10 @@ from training.settings import BarrierSettings
 SPREAD_S, QUIET_S = 300.0, 60.0
 #: A node that was killed starts again after so long, if it does.
 AGAIN_S = (4.0, 12.0)
+#: How far a published value is from the owner's at most: half a step of int8 for what a change may have been.
+PUBLISHED_APART = 2.0
+#: Events of a node that hands down what its owner never had, or no longer has.
+RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: One look at the clocks of all nodes passes some hundred thousand of them.
 LOOK_S, CLOCKS_S = 0.25, 2.0
 
@@ -94,7 +101,9 @@ class LargeHistory:
         return round(self.plan.crash * self.plan.nodes)
 
     def _count(self, _source: str, _target: str, request: str, _payload: bytes) -> None:
-        self.tally.requests[request] = self.tally.requests.get(request, 0) + 1
+        """While the nodes train."""
+        if self._goes_on.is_set() and self.world.training:
+            self.tally.requests[request] = self.tally.requests.get(request, 0) + 1
 
     def _now(self) -> float:
         return self.world.clock.monotonic()
@@ -250,7 +259,6 @@ class LargeHistory:
 
     async def _train_all(self) -> None:
         self.world.links = Links(loss=self.plan.loss)
-        self.tally.requests.clear()
         began, looked = self._now(), self._now()
         self._goes_on.set()
         crashes = asyncio.create_task(self._crashes(), name="crashes")
@@ -260,11 +268,21 @@ class LargeHistory:
             self._raise_errors()
             if self._now() - looked >= CLOCKS_S:
                 looked = self._now()
+                self._note_age()
                 if late := self.clocks.late(looked):
                     raise self.ledger.broken(late)
         self.tally.trained_s = self._now() - began
         self.tally.steps = self._steps_done
-        self.tally.requests = dict(self.tally.requests)
+
+    def _note_age(self) -> None:
+        """How old a value may be that others hand down: its owner publishes one in a step, and a node accepts one as
+        old as all nodes on its way may have had it."""
+        if not self.plan.relay_above:
+            return
+        overlays = [member.overlay for member in self.world.running() if member.overlay is not None]
+        step_s = statistics.median(overlay.step_seconds for overlay in overlays)
+        relays = levels(self.plan.nodes, self.plan.settings.relay_bits) - 1
+        self.clocks.older_s = max(self.clocks.older_s, step_s + oldest_s(relays, step_s))
 
     def _is_trained(self) -> bool:
         return all(task.done() for task in self._tasks) and all(
@@ -332,14 +350,20 @@ class LargeHistory:
         for member in members:
             assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
-        # A few at a time: every answer is held in memory until it is read.
-        for final in (False, True):
+        # One after the other: every answer is held in memory until it is read. Owners publish their last values when
+        # the second of three pulls asks for them, and what others hand down is older by `older_s` at most.
+        for _ in range(3 if self.plan.relay_above else 1):
             for one in exchanges.values():
-                if final:
-                    await one.pull_final(10**6, QUIET_S)
-                elif (await one.pull(10**6)).missing:
+                if (await one.pull(10**6)).missing:
                     raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
-            self._check_replicas(exchanges, "float32" if final else "bfloat16")
+            await asyncio.sleep(self.clocks.older_s)
+        if self.plan.relay_above:
+            self._check_followers(exchanges)
+        else:
+            self._check_replicas(exchanges, "bfloat16")
+        for one in exchanges.values():
+            await one.pull_final(10**6, QUIET_S)
+        self._check_replicas(exchanges, "float32")
         await self._until(self._unpaired, QUIET_S, "paired")
         owners = self._owners(exchanges)
         for shard in range(self.plan.shards):
@@ -359,6 +383,19 @@ class LargeHistory:
                 if shard not in found or owned.term > exchanges[found[shard]].store.owned[shard].term:
                     found[shard] = name
         return found
+
+    def _check_followers(self, exchanges: dict[str, Exchange]) -> None:
+        """Every replica is what its shard's owner has published last, near to its value; owners hold their own."""
+        owners = self._owners(exchanges)
+        for shard, owner in owners.items():
+            exchange = exchanges[owner]
+            exact, published = exchange.store.owned[shard].state.value, exchange.publisher.published(shard)
+            if published is None or np.abs(published.value - exact).max() > PUBLISHED_APART:
+                raise self.ledger.broken(f"shard {shard} of {owner} is published as something else")
+            for name, one in exchanges.items():
+                pulled = one.context.replica.slice_of(shard)
+                if not np.array_equal(pulled, published.value) and not np.array_equal(pulled, exact):
+                    raise self.ledger.broken(f"{name} follows shard {shard} of {owner}, and holds other values")
 
     def _check_replicas(self, exchanges: dict[str, Exchange], codec: codecs.CodecName) -> None:
         """Every replica is what the owners have, as the codec of the pulls has it."""
@@ -380,12 +417,15 @@ class LargeHistory:
         tally = self.tally
         tally.acknowledged, tally.carried = self.ledger.acknowledged_count, self.ledger.carried_count
         tally.refused = self.ledger.refused
+        exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
+        tally.relayed = sum(exchange.counters.relayed for exchange in exchanges)
+        tally.handed_down = sum(exchange.counters.handed_down for exchange in exchanges)
         tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
-        tally.limit_s = self.clocks.limit_s()
+        tally.limit_s = self.clocks.limit_s() + self.clocks.older_s
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta")
+            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta", *RELAYS_LIE)
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")

@@ -10,7 +10,8 @@ from training.settings import ExchangeSettings
 @dataclass(frozen=True)
 class LargePlan:
     """The size of a history. All nodes share one memory, so that each keeps less than by default: `log_bytes` of
-    payloads for the repair of a split, of which there is none here, and `kept_bytes` of its own acknowledged deltas."""
+    payloads for the repair of a split, of which there is none here, and `kept_bytes` of its own acknowledged deltas.
+    With `relay_above` values are pulled as changes, which other nodes hand down; otherwise whole, from their owners."""
 
     nodes: int = 300
     steps: int = 50
@@ -27,6 +28,7 @@ class LargePlan:
         """The defaults, but for weights, rate and momentum with which sums are exact in any order."""
         return ExchangeSettings(
             codec="bfloat16",
+            pull_codec="int8" if self.relay_above else "auto",
             shards=self.shards,
             weight="sum",
             outer_lr=1.0,
@@ -51,6 +53,9 @@ class LargeTally:
     carried: int = 0
     refused: int = 0
     taken_over: int = 0
+    #: Shards of deltas that nodes have handed on, and about which they have answered in the place of owners.
+    relayed: int = 0
+    handed_down: int = 0
     requests: dict[str, int] = field(default_factory=dict)
     spread_s: float = 0.0
     trained_s: float = 0.0
