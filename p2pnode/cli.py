@@ -6,13 +6,15 @@ their functions, so `p2pnode --help` and `p2pnode status` answer at once.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from p2pnode import __version__
 from p2pnode.commands import (
@@ -94,13 +96,19 @@ def _root(
 _register()
 
 
+@functools.cache
+def commands() -> Callable[..., Any]:
+    """All commands with their options. Typer makes them of the signatures, for 30 ms, again at each call of `app`."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (`p2pnode.errors`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
     try:
         completion.prepare()
-        return int(app(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
+        return int(commands()(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
     except UserError as error:
         if debug:
             traceback.print_exc()

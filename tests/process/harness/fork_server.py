@@ -1,5 +1,7 @@
 """The server of `tests.process.harness.forked_python`: imports modules, then forks itself once per request.
 
+`module:function` is called once it is imported: what it keeps, the forks have.
+
 Run by its path, so that it has imported only what it was asked to. One connection is one process: it brings a request
 (JSON) with three descriptors, and gets the process id, then the exit status when the process has ended. The server
 ends when its standard input does.
@@ -149,7 +151,10 @@ def main() -> None:
     base = list(sys.path)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.collect()
     gc.freeze()
     request = Server(listener).serve()

@@ -39,8 +39,15 @@ from tests.harness.project.repository import ROOT
 START_S = 90.0
 #: What a trainer imports before its first step: `python -m training.trainer`, and a script with `p2pnode.attach`.
 TRAINER = ("training.trainer.attach", "training.trainer.memory_estimate", "training.trainer.runner", "p2pnode")
-#: What `p2pnode start` imports before its first step.
-DAEMON = ("p2pnode.cli", "p2pnode.daemon", "p2pnode.lifecycle.node", "p2pnode.status.server", "asyncio", "uvloop")
+#: What `p2pnode start` imports and makes before its first step.
+DAEMON = (
+    "p2pnode.cli:commands",
+    "p2pnode.daemon",
+    "p2pnode.lifecycle.node",
+    "p2pnode.status.server",
+    "asyncio",
+    "uvloop",
+)
 
 #: The process ids of this process's servers.
 RUNNING: dict[int, None] = {}
