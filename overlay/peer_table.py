@@ -1,8 +1,9 @@
 """The verified peers of one node: merges heartbeats into one row per peer.
 
 Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. A peer is a row, and each of
-its numbers is in a column (`array`): 130 bytes a peer, where an object with its numbers takes 700. A `Peer` is made
-when one is asked for, and reads its row. Of a peer that is removed it must not be read any more; `remove` returns a
+its numbers is in a column (`array`): 120 bytes a peer, where an object with its numbers takes 700. The dictionary from
+ids to rows is one with that of the failure detector (`overlay.row_index`). A `Peer` is made when one is asked for, and
+reads its row. Of a peer that is removed it must not be read any more; `remove` returns a
 copy. Pure. `now` (monotonic seconds) is passed in.
 """
 
@@ -11,20 +12,21 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 from overlay.addresses import Address, group_of
 from overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
+from overlay.row_index import RowIndex
 
 #: `Activity(n)` as a table, because every datagram needs it.
 _ACTIVITIES = tuple(Activity)
 #: Weights of a new round trip in the running mean and deviation (RFC 6298).
 MEAN_WEIGHT = 1 / 8
 DEVIATION_WEIGHT = 1 / 4
-#: Rows of removed peers that are not used again yet, so that a `Peer` still held for a moment shows no other peer.
-RESTING_ROWS = 64
+#: The largest counter in four bytes.
+NARROW = (1 << 32) - 1
 #: In the column of round trips: none measured.
 _NO_ROUND_TRIP = -1.0
 
@@ -32,16 +34,18 @@ _NO_ROUND_TRIP = -1.0
 class PeerTable:
     """The verified peers by id. The failure detector decides which are dead, the member list which are inserted."""
 
-    def __init__(self) -> None:
-        self._rows: dict[bytes, int] = {}
-        self._free: list[int] = []  # the one that rests longest first
+    def __init__(self, index: RowIndex | None = None) -> None:
+        """`index`: that of another table of the same nodes; None: one of its own."""
+        self._index = index or RowIndex()
+        self._rows = self._index.rows  # a row whose port is 0 is of the other table alone
+        self._peers = 0
         self._sharing: Counter[str] = Counter()
         self.hosts: list[str] = []
         self.ports = array("H")  # 0: a row without a peer
-        self.incarnations = array("Q")
+        self.incarnations = array("I")  # wider once one needs it (`_widen`), as the steps and samples
         self.boot_ids = array("Q")
-        self.steps = array("Q")
-        self.samples = array("Q")
+        self.steps = array("I")
+        self.samples = array("I")
         self.step_seconds = array("d")
         self.first_heard = array("d")
         self.last_heard = array("d")
@@ -54,21 +58,27 @@ class PeerTable:
         self.versions: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._peers
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter([_Row(self, row, node_id) for node_id, row in self._rows.items()])
+        return iter([_Row(self, self._rows[node_id], node_id) for node_id in self.ids()])
 
     def __contains__(self, node_id: bytes) -> bool:
-        return node_id in self._rows
+        return self._row(node_id) is not None
 
     def get(self, node_id: bytes) -> Peer | None:
-        row = self._rows.get(node_id)
+        row = self._row(node_id)
         return None if row is None else _Row(self, row, node_id)
 
-    def ids(self) -> KeysView[bytes]:
-        """The ids of all known peers, as a live view."""
-        return self._rows.keys()
+    def ids(self) -> list[bytes]:
+        """The ids of all known peers, in the order in which they were inserted."""
+        if self._peers == len(self._rows):
+            return list(self._rows)
+        return [node_id for node_id in self._rows if self._row(node_id) is not None]
+
+    def _row(self, node_id: bytes) -> int | None:
+        row = self._rows.get(node_id)
+        return row if row is not None and row < len(self.ports) and self.ports[row] else None
 
     def at(self, address: Address) -> bytes | None:
         """The id known at an address."""
@@ -95,32 +105,32 @@ class PeerTable:
 
     def note_capacity(self, node_id: bytes, capacity: int) -> None:
         """A known peer announced its capacity class. A restarted peer keeps its class until it announces another."""
-        row = self._rows.get(node_id)
+        row = self._row(node_id)
         if row is not None:
             self.capacities[row] = capacity
 
     def note_version(self, node_id: bytes, version: str) -> None:
         """A known peer said which version it runs: any text."""
-        row = self._rows.get(node_id)
+        row = self._row(node_id)
         if row is not None and self.versions[row] != version:
             self.versions[row] = sys.intern(shown_version(version))  # most run the same one: one text for all of them
 
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return a copy of what was known, if it was."""
-        row = self._rows.get(node_id)
+        row = self._row(node_id)
         if row is None:
             return None
         last = _copied(_Row(self, row, node_id))
-        del self._rows[node_id]
         self._count(self.hosts[row], -1)
         self.ports[row] = 0
-        self._free.append(row)
+        self._peers -= 1
+        self._index.release(node_id)
         return last
 
     def observe_again(self, heartbeat: Heartbeat, address: Address, now: float, rtt: float | None = None) -> bool:
         """Merge a heartbeat of a known peer, at its known address and since the same start, that changes no more than
         the columns. False: it is another, and nothing was done. As `observe`, in a third of its time."""
-        row = self._rows.get(heartbeat.node_id)
+        row = self._row(heartbeat.node_id)
         if (
             row is None
             or self.incarnations[row] != heartbeat.incarnation
@@ -151,7 +161,7 @@ class PeerTable:
         passes the known address until another one is verified.
         """
         host, port = address or (heartbeat.host or source_host, heartbeat.port)
-        row = self._rows.get(heartbeat.node_id)
+        row = self._row(heartbeat.node_id)
         if row is None:
             row = self._insert(heartbeat, host, port, now)
             if rtt is not None:
@@ -177,8 +187,10 @@ class PeerTable:
         return None if kind is None else PeerChange(heartbeat.node_id, kind)
 
     def _insert(self, heartbeat: Heartbeat, host: str, port: int, now: float) -> int:
-        row = self._free.pop(0) if len(self._free) > RESTING_ROWS else self._append_row()
-        self._rows[heartbeat.node_id] = row
+        row = self._index.take(heartbeat.node_id)
+        while row >= len(self.ports):
+            self._append_row()
+        self._peers += 1
         self._count(host, 1)
         self.hosts[row], self.ports[row] = host, port
         self._fold_restart(row, heartbeat, now)
@@ -187,7 +199,7 @@ class PeerTable:
         self.capacities[row] = 0
         return row
 
-    def _append_row(self) -> int:
+    def _append_row(self) -> None:
         for numbers in (self.ports, self.incarnations, self.boot_ids, self.steps, self.samples):
             numbers.append(0)
         for times in (self.step_seconds, self.first_heard, self.last_heard, self.last_progress):
@@ -198,9 +210,16 @@ class PeerTable:
             small.append(0)
         for texts in (self.hosts, self.versions):
             texts.append("")
-        return len(self.ports) - 1
+
+    def _widen(self) -> None:
+        """A counter does not fit four bytes: eight from now on, for all."""
+        self.incarnations, self.steps, self.samples = (
+            array("Q", counters) for counters in (self.incarnations, self.steps, self.samples)
+        )
 
     def _fold_restart(self, row: int, heartbeat: Heartbeat, now: float) -> None:
+        if max(heartbeat.incarnation, heartbeat.step, heartbeat.samples) > NARROW and self.steps.itemsize < 8:
+            self._widen()
         self.incarnations[row], self.boot_ids[row] = heartbeat.incarnation, heartbeat.boot_id
         self.activities[row] = heartbeat.activity
         self.steps[row], self.samples[row] = heartbeat.step, heartbeat.samples
@@ -214,6 +233,8 @@ class PeerTable:
         step, activity = self.steps[row], self.activities[row]
         if heartbeat.step < step or activity == Activity.LEAVING:
             return None  # overtaken by a newer one; and only a new incarnation ends LEAVING
+        if (heartbeat.step > NARROW or heartbeat.samples > NARROW) and self.steps.itemsize < 8:
+            self._widen()
         if heartbeat.step > step:
             self.steps[row] = heartbeat.step
             self.last_progress[row] = now

@@ -26,6 +26,7 @@ from overlay.membership.local_health import LocalHealth
 from overlay.membership.member_rows import Member, MemberRows
 from overlay.membership.probe_order import ProbeOrder
 from overlay.rate_limits import RateLimit, TokenBucket
+from overlay.row_index import RowIndex
 from overlay.settings import LivenessSettings
 
 #: A member that sent something within this share of the probe interval needs no probe.
@@ -88,6 +89,11 @@ class FailureDetector:
     def stretch(self) -> float:
         """The factor of this node's time-outs."""
         return self.health.stretch
+
+    @property
+    def index(self) -> RowIndex:
+        """The rows of its members, for the table of peers to share."""
+        return self._members.index
 
     @property
     def suspects(self) -> int:

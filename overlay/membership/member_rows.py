@@ -1,8 +1,8 @@
-"""What the failure detector knows of its members: one row of numbers each, 25 bytes beside the id.
+"""What the failure detector knows of its members: one row of numbers each, 22 bytes beside the id.
 
 A member is read and changed through a `Member`, which is made when one is asked for. What is said of a few only, as of
 those that are suspected, is kept for these alone. An object for every member, with its own numbers, takes eight times
-as much. Pure.
+as much. The dictionary from ids to rows is one with that of the peers (`overlay.row_index`). Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from overlay.kademlia.messages import MemberState
+from overlay.row_index import RowIndex
 
 #: No leave or refutation was reported.
 NOTHING_REPORTED = (-1, -1, -1)
@@ -63,65 +64,88 @@ class MemberRows:
     """The members by id, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.rows: dict[bytes, int] = {}
-        self._free: list[int] = []
-        self.incarnations = array("Q")
+        self.index = RowIndex()
+        self._rows = self.index.rows
+        self._is_member = bytearray()  # a row that is not may be of the other table alone
+        self._members = 0
+        self.incarnations = array("I")  # wider once one needs it
         self.heard = array("d")
         self.probed = array("d")
         self.missed = bytearray()
         self.troubles: dict[int, _Trouble] = {}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._members
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self.rows)
+        return iter([node_id for node_id in self._rows if self._row(node_id) is not None])
 
     def __contains__(self, node_id: object) -> bool:
-        return node_id in self.rows
+        return isinstance(node_id, bytes) and self._row(node_id) is not None
 
     def get(self, node_id: bytes) -> Member | None:
-        row = self.rows.get(node_id)
+        row = self._row(node_id)
         return None if row is None else _Row(self, row)
 
     def __getitem__(self, node_id: bytes) -> Member:
-        return _Row(self, self.rows[node_id])
+        row = self._row(node_id)
+        if row is None:
+            raise KeyError(node_id)
+        return _Row(self, row)
+
+    def _row(self, node_id: bytes) -> int | None:
+        row = self._rows.get(node_id)
+        return row if row is not None and row < len(self._is_member) and self._is_member[row] else None
 
     def add(self, node_id: bytes, incarnation: int, now: float, *, refutation: int = 0) -> None:
         """A member that is alive, and was heard of now."""
-        row = self._free.pop() if self._free else self._append_row()
-        self.rows[node_id] = row
-        self.incarnations[row], self.heard[row], self.probed[row] = incarnation, now, float("-inf")
+        row = self.index.take(node_id)
+        while row >= len(self.heard):
+            self._append_row()
+        self._is_member[row] = True
+        self._members += 1
+        self.note_incarnation(row, incarnation)
+        self.heard[row], self.probed[row] = now, float("-inf")
         self.missed[row] = 0
         if refutation:
             self.troubles[row] = _Trouble(refutation=refutation)
 
-    def _append_row(self) -> int:
+    def _append_row(self) -> None:
+        self._is_member.append(0)
         self.incarnations.append(0)
         self.heard.append(0.0)
         self.probed.append(0.0)
         self.missed.append(0)
-        return len(self.heard) - 1
 
     def remove(self, node_id: bytes) -> Member | None:
         """Remove a member and return a copy of what was known, if it was one."""
-        row = self.rows.pop(node_id, None)
+        row = self._row(node_id)
         if row is None:
             return None
         member = _Row(self, row)
         last = Member(**{field.name: getattr(member, field.name) for field in fields(Member)})
         self.troubles.pop(row, None)
-        self._free.append(row)
+        self._is_member[row] = False
+        self._members -= 1
+        self.index.release(node_id)
         return last
 
     def heard_again(self, node_id: bytes, incarnation: int, now: float) -> bool:
         """A message of it has arrived: true if that says all, for a member without trouble since the same start."""
-        row = self.rows.get(node_id)
+        row = self._row(node_id)
         if row is None or row in self.troubles or self.incarnations[row] != incarnation:
             return False
         self.heard[row] = now
         self.missed[row] = 0
         return True
+
+    def note_incarnation(self, row: int, incarnation: int) -> None:
+        """A member's incarnation: four bytes, until one needs eight."""
+        try:
+            self.incarnations[row] = incarnation
+        except OverflowError:
+            self.incarnations = array("Q", self.incarnations)
+            self.incarnations[row] = incarnation
 
     def note(self, row: int, name: str, value: Any) -> None:
         """One field of a member's trouble; one that is over is forgotten."""
@@ -166,7 +190,10 @@ class _Row(Member):
         self.table = table
         self.row = row
 
-    incarnation: Any = _column("incarnations")
+    incarnation: Any = property(
+        lambda member: member.table.incarnations[member.row],
+        lambda member, incarnation: member.table.note_incarnation(member.row, incarnation),
+    )
     heard: Any = _column("heard")
     probed: Any = _column("probed")
     missed: Any = property(

@@ -65,7 +65,7 @@ class MemberList:
         *,
         ids_per_address: int = 0,
     ) -> None:
-        self.peers = PeerTable()
+        self.peers = PeerTable(detector.index)
         self.ids_per_address = ids_per_address  # 0: any number
         self.detector = detector
         self.conflicts = IdentityConflicts(own_id, boot_id)

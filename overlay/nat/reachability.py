@@ -128,6 +128,7 @@ class Reachability:
         peers.sort(key=lambda peer: not peer.eligible)
         needed = min(CONFIRMATIONS, len(peers))
         asked = peers[:MAX_ASKED]
+        del peers  # all of a few hundred, while each of a few seconds is waited for
         reached: list[bytes] = []
         not_asked: list[str] = []
         refused: list[str] = []

@@ -8,8 +8,9 @@ from dataclasses import fields
 import pytest
 
 from overlay.addresses import Address
-from overlay.peer_table import RESTING_ROWS, PeerTable
+from overlay.peer_table import PeerTable
 from overlay.peers import Activity, Peer
+from overlay.row_index import RESTING_ROWS
 from tests.harness.builders.peers import heartbeat
 
 
@@ -287,3 +288,21 @@ def test_a_heartbeat_that_changes_nothing_else_is_merged_alike_in_one_pass(seed:
 
 def _known(peer: Peer) -> list[object]:
     return [getattr(peer, field.name) for field in fields(Peer)]
+
+
+@pytest.mark.parametrize("large", ["incarnation", "step", "samples"])
+def test_a_counter_above_four_bytes_is_kept_and_the_others_do_not_change(large: str) -> None:
+    """Columns have four bytes a counter until one needs more: of a new peer, a restarted one, or the same start."""
+    table = PeerTable()
+    table.observe(heartbeat(b"n" * 20, incarnation=3, step=7, samples=9), "10.0.0.1", 0.0)
+    table.observe(heartbeat(b"m" * 20, incarnation=3, step=7, samples=9), "10.0.0.2", 0.0)
+    many = {"incarnation": 3, "step": 7, "samples": 9, large: (1 << 32) + 5}
+    table.observe(heartbeat(b"m" * 20, **many), "10.0.0.2", 1.0)
+    fresh = PeerTable()
+    fresh.observe(heartbeat(b"m" * 20, **many), "10.0.0.2", 1.0)
+    for seen in (table.get(b"m" * 20), fresh.get(b"m" * 20)):
+        assert seen is not None
+        assert {name: getattr(seen, name) for name in many} == many
+    other = table.get(b"n" * 20)
+    assert other is not None
+    assert (other.incarnation, other.step, other.samples) == (3, 7, 9)
