@@ -11,7 +11,8 @@ in its last few steps; and it is never older than a few steps.
   and a few places out of very many may be wrong.
   A copy with pending deltas is behind its owner's value, which is compared as soon as the copy has come as far.
 * *ahead*: the published value has more deltas, by its version, than the owner has sent to the copy.
-* *stale*: the published value lacks deltas that the copy has had for longer than an honest owner needs to publish them.
+* *stale*: the published value lacks deltas that the copy has had for longer than an honest owner needs to publish them,
+  and more of them than may have been forwarded and never added.
 
 What the copy has is what its owner has sent: the owner's statements are compared with each other, and with nobody
 else's.
@@ -39,6 +40,9 @@ STREAK = 3
 ROUNDED, ROUNDED_BFLOAT16 = 2.0**-16, 2.0**-7
 #: An owner that is asked publishes what it has at the latest after so many median steps, and so many seconds.
 STALE_STEPS, STALE_S = 10.0, 10.0
+#: A copy may have so many deltas that its owner will never have: forwarded, not added because an answer was lost, and
+#: not sent again because their origin crashed then.
+UNADDED = 4
 #: Comparisons of a shard whose way is remembered: of a node that is much faster than the median.
 MAX_COMPARISONS = 256
 
@@ -176,7 +180,7 @@ class PublishedValues:
         while len(versions) > 1 and versions[1][0] <= old_s:
             versions.popleft()
         at_s, had = versions[0]
-        return CopyVerdict.STALE if at_s <= old_s and had > published else CopyVerdict.FITS
+        return CopyVerdict.STALE if at_s <= old_s and had > published + UNADDED else CopyVerdict.FITS
 
 
 def _length(vector: Vector) -> float:

@@ -9,7 +9,14 @@ import pytest
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.audit_records.published_values import STALE_S, STEPS, BackedCopy, CopyVerdict, PublishedValues
+from training.exchange.audit_records.published_values import (
+    STALE_S,
+    STEPS,
+    UNADDED,
+    BackedCopy,
+    CopyVerdict,
+    PublishedValues,
+)
 
 SIZE = 8192
 Lie = Callable[[Vector, Vector], Vector]
@@ -128,7 +135,7 @@ def test_a_published_value_that_lacks_old_deltas_is_stale() -> None:
     values = PublishedValues()
     values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
     found = [values.date(0, second, 3, float(second), 1.0) for second in range(30)]
-    assert found.index(CopyVerdict.STALE) == 4 + STALE_S
+    assert found.index(CopyVerdict.STALE) == 4 + STALE_S + UNADDED
     values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
     honest = [values.date(0, second, max(0, second - 9), float(second), 1.0) for second in range(60)]
     assert dict.fromkeys(honest) == {CopyVerdict.FITS: None}
@@ -139,7 +146,7 @@ def test_slow_steps_are_given_their_time() -> None:
     values = PublishedValues()
     values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
     slow = [values.date(0, second, 3, float(second), 10.0) for second in range(120)]
-    assert slow.index(CopyVerdict.STALE) == 104
+    assert slow.index(CopyVerdict.STALE) == 104 + UNADDED
     values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
     assert values.date(0, 5, 5, 0.0, 1.0) is CopyVerdict.FITS
     assert values.date(0, 90, 70, 1000.0, 1.0) is CopyVerdict.FITS
@@ -149,8 +156,19 @@ def test_an_answer_that_leads_to_nothing_leaves_the_last_published_version() -> 
     values = PublishedValues()
     values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
     values.date(0, 5, 5, 0.0, 1.0)
-    assert values.date(0, 6, None, 1.0, 1.0) is CopyVerdict.FITS
+    assert values.date(0, 6 + UNADDED, None, 1.0, 1.0) is CopyVerdict.FITS
     assert values.date(0, 20, None, 30.0, 1.0) is CopyVerdict.STALE
+
+
+def test_a_delta_whose_origin_crashed_may_be_in_the_copy_alone() -> None:
+    """It was forwarded and never added: that its owner lacks it says nothing, however long nothing else comes, nor when
+    others come again. Of more such deltas than `UNADDED` not all are of that kind."""
+    for alone, found in [(1, CopyVerdict.FITS), (UNADDED, CopyVerdict.FITS), (UNADDED + 1, CopyVerdict.STALE)]:
+        values = PublishedValues()
+        values.begin(0, "copy", np.zeros(4, np.float32), np.arange(4))
+        at_rest = [values.date(0, 20 + alone, 20, float(second), 1.0) for second in range(60)]
+        assert at_rest[-1] is found
+        assert values.date(0, 23 + alone, 20, 60.0, 1.0) is found
 
 
 def test_another_copy_of_a_shard_begins_anew() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.audit_records.published_values import POSITIONS, STALE_S, CopyVerdict
+from training.exchange.audit_records.published_values import POSITIONS, STALE_S, UNADDED, CopyVerdict
 from training.exchange.client.copy_comparison import CopyComparison
 from training.exchange.messages import PullResult
 from training.exchange.store.shard_store import ShardStore
@@ -92,9 +92,9 @@ def test_old_values_and_answers_that_lead_to_nothing_are_stale() -> None:
         for is_fit in (True, False):
             one = Pulled(backup_of("b", "a"))
             await one.second(1.0)
-            for number in range(int(STALE_S) + 3):
+            for number in range(int(STALE_S) + UNADDED + 3):
                 await one.second(1.0, is_fit=is_fit, version=1)
-                assert number > STALE_S - 2 or one.verdict() is CopyVerdict.FITS
+                assert number > STALE_S + UNADDED - 2 or one.verdict() is CopyVerdict.FITS
             assert one.verdict() is CopyVerdict.STALE
 
     run(scenario())
