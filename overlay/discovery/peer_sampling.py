@@ -189,6 +189,9 @@ class PeerSampler:
                 self.pool.clear()
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = FIRST_COMPARE_INTERVAL_S if quiet < FIRST_COMPARES else COMPARE_INTERVAL_S
+            elif self._came_before_neighbours():
+                await self._lookups.find(self._local.node_id)
+                pause_s = FILL_INTERVAL_S
             elif is_first:
                 is_first = False
                 pause_s = START_PAUSE_S
@@ -219,12 +222,23 @@ class PeerSampler:
         if asked is None:
             return True
         known = await self._lookups.ask(asked.contact, target)
-        if most is None and len(known) > self._k:
-            return True  # the swarm is larger, and this node has only begun to find its neighbours by a lookup
+        if most is None and len(known) > self._k:  # the swarm is larger: neighbours are found by a lookup, not so
+            if self._came_before_neighbours():
+                await self._lookups.find(self._local.node_id)
+            return True
         unknown = [contact for contact in known if contact.node_id not in self._members.peers]
         for contact in unknown[:most]:
             self._membership.verify(contact)
         return bool(unknown)
+
+    def _came_before_neighbours(self) -> bool:
+        """Whether this node looked up its id when there were hardly others to ask.
+
+        So do the first of many that join at one moment. In the swarm that they become, they know none of the nodes
+        closest to them, and these do not know them: no lookup would find them until they look up their ids again.
+        """
+        asked = self._lookups.most_asked(self._local.node_id)
+        return asked is not None and asked < self._k - 1
 
     async def sample_once(self) -> None:
         """Look up one uniformly random target, and add the result to the estimator and perhaps to the pool."""

@@ -2,7 +2,9 @@
 
 Up to `alpha` requests are in flight, in a sliding window instead of rounds. A slow node leaves the window but may still
 answer. Only nodes that answered are returned; the lookup ends when the k closest seen have answered or failed. When an
-answer brings no closer node, the k closest are asked at once, which is the last round of the paper.
+answer brings no closer node, the k closest are asked at once, which is the last round of the paper. A node whose very
+id is looked up is asked once more when it has failed: any other may be missing from the k, and without this one the
+lookup has found nothing.
 
 Sends nothing: `overlay.discovery.lookup_service` does. Pure.
 """
@@ -55,6 +57,7 @@ class Lookup:
         #: The longest chain of answers that led to a node that was asked.
         self.rounds = 0
         self._confirming = False
+        self._asks_target_again = True
         self._own_id = own.node_id
         self._number = int.from_bytes(target, "big")
         self._seen: dict[bytes, _Candidate] = {}
@@ -126,9 +129,14 @@ class Lookup:
     def on_failure(self, node_id: bytes) -> None:
         """It did not answer."""
         candidate = self._seen.get(node_id)
-        if candidate is not None and candidate.state in (_State.ASKED, _State.SLOW):
-            self._settle(candidate, _State.FAILED)
-            self._ranked.remove(candidate)
+        if candidate is None or candidate.state not in (_State.ASKED, _State.SLOW):
+            return
+        if node_id == self.target and self._asks_target_again:
+            self._asks_target_again = False
+            self._settle(candidate, _State.NEW)
+            return
+        self._settle(candidate, _State.FAILED)
+        self._ranked.remove(candidate)
 
     def _settle(self, candidate: _Candidate, state: _State) -> None:
         if candidate.state is _State.ASKED:

@@ -94,10 +94,14 @@ def test_addresses_that_did_not_answer_lately_are_not_asked_again() -> None:
     async def story(world: World) -> None:
         gone = CONTACTS[1]
         world.negative.add(gone, asyncio.get_running_loop().time())
-        found = await world.service.find(gone.node_id, CONTACTS[:2])
+        beside = gone.node_id[:-1] + bytes([gone.node_id[-1] ^ 1])
+        found = await world.service.find(beside, CONTACTS[:2])
 
         assert gone not in found
         assert gone not in [call.contact for call in world.answered]
+
+        found = await world.service.find(gone.node_id, CONTACTS[:2])
+        assert found[0] == gone, "the node that is looked for itself is asked"
 
     with_world(story, CONTACTS)
 
@@ -172,5 +176,8 @@ def test_the_last_lookups_are_remembered_as_they_were() -> None:
         assert [finished.target for finished in recent] == targets[-RECENT:]
         assert [(finished.queries, finished.seconds) for finished in recent] == costs[-RECENT:]
         assert {finished.rounds for finished in recent} <= {1, 2, 3}
+        assert world.service.most_asked(targets[0]) is None, "it is not among the recent ones"
+        await world.service.find(targets[-1])
+        assert world.service.most_asked(targets[-1]) == costs[-1][0] > 0, "the second had nobody to ask"
 
     with_world(story, CONTACTS)

@@ -51,7 +51,12 @@ class World:
             on_change=self.changed.append,
             verify=lambda contact: self.verified.append(contact.node_id),
         )
-        lookups: Any = SimpleNamespace(find=self._find, ask=self._ask)
+        #: The nodes asked by the widest lookup of the own id.
+        self.asked_near: int | None = K - 1
+        self.targets: list[bytes] = []
+        lookups: Any = SimpleNamespace(
+            find=self._find, ask=self._ask, most_asked=lambda target: self.asked_near if target == OWN else None
+        )
         self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
         self.sampler = PeerSampler(self.local, K, membership, lookups, self.environment)
 
@@ -61,6 +66,7 @@ class World:
 
     async def _find(self, target: bytes) -> list[Contact]:
         self.lookups += 1
+        self.targets.append(target)
         await asyncio.sleep(self.lookup_s)
         closest = sorted([OWN, *OTHERS], key=lambda node_id: distance(target, node_id))[:K]
         return [Contact(node_id, HERE) for node_id in closest]
@@ -257,5 +263,39 @@ def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() -> None:
         assert world.sampler._steady_s() < before
         world.sampler.sample(10_000)
         assert world.sampler._balls_wanted == MAX_BALLS
+
+    play(story)
+
+
+@pytest.mark.parametrize("known", [2, 60])
+def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_been_asked(known: int) -> None:
+    """The first of many that join at one moment asked hardly anyone: it looks again once it hears of more than k
+    nodes, or has met them, and not when that lookup is under way or has asked k."""
+
+    async def story() -> None:
+        for asked_near, expected in ((2, True), (None, False), (K - 1, False)):
+            world = World(OTHERS[:known])
+            world.asked_near = asked_near
+            world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
+            await for_a_while(world.sampler.keep_sampling(), 1.2)
+            assert (OWN in world.targets) == expected
+            assert world.verified == [], "it does not meet the contacts of one node, but its own neighbours"
+
+            world.asked_near, world.targets = K - 1, []
+            await for_a_while(world.sampler.keep_sampling(), 1.2)
+            assert OWN not in world.targets
+
+    play(story)
+
+
+def test_a_small_swarm_is_not_looked_up_again() -> None:
+    """A node that asked two others and hears of no more than k has found all there are."""
+
+    async def story() -> None:
+        world = World(OTHERS[:2])
+        world.asked_near = 2
+        world.told = [Contact(node_id, HERE) for node_id in OTHERS[:2]]
+        await for_a_while(world.sampler.keep_sampling(), 30.0)
+        assert world.lookups == 0
 
     play(story)

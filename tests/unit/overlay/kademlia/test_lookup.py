@@ -29,6 +29,34 @@ def test_a_lookup_ends_with_the_k_closest_that_answered() -> None:
     assert [c.node_id for c in lookup.result()] == [n for n in ranked if n not in dead][:5]
 
 
+def test_the_node_that_is_looked_up_is_asked_once_more() -> None:
+    """Of the k closest, the target alone gets a second request when it has failed; the lookup ends when that fails."""
+    own, *others = ids(10, seed=8)
+    target, neighbour = sorted(others, key=lambda node_id: distance(node_id, others[0]))[:2]
+    assert target == others[0]
+    for answers in (True, False):
+        lookup = Lookup(target, contact(own), 20, 9, [contact(node_id) for node_id in others])
+        asked = [peer.node_id for peer in lookup.next_queries()]
+        assert sorted(asked) == sorted(others)
+        for node_id in reversed(asked):
+            if node_id in (target, neighbour):
+                lookup.on_slow(node_id)
+                lookup.on_failure(node_id)
+            else:
+                lookup.on_response(node_id, [])
+        assert not lookup.done
+        assert [peer.node_id for peer in lookup.next_queries()] == [target]
+        assert lookup.queries == len(others) + 1
+        if answers:
+            lookup.on_response(target, [])
+        else:
+            lookup.on_failure(target)
+        assert lookup.next_queries() == []
+        assert lookup.done
+        found = [peer.node_id for peer in lookup.result()]
+        assert (target in found, neighbour in found, len(found)) == (answers, False, 8 + answers)
+
+
 def test_a_slow_peer_frees_its_place() -> None:
     """With a window of 3 and three silent peers, three more are asked."""
     own, *others = ids(10, seed=6)
