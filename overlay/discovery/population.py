@@ -47,10 +47,8 @@ def counted(nodes: int, observations: int = 0) -> Population:
     return Population(float(nodes), float(nodes), float(nodes), True, observations, float(nodes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
-    at: float
-    distances: array[float]  # 8 bytes each, a float of Python takes 32
+#: Fills the row of a lookup that found fewer than k nodes.
+_NO_DISTANCE = math.inf
 
 
 class Estimator:
@@ -61,32 +59,46 @@ class Estimator:
             raise ValueError(f"k = {k}: the estimator needs at least 3 nodes per lookup")
         self.k = k
         self.window_s = window_s
-        self._observations: list[_Observation] = []
+        #: The lookups, the newest last: k distances of each in a row, 8 bytes each, and in another array the times. An
+        #: object for each lookup, with an array of its own, takes twice as much.
+        self._distances = array("d")
+        self._times = array("d")
 
     def observe(self, distances: Sequence[float], now: float) -> None:
         """One completed lookup of a uniformly random target. Fewer than `k` distances mean that these are all."""
-        self._observations.append(_Observation(now, array("d", sorted(distances)[: self.k])))
-        del self._observations[:-WINDOW_LOOKUPS]
+        nearest = sorted(distances)[: self.k]
+        self._distances.extend(nearest + [_NO_DISTANCE] * (self.k - len(nearest)))
+        self._times.append(now)
+        self._drop(len(self._times) - WINDOW_LOOKUPS)
         self._drop_contradicted()
 
     def estimate(self, now: float) -> Population | None:
         """The estimate from the lookups in the window; None before the first."""
         self._age(now)
-        if not self._observations:
+        if not self._times:
             return None
-        if len(self._observations[-1].distances) < self.k:
-            return counted(len(self._observations[-1].distances), len(self._observations))
+        newest = self._row(len(self._times) - 1)
+        if newest[-1] == _NO_DISTANCE:
+            return counted(self.k - newest.count(_NO_DISTANCE), len(self._times))
         full = self._since_last_short()
         lookups = len(full)
-        total = sum(observation.distances[-1] for observation in full)
+        total = sum(distances[-1] for distances in full)
         # Golden table: (L k - 1) / Σd_k is high by 1 - 1/L nodes.
         estimate = max((lookups * self.k - 1) / total - (1 - 1 / lookups), float(self.k))
         low, high = _interval(estimate, total, lookups * self.k, self.k)
         return Population(estimate, low, high, False, lookups, zone_estimate(estimate, self.k, full))
 
     def _age(self, now: float) -> None:
-        while self._observations and now - self._observations[0].at > self.window_s:
-            del self._observations[0]
+        self._drop(next((old for old, at in enumerate(self._times) if now - at <= self.window_s), len(self._times)))
+
+    def _drop(self, oldest: int) -> None:
+        """Drop so many of the oldest lookups."""
+        if oldest > 0:
+            del self._times[:oldest]
+            del self._distances[: self.k * oldest]
+
+    def _row(self, number: int) -> array[float]:
+        return self._distances[self.k * number : self.k * (number + 1)]
 
     def _drop_contradicted(self) -> None:
         """Drop the lookups from before a change of the swarm.
@@ -99,19 +111,21 @@ class Estimator:
             older = len(full) - recent
             if older < RECENT[0]:
                 return
-            new = sum(observation.distances[-1] for observation in full[:recent]) / recent
-            old = sum(observation.distances[-1] for observation in full[recent:]) / older
+            new = sum(distances[-1] for distances in full[:recent]) / recent
+            old = sum(distances[-1] for distances in full[recent:]) / older
             deviation = math.sqrt((1 / recent + 1 / older) / self.k)
             if abs(math.log(new / old)) > CONTRADICTION * deviation:
-                del self._observations[:-recent]
+                self._drop(len(self._times) - recent)
                 return
 
-    def _since_last_short(self) -> list[_Observation]:
-        full: list[_Observation] = []
-        for observation in reversed(self._observations):
-            if len(observation.distances) < self.k:
+    def _since_last_short(self) -> list[array[float]]:
+        """The distances of the lookups after the last one that found all, the newest first."""
+        full: list[array[float]] = []
+        for number in reversed(range(len(self._times))):
+            distances = self._row(number)
+            if distances[-1] == _NO_DISTANCE:
                 break
-            full.append(observation)
+            full.append(distances)
         return full
 
 
@@ -138,15 +152,15 @@ def _gamma_quantile(shape: float, z: float) -> float:
     return shape * (1 - spread + z * math.sqrt(spread)) ** 3
 
 
-def zone_estimate(expected: float, k: int, observations: Sequence[_Observation]) -> float | None:
+def zone_estimate(expected: float, k: int, lookups: Sequence[Sequence[float]]) -> float | None:
     """A second, independent estimate: the nodes under a prefix of `z` bits, times 2^z.
 
     A zone is the ball of radius 2^-z around a lookup's target. `z` is chosen from `expected` so that a zone holds about
     half of what a lookup returns. A zone that holds all `k` may be cut off; it is counted as it is.
     """
     bits = max(0, round(math.log2(max(expected, 1.0) / (k / 2))))
-    if bits == 0 or not observations:
+    if bits == 0 or not lookups:
         return None
     radius = 0.5**bits
-    inside = sum(bisect_right(observation.distances, radius) for observation in observations)
-    return float(inside * 2**bits) / len(observations)
+    inside = sum(bisect_right(distances, radius) for distances in lookups)
+    return float(inside * 2**bits) / len(lookups)
