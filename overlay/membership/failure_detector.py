@@ -29,6 +29,8 @@ from overlay.rate_limits import RateLimit, TokenBucket
 from overlay.row_index import RowIndex
 from overlay.settings import LivenessSettings
 
+#: `MemberState(n)` as a table, because every datagram may carry four.
+_STATES = tuple(MemberState)
 #: A member that sent something within this share of the probe interval needs no probe.
 FRESH_SHARE = 0.5
 #: A member that was probed this recently is not probed again on request.
@@ -311,7 +313,7 @@ class FailureDetector:
         """One update that a datagram of `sender` carried."""
         if news.node_id == self.own_id:
             return self._refute(news, sender)
-        kind = MemberState(news.kind)
+        kind = _STATES[news.kind]
         member = self._members.get(news.node_id)
         if member is None:
             return self._on_gossip_of_removed(news, kind, now)

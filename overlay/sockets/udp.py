@@ -35,6 +35,7 @@ class DatagramSocket:
         self.counters: Counter[str] = Counter()
         self._longest_bytes = longest_bytes
         self._socket = bound
+        self._is_ipv6 = bound.family == socket.AF_INET6  # a socket makes an enum of its family each time
         self._on_datagram = on_datagram
         self._log = log
         self._failures_seen: dict[str, int] = {}
@@ -49,7 +50,7 @@ class DatagramSocket:
             return
         host, port = to
         try:
-            if self._socket.family == socket.AF_INET6 and ":" not in host:
+            if self._is_ipv6 and ":" not in host:
                 host = f"::ffff:{host}"
             self._socket.sendto(datagram, (host, port))
         except (BlockingIOError, InterruptedError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -86,6 +87,29 @@ def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pytest.Mo
         assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
         assert asyncio.get_running_loop().time() - began_s >= BOOTSTRAP_DELAY_S
         assert made.attempts == {}
+
+    play(story)
+
+
+def test_a_dial_leaves_nothing_to_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked of the other bootstraps is gone with the answer of the first, without a collection."""
+
+    async def story() -> None:
+        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch)
+        labels = [f"{address}" for address in (FOUNDER, OTHER, OLD)]
+        await made.dial(labels, list, None)
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            await made.dial(labels, list, None)
+            await asyncio.sleep(0.1)
+            unreachable = gc.collect()
+        finally:
+            if was_enabled:
+                gc.enable()
+        assert len(dialled) == 6
+        assert unreachable == 0
 
     play(story)
 
