@@ -278,6 +278,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 gc.unfreeze()
             if collecting:
                 gc.enable()
+            # What holds a dead task when objects are frozen holds it for ever, and `asyncio.all_tasks` would pass it.
+            for done in [one for one in list(asyncio.tasks._all_tasks) if one.done()]:  # type: ignore[attr-defined]
+                asyncio.tasks._unregister_task(done)  # type: ignore[attr-defined]
             # This loop is frozen too: what it still refers to would never be collected.
             self._timers.clear()
             self._stalls.clear()
