@@ -125,7 +125,17 @@ def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: P
     exactly once, all passes to their end."""
     with store_of(kind, tmp_path) as store:
         plan = ChaosPlan(
-            10_000, 5, 2, 2, masters=masters, worker_kills=12, master_kills=4, step_s=0.05, store=store, limit_s=600.0
+            10_000,
+            5,
+            2,
+            2,
+            masters=masters,
+            worker_kills=12,
+            master_kills=4,
+            step_s=0.05,
+            store=store,
+            limit_s=600.0,
+            forks=kind == "sqlite",
         )
         result = played(plan, tmp_path, 7)
 
