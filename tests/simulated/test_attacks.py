@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.attacks import forked_attacks
 from tests.harness.attacks import member_attacks as attacks
 from tests.harness.attacks.member_attacks import ATTACKS, ENOUGH
 
@@ -38,7 +39,7 @@ FOUND_S = {
 def test_an_attack_leaves_nothing_behind(name: str) -> None:
     """The others make at least four fifths of their steps, but under a few attacks, while the member is there. Once it
     has gone nothing is wrong, nor after all others were started again (docs/attacks.md)."""
-    row = attacks.play(name)
+    row = forked_attacks.play(name)
     print(row.markdown())
     assert row.lasting == ""
     assert row.restart.endswith("%")

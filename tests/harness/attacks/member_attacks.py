@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -108,12 +110,13 @@ def left_out(swarm: Swarm) -> int:
     return count
 
 
-async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
-    clock = swarm.clock
+def _made(swarm: Swarm) -> float:
+    """Steps of an honest node, on average."""
+    return sum(swarm.hosts[name].living.progress.step for name in HONEST) / len(HONEST)
 
-    def made() -> float:
-        return sum(swarm.hosts[name].living.progress.step for name in HONEST) / len(HONEST)
 
+async def _begin(swarm: Swarm) -> float:
+    """Train undisturbed; returns the steps of an honest node in a second. The same for every attack."""
     swarm.start_many(len(HONEST) + 1, training__checkpoint_s=5.0)
     await swarm.until(
         lambda: len(swarm.running()) == 5 and min(host.living.progress.step for host in swarm.running()) >= 3,
@@ -121,9 +124,14 @@ async def _play(swarm: Swarm, row: Row, run: Attack) -> None:
         what="three steps of all",
     )
     await asyncio.sleep(10.0)
-    before = made()
+    before = _made(swarm)
     await asyncio.sleep(BEFORE_S)
-    usual = (made() - before) / BEFORE_S
+    return (_made(swarm) - before) / BEFORE_S
+
+
+async def _play(swarm: Swarm, row: Row, run: Attack, usual: float) -> None:
+    clock = swarm.clock
+    made = partial(_made, swarm)
     first, began_s = made(), clock.monotonic()
     liar = swarm.hosts[LIAR].living.overlay.node_id.hex()[:8]
     assault = asyncio.create_task(run(Attacker(swarm, random.Random(f"{row.name}"))), name=row.name)  # type: ignore[arg-type]
@@ -188,7 +196,12 @@ def _step_s(generator: random.Random, _step: int) -> float:
 
 def play(name: str, *, seed: int = 1, method: str = "pbsp") -> Row:
     """Play one attack."""
-    row = Row(name)
+    return history(seed, method, lambda: name)
+
+
+def history(seed: int, method: str, choose: Callable[[], str]) -> Row:
+    """Train, and play the attack that is chosen only then."""
+    rows: list[Row] = []
 
     async def main() -> None:
         swarm = Swarm(
@@ -197,9 +210,12 @@ def play(name: str, *, seed: int = 1, method: str = "pbsp") -> Row:
             make_trainer=lambda host: StubTrainer(host, SIZE, step_s=_step_s, start_s=0.3),
         )
         try:
-            await _play(swarm, row, ATTACKS[name])
+            usual = await _begin(swarm)
+            row = Row(choose())
+            await _play(swarm, row, ATTACKS[row.name], usual)
+            rows.append(row)
         finally:
             await swarm.stop()
 
     VirtualLoop().run(main(), limit_s=3600)
-    return row
+    return rows[0]
