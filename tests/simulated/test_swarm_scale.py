@@ -1,4 +1,4 @@
-"""Two hundred real nodes, forty steps, a tenth of them killed: twice, under different hash seeds, one history."""
+"""Two hundred real nodes, twenty steps, a tenth of them killed: twice, under different hash seeds, one history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.harness.project.repository import ROOT
 
 SEED = 7
-STEPS = 40
+STEPS = 20
 
 
 def history(hash_seed: str) -> subprocess.Popen[str]:
