@@ -26,6 +26,10 @@ RELAYS = "tests/simulated/test_relays.py"
 RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-6-8]"
 NOT_TRUE = f"{RELAYS}::test_who_hands_down_what_is_not_true_is_found_and_avoided"
 HANDED = "tests/unit/training/exchange/aggregation/test_handed_down.py"
+CLOSER = (
+    "tests/unit/training/exchange/aggregation/test_relays.py"
+    "::test_a_relay_hands_on_to_a_node_that_shares_more_bits_with_it_than_the_one_before"
+)
 RELAYED_PULL = "tests/unit/training/exchange/client/test_relayed_pull.py"
 CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
 
@@ -191,6 +195,14 @@ MUTATIONS = (
         "aggregation/relays.py",
         "if message.hops == 1 and push.node != sender.node_id:",
         "if False:",
+    ),
+    _mutation(
+        "aggregation",
+        "two relays hand a delta to each other, and wait for each other for ever",
+        CLOSER,
+        "aggregation/relays.py",
+        "if before and not comes_closer(",
+        "if before and False and not comes_closer(",
     ),
     _mutation(
         "aggregation",

@@ -19,8 +19,9 @@ import numpy as np
 from overlay.addresses import Address
 from overlay.environment import Environment, Log
 from overlay.peers import Contact
-from overlay.transport import RequestRejected, TransportError
+from overlay.transport import RequestRejected, Response, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
+from tests.harness.swarms.answer_pieces import IN_PIECES, Pieces, send
 from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
 from training.exchange.disk_parts import keep_on_disk
@@ -33,6 +34,9 @@ GENESIS = b"g" * 16
 #: Seconds until a node detects a failure, and until it notices a return; drawn for each node.
 DETECTED_S = (2.0, 5.5)
 RETURNED_S = (0.1, 2.0)
+
+#: Head and body of an answer.
+Answer = asyncio.Future[tuple[bytes, list[bytes] | Pieces]]
 
 #: Sees every request when it is sent: the names of sender and receiver, the request's name, and its payload.
 Observer = Callable[[str, str, str, bytes], None]
@@ -321,7 +325,7 @@ class World:
         name: str,
         payload: bytes,
         buffers: list[bytes],
-        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+        answer: Answer,
     ) -> None:
         loop, links, chance = asyncio.get_running_loop(), self.links, self.random
         target = self._by_address.get(to.address, NOBODY)
@@ -378,7 +382,7 @@ class World:
         name: str,
         payload: bytes,
         buffers: list[bytes],
-        answer: asyncio.Future[tuple[bytes, list[bytes]]],
+        answer: Answer,
     ) -> None:
         overlay.met(source)
         handler = overlay.handlers.get(name)
@@ -392,6 +396,9 @@ class World:
         try:
             async with overlay.limiter.handler(source.node_id, waits=name in overlay.waiting):
                 reply = await handler(contact, payload, chunks(buffers, reset))
+                if name in IN_PIECES:
+                    await self._answer_in_pieces(source, sender, overlay, target, reply, answer)
+                    return
                 back = await collected(reply.body)
         except RequestRejected as error:
             _fail(answer, TransportError("rejected", overlay.address, str(error)))
@@ -409,8 +416,25 @@ class World:
 
         asyncio.get_running_loop().call_later(self._delay(), deliver)
 
+    async def _answer_in_pieces(
+        self, source: Overlay, sender: Member, overlay: Overlay, target: Member, reply: Response, answer: Answer
+    ) -> None:
+        pieces, links = Pieces(overlay.address), self.links
+        is_lost = self.random.random() < links.loss
+        breaks_after = self.random.randrange(4) if links.torn and self.random.random() < links.torn else None
 
-def _fail(answer: asyncio.Future[tuple[bytes, list[bytes]]], error: TransportError) -> None:
+        def is_cut() -> bool:
+            return is_lost or not source.running or not self.reachable(sender, target)
+
+        def begin() -> None:
+            if not answer.done():
+                source.met(overlay)
+                answer.set_result((reply.head, pieces))
+
+        await send(reply.body, pieces, begin, is_cut, self._delay, breaks_after)  # type: ignore[arg-type]
+
+
+def _fail(answer: Answer, error: TransportError) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # the sender may have timed out

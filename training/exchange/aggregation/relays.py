@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -34,7 +35,7 @@ from training.exchange.aggregation.bundles import (
 from training.exchange.aggregation.consignments import Consignment, Note, Unanswered, Way
 from training.exchange.aggregation.delivery_checks import DeliveryChecks, Reported
 from training.exchange.aggregation.results_stream import ResultsStream
-from training.exchange.aggregation.routes import RouteTable
+from training.exchange.aggregation.routes import RouteTable, comes_closer
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
@@ -131,8 +132,12 @@ class DeltaRelays:
 
     # -- deltas ---------------------------------------------------------------------------------------------------
 
-    async def deliver(self, push: Push, items: Sequence[Carried], note: Note, hops: int = 0) -> None:
+    async def deliver(
+        self, push: Push, items: Sequence[Carried], note: Note, hops: int = 0, before: bytes = b""
+    ) -> None:
         """Deliver some shards of a delta; `note` hears of each result, and has heard of all when this returns.
+
+        `before`: the node that has handed them on to this one, and waits for the results.
 
         What is not answered `ok` or `refused` is to be sent to its owner by the origin. The memory of the items must
         not change, also if this is cancelled.
@@ -149,6 +154,10 @@ class DeltaRelays:
                     own += [by_shard[shard] for shard in shards]
                     continue
                 to = self._next(owner, hops)
+                if before and not comes_closer(self._swarm.node_id, before, to.node_id):
+                    # The node before took another node for the owner, this one perhaps. It may wait for itself.
+                    unanswered.answer(PushResult.retry(shard, "not_relayed") for shard in shards)
+                    continue
                 ways.setdefault(to.node_id, (to, []))[1].extend(by_shard[shard] for shard in shards)
             for to, theirs in ways.values():
                 self._send_soon(to, Consignment(push, theirs, hops, unanswered))
@@ -301,7 +310,7 @@ class DeltaRelays:
             raise RequestRejected("this node holds too many deltas of others already")
         count, reader = len(self._store), FrameReader(stream)
         received: list[list[Carried]] = []
-        held = ResultsStream(self.deliver, self._forget)
+        held = ResultsStream(partial(self.deliver, before=sender.node_id), self._forget)
         self._streams[held] = None
         try:
             for push in message.pushes:

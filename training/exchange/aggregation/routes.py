@@ -4,10 +4,12 @@ Values come back the same way: a node asks for them whom it would hand a delta t
 
 Node ids are read as digits of `bits` bits. A node hands a delta to one that shares one more digit with the owner than
 it does itself, and of those to the one closest to itself in the remaining digits. So every node has at most 2**bits -
-1 next nodes for each digit, whatever the number of nodes. A delta that is handed on always comes closer: it cannot go
-in a circle, whatever the nodes on its way know of each other. Once no more than 2**bits nodes are expected to share
-the digits of the owner, the owner itself is next. Nobody has to agree on groups: a node that knows only a part of the
+1 next nodes for each digit, whatever the number of nodes. Once no more than 2**bits nodes are expected to share the
+digits of the owner, the owner itself is next. Nobody has to agree on groups: a node that knows only a part of the
 others chooses among those.
+
+A delta that is handed on always comes closer (`comes_closer`): it cannot go in a circle, whatever the nodes on its way
+know of each other, and of who the owner is.
 """
 
 from __future__ import annotations
@@ -28,6 +30,16 @@ def levels(population: float, bits: int) -> int:
     while 2.0 ** (bits * found) < population and found < MAX_LEVELS:
         found += 1
     return found
+
+
+def comes_closer(me: bytes, before: bytes, to: bytes) -> bool:
+    """Whether a node may hand on to another what it has from the one before: it shares more first bits with that.
+
+    Each request to a next node waits for those that follow from it. As these share more and more bits, none of them
+    waits for itself, also where a node has heard of another owner than the node before.
+    """
+    here = int.from_bytes(me, "big")
+    return (here ^ int.from_bytes(to, "big")).bit_length() < (here ^ int.from_bytes(before, "big")).bit_length()
 
 
 class RouteTable:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.ids import ID_BITS, ID_BYTES
-from training.exchange.aggregation.routes import MAX_LEVELS, RouteTable, levels
+from training.exchange.aggregation.routes import MAX_LEVELS, RouteTable, comes_closer, levels
 
 
 def ids_of(seed: int, count: int) -> list[bytes]:
@@ -48,11 +48,27 @@ def test_a_delta_comes_closer_with_every_node_that_hands_it_on(
     }
     for owner in chance.sample(ids, min(8, nodes)):
         for origin in ids:
-            at, passed = origin, 0
+            at, passed, before = origin, 0, b""
             while at != owner and (hop := tables[at].hop(owner)) is not None:
                 assert shared_digits(hop, owner, bits) > shared_digits(at, owner, bits)
-                at, passed = hop, passed + 1
+                assert not before or comes_closer(at, before, hop)
+                at, passed, before = hop, passed + 1, at
                 assert passed < max(table.levels for table in tables.values())
+            assert at == owner or not before or comes_closer(at, before, owner)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), nodes=st.integers(2, 40))
+def test_nodes_that_come_closer_each_time_are_never_the_same_again(seed: int, nodes: int) -> None:
+    """Whomever each of them takes for the owner, and in digits of how many bits: no request waits for itself."""
+    ids, chance = ids_of(seed, nodes), random.Random(seed)
+    before, at = chance.sample(ids, 2)
+    passed = {(before, at): None}
+    while closer := [one for one in ids if comes_closer(at, before, one) and one != at]:
+        before, at = at, chance.choice(closer)
+        assert (before, at) not in passed
+        passed[before, at] = None
+    assert len(passed) <= ID_BITS
 
 
 @pytest.mark.parametrize(("nodes", "bits"), [(300, 5), (1000, 5), (1000, 3), (3000, 3)])
