@@ -275,8 +275,7 @@ class LargeHistory:
         self.tally.steps = self._steps_done
 
     def _note_age(self) -> None:
-        """How old a value may be that others hand down: its owner publishes one in a step, and a node accepts one as
-        old as all nodes on its way may have had it."""
+        """How old a value may be that others hand down: its owner publishes one in a step."""
         if not self.plan.relay_above:
             return
         overlays = [member.overlay for member in self.world.running() if member.overlay is not None]
@@ -350,8 +349,7 @@ class LargeHistory:
         for member in members:
             assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
-        # One after the other: every answer is held in memory until it is read. Owners publish their last values when
-        # the second of three pulls asks for them, and what others hand down is older by `older_s` at most.
+        # One after the other: every answer is held in memory. Owners publish their last values at the second pull.
         for _ in range(3 if self.plan.relay_above else 1):
             for one in exchanges.values():
                 if (await one.pull(10**6)).missing:

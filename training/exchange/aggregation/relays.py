@@ -49,6 +49,9 @@ ROUTES_S = 1.0
 AVOIDED_S, UNABLE_S = 10.0, 300.0
 #: One that has reported a delta as delivered that its owner has not got.
 DISBELIEVED_S = 600.0
+#: One that says for so long that it is at work, and has no result, is given up, and left out as long as one that knows
+#: no relays.
+RESULTS_WITHIN_S = 30.0
 #: A relay lets foreign deltas wait for others for this share of the median step, and not longer than this.
 GATHER_SHARE, GATHER_MOST_S = 0.05, 1.0
 #: Encoded bytes of others that one node holds.
@@ -225,8 +228,16 @@ class DeltaRelays:
             async with self._rpc.request("relay", to, Relay(self._context.genesis, hops, pushes), body) as answer:
                 await self._rpc.decoded(to, answer.head, RelayAnswer)
                 self._context.counters.relayed += sum(len(one.items) for one in batch if one.hops)
+                since_s = self._clock.monotonic()
                 async for pieces in read_pieces(answer.body):
                     self._note(to, batch, pieces, asked_s)
+                    if pieces:
+                        since_s = self._clock.monotonic()
+                    elif all(one.unanswered.is_closed for one in batch):
+                        break  # it does not end its answer
+                    elif self._clock.monotonic() - since_s > RESULTS_WITHIN_S:
+                        self._avoid(to.node_id, UNABLE_S)
+                        raise TransportError("timeout", to.address, f"had no result for {RESULTS_WITHIN_S:g} s")
         except TransportError as error:
             self._failed(to, error)
             return False
@@ -300,7 +311,7 @@ class DeltaRelays:
         self._log.debug("relay_failed", source=to.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
     def _avoid(self, node: bytes, seconds: float) -> None:
-        self._avoided[node] = self._clock.monotonic() + seconds
+        self._avoided[node] = max(self._clock.monotonic() + seconds, self._avoided.get(node, 0.0))
         self._routes = None
 
     # -- requests -------------------------------------------------------------------------------------------------
