@@ -37,12 +37,12 @@ from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.delta_ledger import Sent
 from tests.harness.histories.large_plan import LargePlan, LargeTally
+from tests.harness.histories.large_replicas import LargeReplicas, owners_of
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.histories.view_ledger import ViewLedger
 from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
-from training.encoding import codecs
 from training.exchange.aggregation.pull_sources import oldest_s
 from training.exchange.aggregation.routes import levels
 from training.exchange.client.outbox import Delivery
@@ -55,8 +55,6 @@ from training.settings import BarrierSettings
 SPREAD_S, QUIET_S = 300.0, 60.0
 #: A node that was killed starts again after so long, if it does.
 AGAIN_S = (4.0, 12.0)
-#: How far a published value is from the owner's at most: half a step of int8 for what a change may have been.
-PUBLISHED_APART = 2.0
 #: Events of a node that hands down what its owner never had, or no longer has.
 RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: One look at the clocks of all nodes passes some hundred thousand of them.
@@ -85,6 +83,7 @@ class LargeHistory:
         # A node that starts again trains at most all steps once more.
         most = (plan.nodes + self._to_crash) * (plan.steps + 1)
         self.ledger = ViewLedger(f"seed {seed}", plan.settings, self.bounds, seed, most)
+        self.replicas = LargeReplicas(self.ledger, plan.shards)
         # Of all requests none is lost more often in a row.
         requests = 4.0 * plan.nodes * plan.steps * min(plan.nodes, plan.shards)
         self.clocks = ProgressClocks(plan.shards, plan.loss, rare=max(500.0, requests))
@@ -356,14 +355,14 @@ class LargeHistory:
                     raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
             await asyncio.sleep(self.clocks.older_s)
         if self.plan.relay_above:
-            self._check_followers(exchanges)
+            self.replicas.check_followers(exchanges)
         else:
-            self._check_replicas(exchanges, "bfloat16")
+            self.replicas.check(exchanges, "bfloat16")
         for one in exchanges.values():
             await one.pull_final(10**6, QUIET_S)
-        self._check_replicas(exchanges, "float32")
+        self.replicas.check(exchanges, "float32")
         await self._until(self._unpaired, QUIET_S, "paired")
-        owners = self._owners(exchanges)
+        owners = owners_of(exchanges)
         for shard in range(self.plan.shards):
             name = owners[shard]
             owned = exchanges[name].store.owned[shard]
@@ -372,44 +371,6 @@ class LargeHistory:
             assert copy is not None
             self.ledger.check_state(shard, self.plan.shards, name, owned.state)
             self.ledger.check_state(shard, self.plan.shards, f"{name}'s backup", copy)
-
-    def _owners(self, exchanges: dict[str, Exchange]) -> dict[int, str]:
-        """By shard; during a hand-over the new owner's term is higher."""
-        found: dict[int, str] = {}
-        for name, exchange in exchanges.items():
-            for shard, owned in exchange.store.owned.items():
-                if shard not in found or owned.term > exchanges[found[shard]].store.owned[shard].term:
-                    found[shard] = name
-        return found
-
-    def _check_followers(self, exchanges: dict[str, Exchange]) -> None:
-        """Every replica is what its shard's owner has published last, near to its value; owners hold their own."""
-        owners = self._owners(exchanges)
-        for shard, owner in owners.items():
-            exchange = exchanges[owner]
-            exact, published = exchange.store.owned[shard].state.value, exchange.publisher.published(shard)
-            if published is None or np.abs(published.value - exact).max() > PUBLISHED_APART:
-                raise self.ledger.broken(f"shard {shard} of {owner} is published as something else")
-            for name, one in exchanges.items():
-                pulled = one.context.replica.slice_of(shard)
-                if not np.array_equal(pulled, published.value) and not np.array_equal(pulled, exact):
-                    raise self.ledger.broken(f"{name} follows shard {shard} of {owner}, and holds other values")
-
-    def _check_replicas(self, exchanges: dict[str, Exchange], codec: codecs.CodecName) -> None:
-        """Every replica is what the owners have, as the codec of the pulls has it."""
-        owners = self._owners(exchanges)
-        for shard in range(self.plan.shards):
-            exact = exchanges[owners[shard]].store.owned[shard].state.value
-            rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
-            for name, exchange in exchanges.items():
-                pulled = exchange.context.replica.slice_of(shard)
-                # A node copies what it owns: exact, even if it has handed the shard over since.
-                if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
-                    raise self.ledger.broken(f"{name} has pulled shard {shard} of {owners[shard]}: other values")
-                if exchange.counters.chain_mismatches:
-                    raise self.ledger.broken(
-                        f"{name} had other bits than those published, although nothing damages any"
-                    )
 
     def _done(self) -> LargeTally:
         tally = self.tally

@@ -10,9 +10,14 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from overlay.addresses import Address
-from overlay.transport import Buffer, TransportError
+from overlay.transport import Buffer, Response, TransportError
+
+if TYPE_CHECKING:
+    from tests.harness.swarms.exchange_overlay import Overlay
+    from tests.harness.swarms.exchange_swarm import World
 
 #: Requests that are answered so.
 IN_PIECES = ("relay",)
@@ -50,6 +55,29 @@ class Pieces:
         if isinstance(piece, TransportError):
             raise piece
         return piece
+
+
+#: Head and body of an answer.
+Answer = asyncio.Future[tuple[bytes, list[bytes] | Pieces]]
+
+
+async def answer_in_pieces(
+    world: World, source: Overlay, overlay: Overlay, is_reachable: Callable[[], bool], reply: Response, answer: Answer
+) -> None:
+    """Answer a request of `source` over the links of a world, as far as its node is reachable."""
+    pieces, links, chance = Pieces(overlay.address), world.links, world.random
+    is_lost = chance.random() < links.loss
+    breaks_after = chance.randrange(4) if links.torn and chance.random() < links.torn else None
+
+    def is_cut() -> bool:
+        return is_lost or not source.running or not is_reachable()
+
+    def begin() -> None:
+        if not answer.done():
+            source.met(overlay)
+            answer.set_result((reply.head, pieces))
+
+    await send(reply.body, pieces, begin, is_cut, world._delay, breaks_after)  # type: ignore[arg-type]
 
 
 async def send(

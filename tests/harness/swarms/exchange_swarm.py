@@ -13,15 +13,16 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from overlay.addresses import Address
 from overlay.environment import Environment, Log
 from overlay.peers import Contact
-from overlay.transport import RequestRejected, Response, TransportError
+from overlay.transport import RequestRejected, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
-from tests.harness.swarms.answer_pieces import IN_PIECES, Pieces, send
+from tests.harness.swarms.answer_pieces import IN_PIECES, Answer, answer_in_pieces
 from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
 from training.exchange.disk_parts import keep_on_disk
@@ -34,9 +35,6 @@ GENESIS = b"g" * 16
 #: Seconds until a node detects a failure, and until it notices a return; drawn for each node.
 DETECTED_S = (2.0, 5.5)
 RETURNED_S = (0.1, 2.0)
-
-#: Head and body of an answer.
-Answer = asyncio.Future[tuple[bytes, list[bytes] | Pieces]]
 
 #: Sees every request when it is sent: the names of sender and receiver, the request's name, and its payload.
 Observer = Callable[[str, str, str, bytes], None]
@@ -389,15 +387,14 @@ class World:
         if handler is None:
             _fail(answer, TransportError("rejected", overlay.address, f"does not serve {name}"))
             return
-        buffers = list(buffers)
-        reset = TransportError("reset", overlay.address, "broke") if self.tear(buffers) else None
+        reset = TransportError("reset", overlay.address, "broke") if self.tear(buffers := list(buffers)) else None
         HANDLED.set(name)
-        contact = Contact(source.node_id, source.address)
         try:
             async with overlay.limiter.handler(source.node_id, waits=name in overlay.waiting):
-                reply = await handler(contact, payload, chunks(buffers, reset))
+                reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers, reset))
                 if name in IN_PIECES:
-                    await self._answer_in_pieces(source, sender, overlay, target, reply, answer)
+                    line = partial(self.reachable, sender, target)
+                    await answer_in_pieces(self, source, overlay, line, reply, answer)
                     return
                 back = await collected(reply.body)
         except RequestRejected as error:
@@ -415,23 +412,6 @@ class World:
                 answer.set_result((reply.head, back))
 
         asyncio.get_running_loop().call_later(self._delay(), deliver)
-
-    async def _answer_in_pieces(
-        self, source: Overlay, sender: Member, overlay: Overlay, target: Member, reply: Response, answer: Answer
-    ) -> None:
-        pieces, links = Pieces(overlay.address), self.links
-        is_lost = self.random.random() < links.loss
-        breaks_after = self.random.randrange(4) if links.torn and self.random.random() < links.torn else None
-
-        def is_cut() -> bool:
-            return is_lost or not source.running or not self.reachable(sender, target)
-
-        def begin() -> None:
-            if not answer.done():
-                source.met(overlay)
-                answer.set_result((reply.head, pieces))
-
-        await send(reply.body, pieces, begin, is_cut, self._delay, breaks_after)  # type: ignore[arg-type]
 
 
 def _fail(answer: Answer, error: TransportError) -> None:

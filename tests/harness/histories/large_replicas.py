@@ -1,0 +1,58 @@
+"""What the replicas of a large history have to be at its end: the owners' values, or what they have published last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.harness.histories.delta_ledger import Ledger
+from training.encoding import codecs
+from training.exchange.exchange import Exchange
+
+#: How far a published value is from the owner's at most: half a step of int8 for what a change may have been.
+PUBLISHED_APART = 2.0
+
+
+def owners_of(exchanges: dict[str, Exchange]) -> dict[int, str]:
+    """By shard; during a hand-over the new owner's term is higher."""
+    found: dict[int, str] = {}
+    for name, exchange in exchanges.items():
+        for shard, owned in exchange.store.owned.items():
+            if shard not in found or owned.term > exchanges[found[shard]].store.owned[shard].term:
+                found[shard] = name
+    return found
+
+
+class LargeReplicas:
+    """The replicas of all nodes, compared with the owners of so many shards."""
+
+    def __init__(self, ledger: Ledger, shards: int) -> None:
+        self._ledger = ledger
+        self._shards = shards
+
+    def check_followers(self, exchanges: dict[str, Exchange]) -> None:
+        """Every replica is what its shard's owner has published last, near to its value; owners hold their own."""
+        for shard, owner in owners_of(exchanges).items():
+            exchange = exchanges[owner]
+            exact, published = exchange.store.owned[shard].state.value, exchange.publisher.published(shard)
+            if published is None or np.abs(published.value - exact).max() > PUBLISHED_APART:
+                raise self._ledger.broken(f"shard {shard} of {owner} is published as something else")
+            for name, one in exchanges.items():
+                pulled = one.context.replica.slice_of(shard)
+                if not np.array_equal(pulled, published.value) and not np.array_equal(pulled, exact):
+                    raise self._ledger.broken(f"{name} follows shard {shard} of {owner}, and holds other values")
+
+    def check(self, exchanges: dict[str, Exchange], codec: codecs.CodecName) -> None:
+        """Every replica is what the owners have, as the codec of the pulls has it."""
+        owners = owners_of(exchanges)
+        for shard in range(self._shards):
+            exact = exchanges[owners[shard]].store.owned[shard].state.value
+            rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
+            for name, exchange in exchanges.items():
+                pulled = exchange.context.replica.slice_of(shard)
+                # A node copies what it owns: exact, even if it has handed the shard over since.
+                if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
+                    raise self._ledger.broken(f"{name} has pulled shard {shard} of {owners[shard]}: other values")
+                if exchange.counters.chain_mismatches:
+                    raise self._ledger.broken(
+                        f"{name} had other bits than those published, although nothing damages any"
+                    )
