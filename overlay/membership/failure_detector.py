@@ -26,7 +26,6 @@ from overlay.membership.local_health import LocalHealth
 from overlay.membership.member_rows import Member, MemberRows
 from overlay.membership.probe_order import ProbeOrder
 from overlay.rate_limits import RateLimit, TokenBucket
-from overlay.row_index import RowIndex
 from overlay.settings import LivenessSettings
 
 #: `MemberState(n)` as a table, because every datagram may carry four.
@@ -69,6 +68,7 @@ class FailureDetector:
         self.leaving = False
         self._rng = rng
         self._members = MemberRows()
+        self.index = self._members.index  # the table of peers shares it
         self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
         #: Deaths of nodes that this one does not know, and has passed on: incarnation and refutation.
@@ -91,11 +91,6 @@ class FailureDetector:
     def stretch(self) -> float:
         """The factor of this node's time-outs."""
         return self.health.stretch
-
-    @property
-    def index(self) -> RowIndex:
-        """The rows of its members, for the table of peers to share."""
-        return self._members.index
 
     @property
     def suspects(self) -> int:
