@@ -190,7 +190,7 @@ class PeerSampler:
                 quiet = 0 if await self._compare_contacts(self._local.node_id) else quiet + 1
                 pause_s = FIRST_COMPARE_INTERVAL_S if quiet < FIRST_COMPARES else COMPARE_INTERVAL_S
             elif self._came_before_neighbours():
-                await self._lookups.find(self._local.node_id)
+                await self._meet_neighbours()
                 pause_s = FILL_INTERVAL_S
             elif is_first:
                 is_first = False
@@ -224,7 +224,7 @@ class PeerSampler:
         known = await self._lookups.ask(asked.contact, target)
         if most is None and len(known) > self._k:  # the swarm is larger: neighbours are found by a lookup, not so
             if self._came_before_neighbours():
-                await self._lookups.find(self._local.node_id)
+                await self._meet_neighbours()
             return True
         unknown = [contact for contact in known if contact.node_id not in self._members.peers]
         for contact in unknown[:most]:
@@ -239,6 +239,12 @@ class PeerSampler:
         """
         asked = self._lookups.most_asked(self._local.node_id)
         return asked is not None and asked < self._k - 1
+
+    async def _meet_neighbours(self) -> None:
+        """Look up the own id, and rest as after any lookup of this service: an overloaded loop has no more to do."""
+        began = self._clock.monotonic()
+        await self._lookups.find(self._local.node_id)
+        await asyncio.sleep(MIN_PAUSE_PER_LOOKUP * (self._clock.monotonic() - began))
 
     async def sample_once(self) -> None:
         """Look up one uniformly random target, and add the result to the estimator and perhaps to the pool."""

@@ -288,6 +288,21 @@ def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_
     play(story)
 
 
+@pytest.mark.parametrize("known", [2, 60])
+def test_lookups_of_the_own_id_are_spaced_when_they_take_long(known: int) -> None:
+    """On an overloaded loop a lookup takes two seconds: the next comes eight seconds after it, at the earliest."""
+
+    async def story() -> None:
+        world = World(OTHERS[:known])
+        world.asked_near, world.lookup_s = 2, 2.0
+        world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
+        seconds = 60.0
+        await for_a_while(world.sampler.keep_sampling(), seconds)
+        assert 3 <= world.targets.count(OWN) <= seconds / (2.0 * (1 + MIN_PAUSE_PER_LOOKUP)) + 1
+
+    play(story)
+
+
 def test_a_small_swarm_is_not_looked_up_again() -> None:
     """A node that asked two others and hears of no more than k has found all there are."""
 
