@@ -12,6 +12,8 @@ from tests.harness.attacks.member_attacks import ATTACKS, ENOUGH
 HOLDS_UP = {
     "redirects every delta and every pull to itself": 0.6,
     "answers every request with any values": 0.5,
+    # As a member behind a slow line does.
+    "answers every request as late as it may": 0.45,
     # Until one node has seen enough, and another something.
     "owns a shard, and says that nobody backs it up": 0.6,
 }
@@ -19,6 +21,11 @@ HOLDS_UP = {
 LEAVES_OUT = {
     "owns a shard, and says that nobody backs it up": 20,
     "redirects every delta and every pull to itself": 20,
+    # One delta of each node is on its way until the owner is gone, and is late then.
+    "owns a shard, and says for ever that it is at work on each delta": 20,
+    "owns a shard, and takes each delta a byte a second": 20,
+    # A refusal is final (SECURITY.md).
+    "owns a shard, and refuses each delta as late": 500,
 }
 
 

@@ -26,6 +26,7 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.exchange.term_reports import TermReports
 from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
+from training.exchange.wait_credit import OwnerWait, WaitCredit
 from training.settings import ExchangeSettings
 from training.swarm import Swarm
 
@@ -64,11 +65,23 @@ class ExchangeContext:
     acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
     audits: AuditOutcomes = field(default_factory=AuditOutcomes)
     published_values: PublishedValues = field(default_factory=PublishedValues)
+    #: How long this node's steps may still wait for owners that give no results.
+    wait_credit: WaitCredit = field(default_factory=WaitCredit)
 
     @property
     def turns(self) -> LoopTurns:
         """The turns of the loop, which all passes over values and messages share."""
         return self.rpc.turns
+
+    def owner_wait(self, began_s: float) -> OwnerWait:
+        """What a step that waits for owners from now on goes by. `began_s`: in the seconds of `StepWait`."""
+        known_owners = self.store.ownership.known_owners
+
+        def owner_of(shard: int) -> bytes:
+            known = known_owners.get(shard)
+            return b"" if known is None else known.owner.node_id
+
+        return OwnerWait(self.wait_credit, owner_of, began_s, self.view.median_step_seconds)
 
     def lied(self, node: bytes, reason: str) -> None:
         """A member has sent what no honest one sends; a repeated liar is left out (`training.exchange.trust`)."""

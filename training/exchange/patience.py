@@ -7,12 +7,15 @@ longer than the limit, however long the others take; and a line that is slow but
 
 Bytes that were lost with a failed request and are sent again are no progress until there are more than before.
 Otherwise a stopped process, whose kernel takes a few bytes of each attempt, would hold the step for as long as it is
-stopped.
+stopped. Nor is it movement where fewer than `LEAST_BYTES_PER_S` come: no line is that slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+
+#: A hundredth of the slowest capacity class. A member that sends a byte a second does so to hold others up.
+LEAST_BYTES_PER_S = 80.0
 
 
 class Patience:
@@ -32,7 +35,9 @@ class Patience:
 
     def note_bytes(self, transfer: Hashable, shards: Iterable[int], moved_bytes: int, now_s: float) -> None:
         """So many bytes of a transfer that carries these shards have moved in its present attempt."""
-        if moved_bytes > self._most_bytes.get(transfer, 0):
+        shards = list(shards)
+        last_s = max((self._moved_s.get(shard, self._began_s) for shard in shards), default=now_s)
+        if moved_bytes > self._most_bytes.get(transfer, 0) + LEAST_BYTES_PER_S * (now_s - last_s):
             self._most_bytes[transfer] = moved_bytes
             self.note(shards, now_s)
 

@@ -24,6 +24,8 @@ SMALL_SWARM = 50
 FURTHEST_FACTOR, FURTHEST_AT_FIRST = 1000, 1_000_000
 #: The tighter bound for an era: all deltas of steps before an era are refused, so a false one would stop the others.
 LIKELY_FACTOR, LIKELY_AT_FIRST = 100, 1000
+#: Under bulk-synchronous rules: what this node has heard of the others is that much behind at most.
+PASSABLE_STEPS = 8
 #: An unknown node that did not answer counts as gone for this long; for a known one the failure detector decides.
 UNKNOWN_FAILED_S = 5.0
 
@@ -149,6 +151,16 @@ class SwarmView:
         """
         median = self.median_step() if self.has_steps else 0
         return min(FURTHEST_AT_FIRST + FURTHEST_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
+
+    def passable_step(self) -> int:
+        """Under bulk-synchronous rules no node has passed the barrier of a later step than this: all others have come
+        as far then, and each has told its owners so with its last pull. Where fewer than two others are known, as
+        `furthest_step`."""
+        now = self._clock.monotonic()
+        others = sorted(peer.step for peer in self._trusted() if peer.is_worker(now))
+        if len(others) < 2:
+            return self.furthest_step()
+        return max(self._run.step, others[(len(others) - 1) // 2]) + PASSABLE_STEPS
 
     def likely_step(self) -> int:
         """The latest plausible first step of an era. A false one would make owners refuse the others' deltas."""

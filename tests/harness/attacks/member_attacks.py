@@ -23,16 +23,19 @@ from functools import partial
 
 import numpy as np
 
-from tests.harness.attacks import answered, owned, sent
+from tests.harness.attacks import answered, asked, drawn_out, membership_lies, owned, sent
 from tests.harness.attacks.attacker import ATTACK_S, HONEST, LIAR, SHARDS, SIZE, Attack, Attacker
 from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.exchange.store.repair_log import identities_of, to_mend
+from training.exchange.swarm_view import PASSABLE_STEPS
 from training.shards.applied import DeltaId
 
 #: Every attack by name: those by what a member sends, by what it answers, and by what it owns.
-ATTACKS: dict[str, Attack] = sent.ATTACKS | answered.ATTACKS | owned.ATTACKS
+ATTACKS: dict[str, Attack] = (
+    sent.ATTACKS | answered.ATTACKS | owned.ATTACKS | drawn_out.ATTACKS | asked.ATTACKS | membership_lies.ATTACKS
+)
 BEFORE_S, AFTER_S, RESTART_S = 30.0, 20.0, 30.0
 #: From this second on the rate of the others counts; a window of so many seconds is looked at.
 HARMLESS_AFTER_S, WINDOW_S = 15.0, 10.0
@@ -73,6 +76,9 @@ def wrong(swarm: Swarm) -> str:
             return f"shard {shard} has {len(owners)} owners"
         if owners[0].backup is None:
             return f"shard {shard} has no backup"
+        newest = max(swarm.hosts[name].living.progress.step for name in HONEST)
+        if owners[0].state.folded_step > newest + PASSABLE_STEPS:
+            return f"the barrier of step {owners[0].state.folded_step} has passed at the owner of shard {shard}"
         if not owners[0].state.is_in_range():
             return f"the values of shard {shard} are out of range"
     honest = [swarm.hosts[name].living.overlay.node_id.hex()[:8] for name in HONEST]
@@ -94,7 +100,8 @@ def wrong(swarm: Swarm) -> str:
 
 
 def left_out(swarm: Swarm) -> int:
-    """How many deltas of the honest nodes the owners of some shards have, and those of others have not, by shard."""
+    """How many deltas of the honest nodes the owners of some shards have, and those of others have not, by shard. Those
+    that travelled with a later delta are there under that one's identity."""
     stores = [swarm.hosts[name].living.exchange.store for name in HONEST]
     states = [store.owned[shard].state for store in stores for shard in store.owned]
     known = [identities_of(state) for state in states]
@@ -107,7 +114,8 @@ def left_out(swarm: Swarm) -> int:
         for step in range(first, living.progress.step - 3):
             has = sum(DeltaId(living.overlay.node_id, living.incarnation, step) in one for one in known)
             count += (len(known) - has) if has and step not in on_its_way else 0
-    return count
+    taken_back = sum(one.fields["shards"] for one in swarm.of("deltas_taken_back") if one.node in HONEST)
+    return max(0, count - taken_back)
 
 
 def _made(swarm: Swarm) -> float:
@@ -206,7 +214,7 @@ def history(seed: int, method: str, choose: Callable[[], str]) -> Row:
     async def main() -> None:
         swarm = Swarm(
             seed=seed,
-            settings={"exchange.shards": SHARDS, "barrier.method": method},
+            settings={"exchange.shards": SHARDS, "barrier.method": asked.METHODS.get(name, method)},
             make_trainer=lambda host: StubTrainer(host, SIZE, step_s=_step_s, start_s=0.3),
         )
         try:

@@ -418,8 +418,11 @@ class Outbox:
         self._directory.answered(owner, results, asked_s)
         for result in results:
             self._settle(delivery, owner, result)
-        if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):
-            delivery.wait.note(sent)
+        if delivery.wait is not None:
+            if any(result.status in ("ok", "refused") for result in results):
+                delivery.wait.note(sent)
+            if not self._store.rule.robust:  # there a window waits for other nodes, or for their norms
+                delivery.wait.put_off([result.shard for result in results if result.status == "retry"])
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
         """Add the shards that this node owns, a part of the delta at a time."""

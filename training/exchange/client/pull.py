@@ -134,7 +134,8 @@ class PullClient:
             for shard, published in self._publisher.take_handed_on().items():
                 await self._follower.enter(shard, published)
         waiting = dict.fromkeys(range(len(self._store)))
-        wait = StepWait(deadline_s)
+        owners = None if is_final else self._context.owner_wait(asyncio.get_running_loop().time())
+        wait = StepWait(deadline_s, owners)
         began = self._clock.monotonic()
         job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
         self._download = job if job.is_joiners else None
@@ -299,6 +300,8 @@ class PullClient:
                     if max(result.version, result.published) >= MAX_BELIEVED:
                         raise Untrue(f"shard {result.shard} in version {result.version}")
                     self._directory.answered(owner, [result], asked_s)
+                    if result.status in ("later", "retry"):
+                        job.wait.put_off([result.shard])
                     if result.term.number and not takes_copies:
                         self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):

@@ -213,7 +213,8 @@ class PushClient:
             self._context.kept.leave(delivery.identity)
             if rest:
                 limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
-                delivery.wait = StepWait(limit_s)
+                owners = self._context.owner_wait(asyncio.get_running_loop().time())
+                delivery.wait = StepWait(limit_s, owners)
                 self._outbox.add(delivery)
         if rest:
             await self._deliver(delivery)

@@ -157,7 +157,8 @@ class ReadHandler:
 
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
-        if pull.step > (furthest := self._view.furthest_step()):
+        furthest = self._view.passable_step() if self._context.synchronous else self._view.furthest_step()
+        if pull.step > furthest:
             pull = msgspec.structs.replace(pull, step=furthest)
         await self._inspector.inspect(wanted.shard for wanted in pull.shards)
         if pull.is_final:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.exchange.patience import Patience
+from training.exchange.patience import LEAST_BYTES_PER_S, Patience
 
 
 def test_what_is_silent_from_the_beginning_ends_at_the_limit() -> None:
@@ -17,7 +17,7 @@ def test_what_is_silent_from_the_beginning_ends_at_the_limit() -> None:
 def test_bytes_move_all_shards_of_their_transfer() -> None:
     """Those behind the shard that is being sent wait for their turn; shards of other transfers do not profit."""
     patience = Patience(5.0, 0.0)
-    patience.note_bytes("a", [1, 2], 10, 4.0)
+    patience.note_bytes("a", [1, 2], 1000, 4.0)
     assert patience.left_s([2], 6.0) == 3.0
     assert patience.left_s([3], 6.0) == 0.0
 
@@ -29,11 +29,21 @@ def test_bytes_that_are_sent_again_are_no_progress() -> None:
     for attempt in range(2, 12):
         patience.note_bytes("a", [1], 1000, float(attempt))
     assert patience.left_s([1], 6.0) == 0.0
-    patience.note_bytes("a", [1], 1001, 6.0)
+    patience.note_bytes("a", [1], 1600, 6.0)
     assert patience.left_s([1], 6.0) == 5.0
     # Another owner of the same shard begins at its own first byte.
-    patience.note_bytes("b", [1], 1, 8.0)
+    patience.note_bytes("b", [1], 200, 8.0)
     assert patience.left_s([1], 8.0) == 5.0
+
+
+def test_a_few_bytes_a_second_are_no_progress() -> None:
+    """Who sends no more does so to hold others up. They count together, where enough have come at last."""
+    patience = Patience(5.0, 0.0)
+    for second in range(1, 6):
+        patience.note_bytes("a", [1], int(0.9 * LEAST_BYTES_PER_S * second), float(second))
+    assert patience.left_s([1], 5.0) == 0.0
+    patience.note_bytes("a", [1], int(1.1 * LEAST_BYTES_PER_S * 5), 5.0)
+    assert patience.left_s([1], 5.0) == 5.0
 
 
 def test_nothing_awaited_is_over_after_the_limit() -> None:

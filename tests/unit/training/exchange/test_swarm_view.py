@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from training.exchange.run_state import RunState
-from training.exchange.swarm_view import SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
+from training.exchange.swarm_view import PASSABLE_STEPS, SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
 from training.exchange.terms import MAX_BELIEVED
 from training.exchange.trust import LIES
 
@@ -224,3 +224,16 @@ def test_the_median_step_time_is_asked_for_often_and_computed_once(peers: int) -
     clock.now += VIEW_TTL_S + 0.01
     assert view.median_step_seconds() == 6.0
     assert crowd.passes == (3 if peers == SMALL_SWARM else 2)
+
+
+def test_no_barrier_has_passed_far_beyond_most_others() -> None:
+    """One of three others says that it is far ahead, or behind: that moves nothing. This node may be ahead of most; of
+    a single other one, nothing is known."""
+    for steps, most in [((40, 41, 10**9), 41), ((10**9, 40), 40), ((40, 41, 0), 40)]:
+        view = view_of(Crowd(len(steps), steps), Clock())
+        assert view.passable_step() == most + PASSABLE_STEPS
+    view = view_of(Crowd(2, (3, 4)), Clock())
+    view._run.step = 60
+    assert view.passable_step() == 60 + PASSABLE_STEPS
+    alone = view_of(Crowd(1, (40,)), Clock())
+    assert alone.passable_step() == alone.furthest_step()
