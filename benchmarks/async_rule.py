@@ -66,7 +66,7 @@ AIM = "≤ 1.02"
 SPEED_SIGMA, TURN_SIGMA = 0.05, 0.15
 #: With `--parameters 0.1`: for a search.
 SMALL = TextOptions(layers=2, width=64, heads=4, context=32, batch_size=8, learning_rate=2e-3, warmup=100)
-WAYS = ("bsp", "pssp", "pssp grace=0.3")
+WAYS = ("bsp", "pssp", "pssp grace=0")
 #: In the place of a node: one has waited long enough.
 GRACE_ENDS = -1
 OPTION_NAMES = ("carry", "correct", "overlap", "grace")

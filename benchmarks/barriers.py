@@ -2,8 +2,8 @@
 
 One process and a virtual clock stand for the network; real models and optimisers train (`benchmarks.outer_rule`). The
 owner's arithmetic is `training.shards.state`, the barrier is `training.barriers.predicates`. A waiting node draws a
-fresh sample at every re-poll, and under bsp no node gets a delta before the barrier of its step. `pssp
-grace=0.3` shows what `barrier.grace` costs here, where it hardly ever pays. Step times are
+fresh sample at every re-poll, and under bsp no node gets a delta before the barrier of its step. `barrier.grace` is the
+daemon's default; `pssp grace=0` shows what it costs here, where it hardly ever pays. Step times are
 Gamma(4, 1/4), one second on average; so every figure is in virtual seconds and does not depend on this machine.
 """
 
@@ -34,7 +34,7 @@ SLOWER = 4.0
 STEP_SHAPE = 4.0
 SEEDS = 5
 METHODS: tuple[BarrierMethod, ...] = ("asp", "bsp", "ssp", "pbsp", "pssp")
-WITH_GRACE = "pssp grace=0.3"
+WITHOUT_GRACE = "pssp grace=0"
 #: A node announces the median of so many steps, as in the daemon (`training.step_loop`).
 RECENT_TURNS = 20
 SAMPLE = 2
@@ -52,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     times: dict[str, list[float]] = {}
     curves: dict[str, list[list[tuple[float, float]]]] = {}
     barriers = {str(method): settings_of(method) for method in METHODS}
-    barriers[WITH_GRACE] = msgspec.structs.replace(barriers["pssp"], grace=0.3)
+    barriers[WITHOUT_GRACE] = msgspec.structs.replace(barriers["pssp"], grace=0.0)
     for name, settings in barriers.items():
         curves[name] = [_curve(study, settings, seed) for seed in seeds]
         times[name] = [curve[-1][0] for curve in curves[name]]

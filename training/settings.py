@@ -213,7 +213,7 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "its speed that train the same step, while that pays; 0: never. Not under asp and bsp, with overlap or "
             "sparse deltas, nor for engines.",
         ),
-    ] = 0.0
+    ] = 0.3
     custom: Annotated[
         str,
         Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),

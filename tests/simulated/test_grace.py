@@ -1,4 +1,4 @@
-"""`barrier.grace` = 0.3 in whole nodes on the simulated network: who steps together, and what it costs."""
+"""`barrier.grace`, by default, in whole nodes on the simulated network: who steps together, and what it costs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 from training.barriers.grace import MOST
+from training.settings import BarrierSettings
 
 SEED = 3
-#: As docs/psp.md recommends it.
-GRACE = 0.3
 NODES = 4
 DELAY_S = (0.0002, 0.001)
 STEPS = 40
@@ -68,12 +67,16 @@ def waited_s(swarm: Swarm, name: str, since: int = 0) -> float:
     return sum(row["wait_seconds"] for row in rows if row["step"] > since)
 
 
-def play(step_times: StepTimes, scenario: Callable[[Swarm], Coroutine[Any, Any, Any]], grace: float = GRACE) -> Any:
+def play(
+    step_times: StepTimes, scenario: Callable[[Swarm], Coroutine[Any, Any, Any]], grace: float | None = None
+) -> Any:
     """The scenario in a swarm in which all nodes train."""
     print(f"seed {SEED}")
 
     async def main() -> Any:
-        settings: dict[str, Any] = {"training.min_nodes": NODES, "exchange.shards": 1, "barrier.grace": grace}
+        settings: dict[str, Any] = {"training.min_nodes": NODES, "exchange.shards": 1}
+        if grace is not None:
+            settings["barrier.grace"] = grace
         swarm = Swarm(
             seed=SEED,
             settings=settings,
@@ -91,10 +94,10 @@ def play(step_times: StepTimes, scenario: Callable[[Swarm], Coroutine[Any, Any, 
 
 
 def test_nodes_of_nearly_equal_speed_step_together() -> None:
-    """With it nine of ten steps begin abreast of others, for a tenth of the time; without grace none does,
+    """With the defaults nine of ten steps begin abreast of others, for a tenth of the time; without grace none does,
     as far as the nodes know."""
     shares = {}
-    for grace in (GRACE, 0.0):
+    for grace in (BarrierSettings().grace, 0.0):
 
         async def scenario(swarm: Swarm) -> tuple[float, float]:
             look = Look()
@@ -104,7 +107,7 @@ def test_nodes_of_nearly_equal_speed_step_together() -> None:
             waited = sum(waited_s(swarm, name) for name in names) / trained
             return statistics.fmean(look.abreast.values()), waited
 
-        shares[grace] = play(nearly_equal, scenario, grace)
+        shares[grace] = play(nearly_equal, scenario, None if grace else 0.0)
     print(shares)
 
     (abreast, waited), (none, idle) = shares.values()
@@ -143,4 +146,4 @@ def test_a_node_that_stops_costs_the_others_their_credit_at_most() -> None:
     waits, without = play(lambda _name: 1.0, scenario), play(lambda _name: 1.0, scenario, 0.0)
     print(waits, without)
     for one, other in zip(waits, without, strict=True):
-        assert one <= other + MOST + GRACE
+        assert one <= other + MOST + BarrierSettings().grace

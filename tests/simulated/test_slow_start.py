@@ -12,6 +12,7 @@ import pytest
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
+from training.settings import BarrierSettings
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
@@ -135,12 +136,13 @@ def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
 
 
 def test_a_slow_node_among_fast_ones_owns_nothing_from_the_first_step_on() -> None:
-    """One line of a twentieth of the others': it owns and backs up no shard, and the others train all of the time."""
+    """One line of a twentieth of the others': it owns and backs up no shard, and the others train all of the time, but
+    for one grace in which those that began first let the others catch up."""
     found = started([25 * MBIT, 25 * MBIT, 25 * MBIT, RATE], 0.03)
     print(found.shares, found.settled_s, found.most_of_last)
 
     assert found.most_of_last == 0
-    assert min(found.shares[:3]) >= 0.97
+    assert min(found.shares[:3]) >= 0.97 - BarrierSettings().grace * STEP_S / MEASURED_S
     assert found.lost == 0
     probed = {record.node: record.fields for record in found.swarm.of("upload_probed")}
     assert probed["n3"]["is_exact"]
