@@ -204,7 +204,7 @@ def _step_s(generator: random.Random, _step: int) -> float:
 
 def play(name: str, *, seed: int = 1, method: str = "pbsp") -> Row:
     """Play one attack."""
-    return history(seed, method, lambda: name)
+    return history(seed, asked.METHODS.get(name, method), lambda: name)
 
 
 def history(seed: int, method: str, choose: Callable[[], str]) -> Row:
@@ -214,7 +214,7 @@ def history(seed: int, method: str, choose: Callable[[], str]) -> Row:
     async def main() -> None:
         swarm = Swarm(
             seed=seed,
-            settings={"exchange.shards": SHARDS, "barrier.method": asked.METHODS.get(name, method)},
+            settings={"exchange.shards": SHARDS, "barrier.method": method},
             make_trainer=lambda host: StubTrainer(host, SIZE, step_s=_step_s, start_s=0.3),
         )
         try:
