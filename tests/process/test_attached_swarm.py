@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.harness.project.repository import ROOT
+from tests.process.harness.forked_python import Forked, with_torch
 from tests.process.harness.trainer_world import World, is_running, until
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
@@ -427,12 +428,11 @@ def test_attach_outside_of_a_node_says_how_to_start_the_script(tmp_path: Path) -
     (tmp_path / "train.py").write_text(LOOP)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("P2PNODE_")}
 
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "train.py")], capture_output=True, text=True, env=environment, check=False
-    )
-
-    assert done.returncode == 1
-    assert "`p2pnode run -- python train.py`" in done.stderr.splitlines()[-1]
+    errors = tmp_path / "errors"
+    with errors.open("wb") as stream:
+        done = Forked(with_torch(), [str(tmp_path / "train.py")], env=environment, stderr=stream)
+    assert done.wait(60.0) == 1
+    assert "`p2pnode run -- python train.py`" in errors.read_text().splitlines()[-1]
 
 
 def test_importing_p2pnode_does_not_import_torch(tmp_path: Path) -> None:
