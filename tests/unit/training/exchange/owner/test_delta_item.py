@@ -10,7 +10,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.cooperative import VALUES_PER_UPDATE
+from training.exchange.cooperative import VALUES_PER_UPDATE, light
 from training.exchange.owner.delta_item import IncomingDelta, logged_item, read_item
 from training.shards.applied import DeltaId
 from training.shards.value_batch import ValueBatch, encode_batch
@@ -46,13 +46,13 @@ def test_the_store_gets_the_weight_of_the_push_times_the_clipping() -> None:
 
 
 def test_a_batch_has_a_number_of_its_own_and_a_delta_that_of_its_push() -> None:
-    """The work of a batch is counted by its updates."""
+    """The work of a batch is counted by its updates, and that of a delta as a light pass."""
     batch = IncomingDelta.of_batch(1, encode_batch(BATCH), BATCH, number=3)
 
     assert batch.identity(PUSH) == DeltaId(PUSH.node, PUSH.incarnation, 3)
     assert IncomingDelta.of_batch(1, b"", BATCH).identity(PUSH) == PUSH
     assert batch.work == 2 * VALUES_PER_UPDATE
-    assert IncomingDelta(0, DELTA, b"", "float32").work == 4
+    assert IncomingDelta(0, DELTA, b"", "float32").work == light(4)
     assert batch.buffered(PUSH, 1.0, synchronous=False).batch is BATCH
 
 
