@@ -275,7 +275,9 @@ class DeltaRelays:
                 [
                     result
                     for result in own
-                    if (known := known_owners.get(result.shard)) is not None and known.owner.node_id == to.node_id
+                    if (known := known_owners.get(result.shard)) is not None
+                    and known.owner.node_id == to.node_id
+                    and not _names(to, result)
                 ],
                 asked_s,
             )
@@ -358,3 +360,9 @@ class DeltaRelays:
             task.cancel()
         await self.checks.halt()
         await asyncio.gather(*tasks, *(stream.aclose() for stream in list(self._streams)), return_exceptions=True)
+
+
+def _names(relay: Contact, result: PushResult) -> bool:
+    """Whether a relay passes on that another node has named it as the owner: it has come to own the shard meanwhile.
+    An owner that redirects to itself lies, but this is no answer of its own."""
+    return result.owner_info is not None and result.owner_info.owner == relay.node_id

@@ -11,12 +11,12 @@ from tests.harness.builders.stores import BOUNDS, PARAMETERS, SUM
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from training.exchange.aggregation.bundles import Carried
-from training.exchange.aggregation.relays import DeltaRelays
+from training.exchange.aggregation.relays import DeltaRelays, _names
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
+from training.exchange.terms import OwnerInfo, Term
 from training.settings import ExchangeSettings
 
 #: By the first bits that they share with `ME`: seven, one, none.
@@ -57,3 +57,14 @@ def test_a_relay_hands_on_to_a_node_that_shares_more_bits_with_it_than_the_one_b
         assert [(one.shard, one.status, one.reason) for one in found] == [(SHARD, "retry", "not_relayed")]
 
     run(scenario())
+
+
+def test_what_another_node_said_of_a_relay_is_no_answer_of_its_own() -> None:
+    """A relay passes on that a former owner has named it: it is not held to redirect to itself. What names others is
+    its own, as far as it is the known owner."""
+    relay, other = Contact(b"r" * 20, Address("10.0.0.1", 1)), Contact(b"o" * 20, Address("10.0.0.2", 1))
+    to_relay, to_other = (OwnerInfo.of(3, Term(2, to.node_id), to) for to in (relay, other))
+
+    assert _names(relay, PushResult(3, "redirect", owner_info=to_relay))
+    assert not _names(relay, PushResult(3, "redirect", owner_info=to_other))
+    assert not _names(relay, PushResult(3, "ok", 1))
