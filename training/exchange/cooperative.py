@@ -17,8 +17,8 @@ R = TypeVar("R")
 #: Values decoded, added or copied before other tasks run: about half a millisecond of work.
 VALUES_PER_TURN = 1 << 18
 
-#: So many compiled passes over memory that is there already (to add, to copy, to measure) take as long as one that the
-#: constant above is for: 0.04 to 0.15 ms each.
+#: A light pass adds, copies or measures values in memory that is allocated already, by a compiled kernel. It takes 0.04
+#: to 0.15 ms for `VALUES_PER_TURN` values, so this many share a turn of the loop.
 LIGHT_PASSES = 4
 
 #: One array decoded and measured at once: more are given to a thread. For fewer the way to a thread and back takes
@@ -37,7 +37,8 @@ VALUES_PER_PART = 1 << 22
 
 
 def light(values: int) -> int:
-    """What such a pass over so many values counts as. Without a compiler NumPy makes several passes of each."""
+    """How many values a light pass over so many counts as. Without compiled kernels it is not light: NumPy makes
+    several passes of it."""
     return values if kernels.COMPILED is None else -(-values // LIGHT_PASSES)
 
 

@@ -377,6 +377,15 @@ def test_a_pull_between_steps_asks_for_no_copies() -> None:
     assert not any(copies for _, copies, _ in swarm.asked)
 
 
+def pulling_from_an_owner(line: Line) -> PullClient:
+    """Of a node that knows who owns all shards, and whose median step takes a second."""
+    pulling, context, _ = pulling_over(line)
+    context.view.median_step_seconds = lambda: 1.0  # type: ignore[method-assign]
+    for shard in range(SHARDS):
+        context.store.ownership.known_owners[shard] = KnownOwner(TERM, OWNER)
+    return pulling
+
+
 def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
     """Not even where it was looked at a moment before; the replica keeps the value and the version that it has."""
     pulling, context, _ = pulling_over(Line(through=0))
@@ -415,10 +424,7 @@ def test_a_step_does_not_wait_for_values_that_are_put_off_again_and_again(status
             yield answer
 
     line.request = request  # type: ignore[method-assign]
-    pulling, context, _ = pulling_over(line)
-    context.view.median_step_seconds = lambda: 1.0  # type: ignore[method-assign]
-    for shard in range(SHARDS):
-        context.store.ownership.known_owners[shard] = KnownOwner(TERM, OWNER)
+    pulling = pulling_from_an_owner(line)
 
     async def story() -> list[float]:
         took_s, now = [], asyncio.get_running_loop().time
@@ -451,10 +457,7 @@ def test_what_an_owner_puts_off_before_it_gives_it_is_paid_for() -> None:
             yield answer
 
     line.request = request  # type: ignore[method-assign]
-    pulling, context, _ = pulling_over(line)
-    context.view.median_step_seconds = lambda: 1.0  # type: ignore[method-assign]
-    for shard in range(SHARDS):
-        context.store.ownership.known_owners[shard] = KnownOwner(TERM, OWNER)
+    pulling = pulling_from_an_owner(line)
 
     async def story() -> float:
         nonlocal began_s
