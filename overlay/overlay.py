@@ -337,6 +337,10 @@ class Overlay:
         """The nodes that should own `key`, best first."""
         return await self._candidates.of(key)
 
+    async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
+        """`candidates` of several keys: each peer is looked up once."""
+        return await self._candidates.of_all(keys)
+
     def capacity(self, node_id: bytes) -> int:
         """The capacity class that a node, this one included, has announced; 0: none."""
         return self._candidates.capacity(node_id)

@@ -125,6 +125,10 @@ class Swarm(Protocol):
         """The nodes that should own `key`, best first."""
         ...
 
+    async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
+        """`candidates` of several keys, which cost little more than one."""
+        ...
+
     def capacity(self, node_id: bytes) -> int:
         """The capacity class that a node, this one included, has announced (`overlay.capacity`); 0: none."""
         ...

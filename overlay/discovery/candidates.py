@@ -8,7 +8,7 @@ are chosen from a cached lookup and the known peers. A failed, leaving or new pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from overlay.discovery.lookup_service import LookupService
@@ -57,16 +57,33 @@ class Candidates:
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
-        found = [] if self._sampler.knows_nearly_all() else await self._find_cached(key)
-        closest = self._closest(key, found, self._local.contact)
-        capacities: dict[bytes, int] = {}
-        for node_id in closest:  # asked for every shard, again and again: each peer is looked up once
-            if node_id == self._local.node_id:
-                if self._local.may_own:
-                    capacities[node_id] = self._local.line.capacity
-            elif (peer := self._members.peer(node_id)) is not None and self._may_own(peer):
-                capacities[node_id] = peer.capacity
-        return [closest[node_id] for node_id in rank(key, capacities, capacities)]
+        return (await self.of_all([key]))[0]
+
+    async def of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
+        """Candidates for each of these keys, best first. Each peer is looked up once, as long as no lookup waits."""
+        found: list[list[Contact]] = []
+        known: dict[bytes, Contact] = {}
+        fit: dict[bytes, int | None] = {}
+        for key in keys:
+            nearest: Sequence[bytes] = ()
+            if not self._sampler.knows_nearly_all():
+                nearest = await self._find_cached(key)
+                known, fit = {}, {}  # others may be known now
+            known = known or self._known(self._local.contact)
+            closest = self._closest(key, nearest, known)
+            for node_id in closest:
+                if node_id not in fit:
+                    fit[node_id] = self._announced(node_id)
+            capacities = {node_id: capacity for node_id in closest if (capacity := fit[node_id]) is not None}
+            found.append([closest[node_id] for node_id in rank(key, capacities, capacities)])
+        return found
+
+    def _announced(self, node_id: bytes) -> int | None:
+        """The capacity class of a node that may own a key now; None: it may not."""
+        if node_id == self._local.node_id:
+            return self._local.line.capacity if self._local.may_own else None
+        peer = self._members.peer(node_id)
+        return peer.capacity if peer is not None and self._may_own(peer) else None
 
     def capacity(self, node_id: bytes) -> int:
         """The capacity class of a node; 0 where it has announced none."""
@@ -83,20 +100,23 @@ class Candidates:
             and self._stream_health.is_reachable(peer.node_id)
         )
 
-    def _closest(self, key: bytes, found: Iterable[bytes], own: Contact) -> dict[bytes, Contact]:
-        """The k closest among the nodes found and the known peers; found nodes that are gone are left out."""
+    def _known(self, own: Contact) -> dict[bytes, Contact]:
+        """This node and the known peers."""
         known = {own.node_id: own}
-        for node_id in found:
-            contact = self._members.contact(node_id)
-            if contact is not None:
-                known[node_id] = contact
         for peer in self._members.peers:
             known[peer.node_id] = peer.contact
-        if len(known) <= self._k:
-            return known
+        return known
+
+    def _closest(self, key: bytes, found: Iterable[bytes], known: Mapping[bytes, Contact]) -> Mapping[bytes, Contact]:
+        """The k closest among the nodes found and the known ones; found nodes that are gone are left out."""
+        more = {node_id: self._members.contact(node_id) for node_id in found if node_id not in known}
+        met = {node_id: contact for node_id, contact in more.items() if contact is not None}
+        near = {**known, **met} if met else known
+        if len(near) <= self._k:
+            return near
         number = int.from_bytes(key, "big")
-        nearest = sorted(known, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
-        return {node_id: known[node_id] for node_id in nearest[: self._k]}
+        nearest = sorted(near, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
+        return {node_id: near[node_id] for node_id in nearest[: self._k]}
 
     async def _find_cached(self, key: bytes) -> list[bytes]:
         """The ids closest to the key, from the cache if fresh. Concurrent calls share one lookup; if it fails, the

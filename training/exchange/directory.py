@@ -159,12 +159,22 @@ class OwnerDirectory:
 
     async def candidates(self, shard: int) -> list[Contact]:
         """The shard's eligible candidates, best first; this node is included where it is one."""
-        found = await self._swarm.candidates(shard_key(self._context.genesis, shard))
-        trusted = [contact for contact in found if contact.node_id in self._view.trust]
-        is_candidate, now = self._view.reliability.is_candidate, self._clock.monotonic()
-        fit = [contact for contact in trusted if is_candidate(contact.node_id, now)]
-        # Where nobody else is left, one that has failed is better than none.
-        return fit if any(contact.node_id != self._swarm.node_id for contact in fit) else trusted
+        return (await self.candidates_of_all([shard]))[0]
+
+    async def candidates_of_all(self, shards: Sequence[int]) -> list[list[Contact]]:
+        """`candidates` of several shards, which cost little more than one."""
+        found = await self._swarm.candidates_of_all([shard_key(self._context.genesis, shard) for shard in shards])
+        reliability, now, me = self._view.reliability, self._clock.monotonic(), self._swarm.node_id
+        nodes = {contact.node_id for contacts in found for contact in contacts}
+        trusted = {node_id for node_id in nodes if node_id in self._view.trust}
+        fit = {node_id for node_id in trusted if reliability.is_candidate(node_id, now)}
+        candidates = []
+        for contacts in found:
+            # Where nobody else is left, one that has failed is better than none.
+            is_any_fit = any(contact.node_id in fit and contact.node_id != me for contact in contacts)
+            admitted = fit if is_any_fit else trusted
+            candidates.append([contact for contact in contacts if contact.node_id in admitted])
+        return candidates
 
     async def hearers(self, shards: Iterable[int]) -> list[Contact]:
         """Whom to tell at once of an owner of these shards: the members of a small swarm, or the candidates."""

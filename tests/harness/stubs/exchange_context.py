@@ -118,6 +118,9 @@ class ScriptedSwarm:
     def may_own(self, peer: Any) -> bool:
         return bool(peer.eligible)
 
+    async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
+        return [await self.candidates(key) for key in keys]
+
     async def candidates(self, key: bytes) -> list[Contact]:
         return [one for one in self.candidate_list if one.node_id not in self.gone]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -163,6 +163,9 @@ class Overlay:
     def contact(self, node_id: bytes) -> Contact | None:
         peer = self.peers.get(node_id)
         return peer.contact if peer is not None and peer.alive else None
+
+    async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
+        return [await self.candidates(key) for key in keys]
 
     async def candidates(self, key: bytes) -> list[Contact]:
         found = self._candidates.get(key)

@@ -47,6 +47,8 @@ _NONE = (ZERO_TERM, 0)
 MIN_RELIEF_DELAY_S = 2.0
 #: Of float32.
 VALUE_BYTES = 4
+#: Own values copied at once: half a millisecond.
+VALUES_PER_COPY = 2 * VALUES_PER_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +388,8 @@ class PullClient:
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.
 
-        What is added to a shard during the copy has another version, and comes with the next pull.
+        What is added to a shard during the copy has another version, and comes with the next pull. Values that the last
+        addition has found in range are not looked at once more.
         """
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
@@ -404,12 +407,12 @@ class PullClient:
             is_new, is_good = job.is_final or versions[shard] != mark, True
             if is_new:
                 with replica.writing(shard) as values:
-                    if values.size > VALUES_PER_TURN:
+                    if values.size > VALUES_PER_COPY:
                         replica.doubt(shard)  # a pull that is cut off leaves a part of it
-                    for first in range(0, values.size, VALUES_PER_TURN):
-                        part = slice(first, min(first + VALUES_PER_TURN, values.size))
+                    for first in range(0, values.size, VALUES_PER_COPY):
+                        part = slice(first, min(first + VALUES_PER_COPY, values.size))
                         await turns.take(light(part.stop - first))
-                        if not has_length(value[part], MAX_STATE_LENGTH):
+                        if not (owned.state.is_sound or has_length(value[part], MAX_STATE_LENGTH)):
                             is_good = False  # the trainer never sees such values
                             break
                         values[part] = value[part]

@@ -263,6 +263,8 @@ class PushClient:
         corrects = with_residual | returned.shards
         results: dict[int, PushResult] = {}
         for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
+            if not self._deltas.unreplicated(shards):
+                continue
             values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
             await self._context.turns.take(values.size)
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
@@ -271,12 +273,13 @@ class PushClient:
             own = self._deltas.unreplicated(shards)  # may have changed meanwhile
             plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
             results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
-            corrected = (
-                (shard, self._corrected(shard, delta[slice(*bounds[shard])], returned))
-                for shard in own
-                if shard in corrects
-            )
-            results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
+            if corrects:
+                corrected = (
+                    (shard, self._corrected(shard, delta[slice(*bounds[shard])], returned))
+                    for shard in own
+                    if shard in corrects
+                )
+                results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
         for result in results.values():
             self._outbox.count(delivery, result)
         for shard in with_residual & results.keys():

@@ -11,7 +11,7 @@ copy of a backup is dropped: its owner hears of it with the next forward, and se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
@@ -21,6 +21,8 @@ from training.shards.state import ShardState
 INTERVAL_S = 1.0
 #: A tenth of what one core reads; at four bytes a value.
 BYTES_PER_S = 512 * 1024 * 1024
+#: A thread looks at so many values, or one shard: the way to it and back costs as much as this pass.
+VALUES_AT_ONCE = 1 << 20
 
 
 class ShardInspector:
@@ -35,15 +37,11 @@ class ShardInspector:
 
     def due(self) -> list[int]:
         """The shards of this node whose turn has come."""
-        shards = [*self._store.owned, *self._store.backed]
-        whole_bytes = sum(4 * self._store.size(shard) for shard in shards)
-        return [shard for shard in shards if self._is_due(shard, max(INTERVAL_S, whole_bytes / BYTES_PER_S))]
-
-    def _is_due(self, shard: int, interval_s: float) -> bool:
-        state = self._state(shard)
-        if state is None or not state.value.size:
-            return False
-        return self._clock.monotonic() - state.looked_s >= interval_s
+        states = [(shard, owned.state) for shard, owned in self._store.owned.items() if not owned.is_broken]
+        states += [(shard, backed.state) for shard, backed in self._store.backed.items() if backed.state is not None]
+        whole_bytes = sum(4 * state.value.size for _, state in states)
+        before_s = self._clock.monotonic() - max(INTERVAL_S, whole_bytes / BYTES_PER_S)
+        return [shard for shard, state in states if state.looked_s <= before_s and state.value.size]
 
     def _state(self, shard: int) -> ShardState | None:
         if (owned := self._store.owned.get(shard)) is not None:
@@ -53,15 +51,18 @@ class ShardInspector:
 
     async def inspect(self, shards: Iterable[int]) -> None:
         """Look at those of the shards that were not looked at within `INTERVAL_S`."""
-        turn = LoopYielder()
-        for shard in shards:
-            state = self._state(shard)
-            if state is None or not self._is_due(shard, INTERVAL_S):
-                continue
-            state.looked_s = self._clock.monotonic()
-            size = state.value.size
-            if not await off_loop(self._executor, size, _is_good, state) and self._state(shard) is state:
-                self.found(shard)
+        turn, left = LoopYielder(), list(shards)
+        while left:
+            some: dict[int, ShardState] = {}
+            size, now_s = 0, self._clock.monotonic()
+            while left and size < VALUES_AT_ONCE:
+                state = self._state(shard := left.pop(0))
+                if state is not None and state.value.size and now_s - state.looked_s >= INTERVAL_S:
+                    state.looked_s, some[shard] = now_s, state
+                    size += state.value.size
+            for shard in await off_loop(self._executor, size, _broken, some):
+                if self._state(shard) is some[shard]:
+                    self.found(shard)
             await turn.after(size)
 
     def found(self, shard: int) -> None:
@@ -74,6 +75,10 @@ class ShardInspector:
             return
         self._log.error("shard_broken", shard=shard, role="backup" if owned is None else "owner")
         self._rebalance.wake()
+
+
+def _broken(states: Mapping[int, ShardState]) -> list[int]:
+    return [shard for shard, state in states.items() if not _is_good(state)]
 
 
 def _is_good(state: ShardState) -> bool:

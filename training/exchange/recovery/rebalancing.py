@@ -17,6 +17,7 @@ transfer never delays a take-over:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from functools import partial
 
 from overlay.capacity import split
@@ -46,6 +47,8 @@ from training.exchange.store.repair_log import Span
 TICK_S = 0.5
 #: To rank the candidates of a shard after a change of membership takes as long as so many values to be added.
 VALUES_PER_RANKING = VALUES_PER_TURN // 2
+#: Shards ranked without a turn of the loop for others: what is the same for all is found once.
+RANKED_AT_ONCE = 4
 #: A table of named values is kept for so long, and so many times as long as it takes to be moved.
 VALUES_TENURE_S, TENURE_MOVES = 1.0, 4.0
 #: Of a line that was not measured yet.
@@ -202,10 +205,7 @@ class Rebalancer:
         me = self._swarm.node_id
         learners: dict[bytes, tuple[Contact, list[int]]] = {}
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
-        turn = LoopYielder()
-        for shard in list(self._store.owned):
-            await turn.after(VALUES_PER_RANKING)
-            ranked = await self._directory.candidates(shard)
+        async for shard, ranked in self._ranked_candidates():
             owned = self._store.owned.get(shard)
             if owned is None or owned.learner is not None or owned.is_broken:
                 continue
@@ -227,6 +227,15 @@ class Rebalancer:
         if not self._waits_for_joiners():
             self._start_copies(learners)
         self._swarm.watch(self._partners())
+
+    async def _ranked_candidates(self) -> AsyncIterator[tuple[int, list[Contact]]]:
+        """The shards owned here, each with its candidates, best first."""
+        turn, shards = LoopYielder(), list(self._store.owned)
+        for first in range(0, len(shards), RANKED_AT_ONCE):
+            some = shards[first : first + RANKED_AT_ONCE]
+            await turn.after(len(some) * VALUES_PER_RANKING)
+            for shard, ranked in zip(some, await self._directory.candidates_of_all(some), strict=True):
+                yield shard, ranked
 
     def _tenure_s(self, owned: Owned) -> float:
         """How long this node keeps a shard at least. A table of named values is small: it is kept for some times as

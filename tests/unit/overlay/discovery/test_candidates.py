@@ -114,6 +114,51 @@ def test_only_the_k_closest_known_nodes_are_candidates() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("knows_all", [True, False])
+def test_several_keys_have_the_candidates_that_each_of_them_has_alone(knows_all: bool) -> None:
+    """Each key in its own order and with its own closest nodes; in a swarm that is known each peer is asked once."""
+
+    async def story() -> None:
+        world = World(OTHERS[:-1], knows_all=knows_all)
+        world.suspects.append(OTHERS[3])
+        asked: list[bytes] = []
+        is_reachable = world.candidates._stream_health.is_reachable
+        world.candidates._lookups.find = lambda _key: asyncio.sleep(0.1, [])  # type: ignore[method-assign,assignment]
+        keys = [bytes([number]) * 20 for number in range(0, 250, 25)]
+        alone = [await world.candidates.of(key) for key in keys]
+        world.candidates._stream_health.is_reachable = lambda node_id: (
+            not asked.append(node_id) and is_reachable(node_id)
+        )  # type: ignore[method-assign,func-returns-value]
+
+        assert await world.candidates.of_all(keys) == alone
+        assert len({tuple(one) for one in alone}) == len(keys)
+        assert all(len(one) in (K, K - 1) for one in alone)
+        assert len(asked) == len(set(asked)) or not knows_all
+
+    play(story)
+
+
+def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> None:
+    """What is known of the peers is used for several keys only as long as nothing is waited for."""
+
+    async def story() -> None:
+        world = World(OTHERS[:3], knows_all=False)
+
+        async def find(_key: bytes) -> list[Contact]:
+            await asyncio.sleep(0.1)
+            if world.lookups:
+                world.suspects.append(OTHERS[0])
+            world.lookups += 1
+            return []
+
+        world.candidates._lookups.find = find  # type: ignore[method-assign]
+        first, second = await world.candidates.of_all([KEY, bytes(20)])
+        assert OTHERS[0] in [contact.node_id for contact in first]
+        assert OTHERS[0] not in [contact.node_id for contact in second]
+
+    play(story)
+
+
 def test_a_lookup_is_used_for_a_while_and_shared() -> None:
     """Concurrent calls wait for one lookup, later ones use its result until it is too old."""
 

@@ -37,6 +37,9 @@ from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
 from training.exchange.wait_credit import FIRST_S
 from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.outer_rule import PLAIN
+from training.shards.state import ShardState
 
 SHARDS, SIZE = 6, 4
 OWNER = Contact(b"o" * 20, Address("10.0.0.1", 1))
@@ -197,14 +200,11 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
     monkeypatch.setattr("training.exchange.cooperative.LIGHT_PASSES", 1)
-    for module in ("cooperative", "client.pull"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 2)
+    for name in ("cooperative.VALUES_PER_TURN", "client.pull.VALUES_PER_COPY"):
+        monkeypatch.setattr(f"training.exchange.{name}", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    states = [
-        SimpleNamespace(value=np.full(SIZE, shard + 1, np.float32), version=1, pending={}, momentum=None)
-        for shard in range(SHARDS)
-    ]
+    states = [ShardState(np.full(SIZE, shard + 1, np.float32), SIZE, version=1) for shard in range(SHARDS)]
     cast(Any, context.store).owned = {
         shard: SimpleNamespace(state=state, rank_term=TERM, is_broken=False) for shard, state in enumerate(states)
     }
@@ -240,11 +240,11 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
 
 def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
-    for module in ("cooperative", "client.pull"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+    for name in ("cooperative.VALUES_PER_TURN", "client.pull.VALUES_PER_COPY"):
+        monkeypatch.setattr(f"training.exchange.{name}", 1)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={}, momentum=None)
+    state = ShardState(np.ones(SIZE, np.float32), SIZE, version=2)
     cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM, is_broken=False)}
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     context.replica.set_version(0, TERM, 1)
@@ -387,17 +387,19 @@ def pulling_from_an_owner(line: Line) -> PullClient:
 
 
 def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
-    """Not even where it was looked at a moment before; the replica keeps the value and the version that it has."""
+    """Not even where the delta before was sound; the replica keeps the value and the version that it has."""
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
-    state = SimpleNamespace(value=np.ones(SIZE, np.float32), version=2, pending={}, momentum=None)
+    state = ShardState(np.ones(SIZE, np.float32), SIZE, version=1)
     owned = SimpleNamespace(state=state, rank_term=TERM, is_broken=False)
     cast(Any, context.store).owned = {0: owned}
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
 
     async def story() -> None:
+        state.apply(DeltaId(b"a" * 20, 1, 1), 1.0, np.zeros(SIZE, np.float32), PLAIN)
         await pulling.pull(1, deadline_s=0.05)
-        state.value[1], state.version = np.nan, 3
+        state.value[1] = np.nan
+        state.apply(DeltaId(b"a" * 20, 1, 2), 1.0, np.zeros(SIZE, np.float32), PLAIN)
         report = await pulling.pull(2, deadline_s=0.05)
         assert 0 in report.missing
 

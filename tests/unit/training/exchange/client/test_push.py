@@ -65,13 +65,24 @@ def test_the_shards_of_another_owner_are_sent_to_it() -> None:
 
         swarm.answers["push"] = answer
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum", replicas=0))
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        deltas = DeltaHandler(context)
+        client, add, added_here = PushClient(context, OwnerDirectory(context), deltas), deltas.add_unreplicated, []
+
+        def counted(push: Push, parts: Any, *, is_finite: bool) -> dict[int, PushResult]:
+            listed = list(parts)
+            added_here.append((tuple(shard for shard, _ in listed), is_finite))
+            return add(push, listed, is_finite=is_finite)
+
+        deltas.add_unreplicated = counted  # type: ignore[method-assign]
+        client._runs = [range(shard, shard + 1) for shard in range(4)]
 
         report = await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
 
         assert (report.acknowledged, report.outstanding, client.outstanding_steps) == (4, 0, [])
         assert [push.shards for push in swarm.sent("push", Push)] == [[1, 2, 3]]
         assert context.kept.newest == (1, 1)
+        # Nothing is done here for the shards of others, which are most where many nodes train.
+        assert [shards for shards, _ in added_here] == [(0,)]
 
     run(scenario())
 

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.harness.builders.stores import backup_of, contact, owner_of
+from tests.harness.builders.stores import backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.owner import inspection
@@ -89,6 +89,26 @@ def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPat
         assert inspector.due() == [0]
 
     run(scenario())
+
+
+def test_one_broken_shard_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is of those that are looked at together; the others are not held."""
+
+    async def scenario(at_once: int, broken: int) -> None:
+        monkeypatch.setattr(inspection, "VALUES_AT_ONCE", at_once)
+        store = store_of("a")
+        for shard in range(4):
+            store.own(shard, zeros(store, shard), term(1, "a"), contact("a"), 0.0, by_handover=False)
+        inspector, _ = inspector_of(store)
+        store.owned[broken].state.value[1] = np.nan
+        assert inspector.due() == [0, 1, 2, 3]
+        await inspector.inspect(inspector.due())
+        assert [shard for shard, owned in store.owned.items() if owned.is_held] == [broken]
+        assert inspector.due() == []
+
+    for at_once in (1, 6, 100):
+        for broken in range(4):
+            run(scenario(at_once, broken))
 
 
 def test_a_shard_is_looked_at_once_a_second_and_a_large_one_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
+    RANKED_AT_ONCE,
     TENURE_MOVES,
     UNMEASURED_BYTES_PER_S,
     VALUES_TENURE_S,
@@ -310,7 +311,7 @@ def test_others_run_while_the_candidates_of_all_shards_are_ranked() -> None:
         rebalancer, _, _ = rebalancer_of(store)
         with counted_turns() as turns:
             await rebalancer.tick()
-        assert turns.count >= shards // 2 - 1
+        assert turns.count >= shards // RANKED_AT_ONCE - 1
 
     run(scenario())
 
