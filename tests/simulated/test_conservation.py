@@ -128,8 +128,14 @@ def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
-    for module in ("cooperative", "client.follower", "client.pull", "client.push"):
+    for module in ("cooperative", "client.follower", "client.push"):
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+    for name in (
+        "client.pull.VALUES_PER_COPY",
+        "owner.inspection.VALUES_AT_ONCE",
+        "recovery.rebalancing.RANKED_AT_ONCE",
+    ):
+        monkeypatch.setattr(f"training.exchange.{name}", 1)
     places: dict[str, None] = {}
     after, take = LoopYielder.after, LoopTurns.take
 
@@ -156,7 +162,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_fetch",
         "_found",
         "_on_learn",
-        "_plan_moves",
+        "_ranked_candidates",
         "_take",
         "_write",
         "inspect",
