@@ -23,6 +23,8 @@ from overlay.peers import Activity, Contact, Peer, PeerChange
 #: The result of a lookup is used this long; failures and new known peers count without another lookup.
 CACHE_TTL_S = 30.0
 MAX_CACHED_KEYS = 8192
+#: Two kilobytes each.
+MAX_RANKINGS = 1024
 
 
 @dataclass(slots=True)
@@ -53,6 +55,8 @@ class Candidates:
         self._clock = clock
         self._cached: dict[bytes, _CachedLookup] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
+        #: Of each key the candidates ranked last, with their capacity classes, and their order.
+        self._rankings: dict[bytes, tuple[dict[bytes, int], list[bytes]]] = {}
         membership.on_change(self._on_change)
 
     async def of(self, key: bytes) -> list[Contact]:
@@ -75,8 +79,18 @@ class Candidates:
                 if node_id not in fit:
                     fit[node_id] = self._announced(node_id)
             capacities = {node_id: capacity for node_id in closest if (capacity := fit[node_id]) is not None}
-            found.append([closest[node_id] for node_id in rank(key, capacities, capacities)])
+            found.append([closest[node_id] for node_id in self._ranked(key, capacities)])
         return found
+
+    def _ranked(self, key: bytes, capacities: dict[bytes, int]) -> list[bytes]:
+        """`rank`, remembered: who owns keys asks again and again, and hardly ever has anything changed."""
+        last = self._rankings.pop(key, None)
+        if last is None or last[0] != capacities:
+            last = capacities, rank(key, capacities, capacities)
+        self._rankings[key] = last
+        if len(self._rankings) > MAX_RANKINGS:
+            del self._rankings[next(iter(self._rankings))]
+        return last[1]
 
     def _announced(self, node_id: bytes) -> int | None:
         """The capacity class of a node that may own a key now; None: it may not."""

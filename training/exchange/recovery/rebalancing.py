@@ -48,7 +48,7 @@ TICK_S = 0.5
 #: To rank the candidates of a shard after a change of membership takes as long as so many values to be added.
 VALUES_PER_RANKING = VALUES_PER_TURN // 2
 #: Shards ranked without a turn of the loop for others: what is the same for all is found once.
-RANKED_AT_ONCE = 4
+RANKED_AT_ONCE = 8
 #: A table of named values is kept for so long, and so many times as long as it takes to be moved.
 VALUES_TENURE_S, TENURE_MOVES = 1.0, 4.0
 #: Of a line that was not measured yet.

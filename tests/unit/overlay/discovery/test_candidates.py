@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from overlay.addresses import Address
+from overlay.capacity import TOP_CLASS
+from overlay.discovery import candidates
 from overlay.discovery.candidates import CACHE_TTL_S, Candidates
 from overlay.discovery.placement import rank
 from overlay.ids import distance
@@ -155,6 +157,30 @@ def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> 
         first, second = await world.candidates.of_all([KEY, bytes(20)])
         assert OTHERS[0] in [contact.node_id for contact in first]
         assert OTHERS[0] not in [contact.node_id for contact in second]
+
+    play(story)
+
+
+def test_a_remembered_order_ends_with_a_change_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key is ranked once until then, and only so many orders are kept."""
+    ranked: list[bytes] = []
+    monkeypatch.setattr(candidates, "rank", lambda key, *rest: ranked.append(key) or rank(key, *rest))
+    monkeypatch.setattr(candidates, "MAX_RANKINGS", 2)
+
+    async def story() -> None:
+        world = World(OTHERS[:3])
+        for _ in range(3):
+            assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
+        assert ranked == [KEY]
+        world.peers.note_capacity(OTHERS[0], TOP_CLASS)
+        fast = dict.fromkeys((OWN, *OTHERS[1:3]), 0) | {OTHERS[0]: TOP_CLASS}
+        assert await world.of() == rank(KEY, fast, fast)
+        world.suspects.append(OTHERS[1])
+        del fast[OTHERS[1]]
+        assert await world.of() == await world.of() == rank(KEY, fast, fast)
+        assert ranked == [KEY] * 3
+        await world.candidates.of_all([bytes(20), KEY, bytes([1]) * 20])
+        assert list(world.candidates._rankings) == [KEY, bytes([1]) * 20]
 
     play(story)
 
