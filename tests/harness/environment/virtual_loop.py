@@ -14,13 +14,15 @@ and handles, so both are made with as few calls as asyncio allows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import heapq
 import selectors
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine, Hashable, Iterator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
+from weakref import ref
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ SPIN_TURNS = 2_000_000
 #: Loop turns between two collections of garbage. Fixed, because finalisers schedule callbacks: collections at the
 #: interpreter's own moments would make the history depend on how many objects happen to be allocated.
 COLLECT_TURNS = 400_000
+#: Tasks that are noted before those that have ended are looked for.
+MOST_TASKS = 1000
 
 
 @functools.cache
@@ -65,12 +69,43 @@ class _VirtualTask(asyncio.Task[Any]):
     """A task whose hash is its number. Sets of tasks (TaskGroup, `asyncio.wait`, `self._tasks`) then iterate in an
     order that depends on the program only, not on addresses in memory."""
 
-    def __init__(self, coro: Any, number: int, **kwargs: Any) -> None:
-        self.number = number
-        super().__init__(coro, **kwargs)
+    __slots__ = ("number",)
 
     def __hash__(self) -> int:
         return self.number
+
+
+class _Tasks(list["ref[asyncio.Task[Any]]"]):
+    """What asyncio's register of tasks holds while a loop runs. `asyncio.all_tasks` reads it.
+
+    The register calls functions of Python when a task begins and when it ends. A history has hundreds of thousands of
+    tasks, and most of them end before anybody asks for them: here those that have ended are dropped now and then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._register: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+        self._others = self._register.data
+        self._most = MOST_TASKS
+
+    def note(self, task: asyncio.Task[Any]) -> None:
+        self.append(ref(task))
+        if len(self) > self._most:
+            self[:] = [one for one in self if (known := one()) is not None and not known.done()]
+            self._most = max(MOST_TASKS, 2 * len(self))
+
+    def discard(self, reference: ref[asyncio.Task[Any]]) -> None:
+        """A task of an earlier loop is no more."""
+        self._others.discard(reference)
+
+    @contextlib.contextmanager
+    def instead(self) -> Iterator[None]:
+        self._register.data, self._register.add = self, self.note
+        try:
+            yield
+        finally:
+            self._register.data = self._others
+            del self._register.add
 
 
 class _Ready(asyncio.Handle):
@@ -165,7 +200,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def create_task(self, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
         self._tasks_made += 1
-        return _VirtualTask(coro, self._tasks_made, loop=self, **kwargs)
+        task = _VirtualTask(coro, loop=self, **kwargs)
+        task.number = self._tasks_made
+        return task
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         handle = _Ready(callback, args, self, context)
@@ -246,11 +283,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         `TimeLimit` after `limit_s` virtual seconds. With `strict`, tasks that are left over at the end are `Unhandled`
         too.
         """
+        with _Tasks().instead():
+            return self._run(coroutine, limit_s, strict=strict)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float, *, strict: bool) -> T:
         self._limit = self._now + limit_s
         collecting, is_frozen = gc.isenabled(), _is_frozen()
         if is_frozen:
-            # The world of the last run, which the next freeze would keep for ever: with thousands of dead tasks every
-            # `asyncio.all_tasks` takes milliseconds. Little else is not frozen.
+            # The world of the last run, which the next freeze would keep for ever. Little else is not frozen.
             gc.collect()
         # What was there before is left alone, garbage too: looking through it costs more than most histories.
         gc.freeze()
@@ -278,9 +318,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 gc.unfreeze()
             if collecting:
                 gc.enable()
-            # What holds a dead task when objects are frozen holds it for ever, and `asyncio.all_tasks` would pass it.
-            for done in [one for one in list(asyncio.tasks._all_tasks) if one.done()]:  # type: ignore[attr-defined]
-                asyncio.tasks._unregister_task(done)  # type: ignore[attr-defined]
             # This loop is frozen too: what it still refers to would never be collected.
             self._timers.clear()
             self._stalls.clear()

@@ -13,7 +13,7 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from tests.harness.environment.virtual_loop import OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
+from tests.harness.environment.virtual_loop import MOST_TASKS, OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
 
 
 def test_time_jumps() -> None:
@@ -309,3 +309,28 @@ def test_the_world_of_a_run_is_gone_when_the_next_has_begun() -> None:
     run(asyncio.sleep(0))
 
     assert left[0]() is None
+
+
+def test_the_tasks_of_a_run_are_known_until_they_end_and_no_others() -> None:
+    """`asyncio.all_tasks` lists those that wait, among thousands that have ended, of which few are kept. A task of
+    another loop is known before and after the run."""
+    elsewhere = asyncio.new_event_loop()
+    ended: asyncio.Task[None] | None = elsewhere.create_task(asyncio.sleep(0))
+    elsewhere.run_until_complete(asyncio.wait({ended}))
+    other = elsewhere.create_task(asyncio.sleep(0))
+    known = len(asyncio.tasks._all_tasks)  # type: ignore[attr-defined]
+
+    async def main() -> int:
+        nonlocal ended
+        ended = None
+        waiting = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(3)]
+        for _ in range(4 * MOST_TASKS):
+            await asyncio.create_task(asyncio.sleep(0))
+        assert asyncio.all_tasks() == {asyncio.current_task(), *waiting}
+        return len(asyncio.tasks._all_tasks.data)  # type: ignore[attr-defined]
+
+    assert run(main()) <= MOST_TASKS + 1
+    assert len(asyncio.tasks._all_tasks) == known - 1  # type: ignore[attr-defined]
+    assert asyncio.all_tasks(elsewhere) == {other}
+    elsewhere.run_until_complete(other)
+    elsewhere.close()

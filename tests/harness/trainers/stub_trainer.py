@@ -11,6 +11,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -53,10 +54,14 @@ def delta_of(name: str, step: int, size: int) -> Vector:
     return (amount * UNIT * (1 + np.arange(size) % 4)).astype(np.float32)
 
 
+@lru_cache(maxsize=8)  # all nodes of a swarm begin with one
 def initial_vector(seed: int, size: int) -> Vector:
-    """What the trainer's model begins with: float32 of shape (size,), multiples of `UNIT` between -1 and 1."""
+    """What the trainer's model begins with: float32 of shape (size,), multiples of `UNIT` between -1 and 1. Not to be
+    written to."""
     generator = random.Random(f"{seed}/initial")
-    return np.array([generator.randrange(-1024, 1025) * UNIT for _ in range(size)], dtype=np.float32)
+    vector = np.array([generator.randrange(-1024, 1025) * UNIT for _ in range(size)], dtype=np.float32)
+    vector.setflags(write=False)
+    return vector
 
 
 def plain_layout(size: int, buffers: int = 0) -> Layout:
