@@ -35,10 +35,13 @@ class ProtocolEvents(Protocol):
 
 
 class PeerView(Protocol):
-    """What the protocol reads of peers to choose its time-outs."""
+    """What the protocol reads of peers to choose its time-outs, and who gets gossip."""
 
     def peer(self, node_id: bytes) -> Peer | None:
         """What is known of a node, its round trips included."""
 
     def stretch(self) -> float:
         """The factor of this node's time-outs (local health)."""
+
+    def is_doubtful(self, node_id: bytes) -> bool:
+        """Whether it is suspected, or remembered as dead or as having left: what is sent to it is probably lost."""

@@ -159,7 +159,10 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._calls.start(pending, first_s, now)
 
     def _send_try(self, message_id: bytes, pending: PendingCall) -> None:
-        news = self.queue.take()
+        # Gossip goes out a bounded number of times. When some members die at one moment, all that a node has to say of
+        # them would go out with its probes of them, and nobody would hear it.
+        is_lost = pending.is_retried or self._peers.is_doubtful(pending.contact.node_id)
+        news = [] if is_lost else self.queue.take()
         self._send(
             _node_address(pending.contact),
             messages.encode(REQUEST, message_id, self._head, pending.body, news, pending.require_proof),

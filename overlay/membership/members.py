@@ -94,6 +94,10 @@ class MemberList:
     def stretch(self) -> float:
         return self.detector.stretch
 
+    def is_doubtful(self, node_id: bytes) -> bool:
+        """See `overlay.kademlia.events.PeerView`."""
+        return self.detector.is_suspect(node_id) or self.detector.is_gone(node_id)
+
     def all_known(self) -> bool:
         """No more nodes than one lookup returns: table and swarm are the same."""
         return len(self.peers) + 1 <= self._k

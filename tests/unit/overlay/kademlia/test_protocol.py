@@ -13,6 +13,7 @@ from kademlia.node import Node
 from overlay.addresses import Address, NodeAddress
 from overlay.identity import Identity, identity_from_seed
 from overlay.kademlia import messages
+from overlay.kademlia.broadcast_queue import RETRANSMIT
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
@@ -30,12 +31,16 @@ class Events:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
         self.table = PeerTable()
+        self.doubtful: set[bytes] = set()
 
     def peer(self, node_id: bytes) -> Peer | None:
         return self.table.get(node_id)
 
     def stretch(self) -> float:
         return 1.0
+
+    def is_doubtful(self, node_id: bytes) -> bool:
+        return node_id in self.doubtful
 
     def on_response(
         self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
@@ -166,6 +171,32 @@ def test_a_time_out_is_an_event_where_it_counts_as_failure(counts: bool) -> None
         assert await ask(one, Contact(TWO.node_id, HOME), counts_as_failure=counts) is None
         assert events(one) == ([("timeout", TWO.node_id)] if counts else [])
         assert (one.counters["retries"], one.counters["timeouts"]) == (1, 1)
+
+    play(story)
+
+
+def test_no_gossip_is_spent_on_a_node_that_probably_hears_nothing() -> None:
+    """A piece goes out a bounded number of times: none of them to a suspect, or with a retry."""
+    news = Gossip(1, b"x" * 20, 1, 0)
+
+    async def story(network: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
+        one.queue.put(news, 2)
+        heard = ("gossip", news.node_id, ONE.node_id)
+        one._peers.doubtful.add(TWO.node_id)  # type: ignore[attr-defined]
+        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+        assert heard not in events(two)
+        one._peers.doubtful.clear()  # type: ignore[attr-defined]
+        network.lose = True
+        assert await ask(one, Contact(TWO.node_id, HOME)) is None
+        assert one.counters["retries"] == 1
+        network.lose = False
+        given: list[Gossip] = []
+        while pieces := one.queue.take():
+            given += pieces
+        assert given == [news] * (RETRANSMIT - 1), "the first try of the last call took one"
+        one.queue.put(news, 2)
+        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+        assert heard in events(two)
 
     play(story)
 

@@ -259,8 +259,10 @@ def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed
     assert changes(actions) == [(A, "suspect")]
     assert actions[1:] == [SendNow(A, suspected), Broadcast(suspected)]
     assert [entry.node_id for entry in made._table.closest(A, 5)] == [B]
+    assert [made.is_doubtful(each) for each in (A, B, C)] == [True, False, False]
     assert changes(made.on_request(heartbeat(A), HERE, 6.5)) == [(A, "refuted")]
     assert [entry.node_id for entry in made._table.closest(A, 5)] == [A, B]
+    assert not made.is_doubtful(A)
 
 
 def test_a_time_out_at_a_former_address_is_no_failure() -> None:
@@ -282,6 +284,7 @@ def test_a_dead_peer_is_remembered_and_returns() -> None:
     assert notify == Notify(PeerChange(A, "dead", "silent"))
     assert made.dead_contacts == {A: Contact(A, HERE)}
     assert A not in made.peers
+    assert made.is_doubtful(A)
     actions = made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 9.0, proven=True)
     assert changes(actions) == [(A, "returned")]
     assert made.dead_contacts == {}
