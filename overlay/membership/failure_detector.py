@@ -75,7 +75,7 @@ class FailureDetector:
         self._passed: dict[bytes, tuple[int, int]] = {}
         self._passes = TokenBucket(PASSES, now)
         self._deadlines: list[tuple[float, bytes]] = []  # a heap; those of suspicions that have ended stay until then
-        self._order = ProbeOrder(rng)
+        self._order = ProbeOrder(own_id, rng)
         self._watched: dict[bytes, None] = {}
         self._next_round = now + settings.probe_interval_s * rng.random()
         self._planned = self._next_round
@@ -275,9 +275,7 @@ class FailureDetector:
         suspects = self._suspects_in_turn(stale)
         due = dict.fromkeys(node_id for node_id in self._watched if self._is_due(node_id, stale))
         due |= dict.fromkeys(suspects)
-        chosen = self._order.next_due(self._members, lambda node_id: self._is_due(node_id, stale))
-        if chosen is not None:
-            due[chosen] = None
+        due |= dict.fromkeys(self._order.next_due(self._members, lambda node_id: self._is_due(node_id, stale)))
         for node_id in due:
             self._members[node_id].probed = now
         # As in memberlist: a suspect gets the suspicion with every probe, for the others wait for its refutation.
