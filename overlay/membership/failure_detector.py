@@ -50,7 +50,7 @@ MAX_SUSPECTS_PER_ROUND = 16
 #: Probes in a row that a suspect leaves unanswered before it is dead. At 5 % loss one probe in a hundred is lost
 #: together with its retry. If one were enough, a hundred nodes would confirm a false report to each other.
 UNANSWERED_PROBES_TO_CONFIRM = 3
-#: A suspicion without that many unanswered probes is extended in such steps, up to twice its time.
+#: A suspicion without that many unanswered probes is extended in such steps.
 EVIDENCE_STEP_S = 0.25
 
 
@@ -237,8 +237,9 @@ class FailureDetector:
         actions: list[DetectorAction] = []
         for node_id in self._suspects_due(now):
             member = self._members[node_id]
-            if not self._is_proven_silent(member, now):
+            if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
                 self._set_deadline(node_id, now + EVIDENCE_STEP_S)  # the rounds continue to probe it
+                actions += self._probe_out_of_turn(node_id, member, now)
             else:
                 reason = f"suspected for {now - member.since:.1f} s and silent"
                 news = Gossip(MemberState.DEAD, node_id, member.incarnation, member.refutation)
@@ -266,9 +267,13 @@ class FailureDetector:
         self._members[node_id].deadline = deadline
         heappush(self._deadlines, (deadline, node_id))
 
-    def _is_proven_silent(self, member: Member, now: float) -> bool:
-        """The probes of this node were not answered either; or there are too many suspects to probe them all."""
-        return member.missed >= UNANSWERED_PROBES_TO_CONFIRM or now >= member.since + 2 * self.settings.suspicion_s
+    def _probe_out_of_turn(self, node_id: bytes, member: Member, now: float) -> list[DetectorAction]:
+        """After twice its time: of hundreds of suspects each waits long for its turn, and some of them may be alive."""
+        pause_s = self.settings.probe_timeout_s * self.stretch
+        if now < member.since + 2 * self.settings.suspicion_s or now - member.probed < pause_s:
+            return []
+        member.probed = now
+        return [SendPing(node_id), SendNow(node_id, self._accusation(node_id))]
 
     def _begin_round(self, now: float) -> list[DetectorAction]:
         stale = now - FRESH_SHARE * self.settings.probe_interval_s
@@ -348,9 +353,7 @@ class FailureDetector:
         gone = self._removed.get(news.node_id)
         if gone is None:
             return self._pass_on(news, now) if kind is MemberState.DEAD else []
-        if kind is not MemberState.ALIVE:
-            return []
-        if (news.incarnation, news.refutation) <= (gone.incarnation, gone.refutation):
+        if kind is not MemberState.ALIVE or (news.incarnation, news.refutation) <= (gone.incarnation, gone.refutation):
             return []
         gone.incarnation, gone.refutation = news.incarnation, news.refutation
         return [SendPing(news.node_id), Broadcast(news)]

@@ -208,20 +208,67 @@ def test_no_member_is_removed_before_it_left_our_own_probes_unanswered() -> None
     assert [action.kind for _, action in run(made, 6.8) if isinstance(action, StateChanged)] == ["dead"]
 
 
-def test_many_suspects_take_turns_and_end_after_twice_the_time() -> None:
-    """Forty at once: sixteen are probed in a round, those not probed yet first; each suspicion ends."""
-    nodes = [bytes([number]) * 20 for number in range(10, 50)]
+def deaths(seen: list[tuple[float, Action]]) -> dict[bytes, float]:
+    """When each was declared dead."""
+    return {action.node_id: due for due, action in seen if isinstance(action, StateChanged) and action.kind == "dead"}
+
+
+def probes(seen: list[tuple[float, Action]]) -> list[tuple[float, bytes]]:
+    return [(due, action.node_id) for due, action in seen if isinstance(action, SendPing)]
+
+
+def run_unanswered(made: FailureDetector, until: float, answering: bytes = b"") -> list[tuple[float, Action]]:
+    """Tick at every deadline; no ping is answered, except by this one."""
+    seen: list[tuple[float, Action]] = []
+    while (due := made.next_deadline()) <= until:
+        actions: list[Action] = list(made.tick(due))
+        for _, node_id in probes([(due, action) for action in actions]):
+            if node_id == answering:
+                actions += made.on_heartbeat(node_id, 1, due + 0.01)
+            else:
+                actions += made.on_timeout(node_id, due + 0.2, others=[])
+        seen += [(due, action) for action in actions]
+    return seen
+
+
+def test_many_suspects_take_turns_and_none_dies_before_it_left_three_probes_unanswered() -> None:
+    """Two hundred at once: sixteen are probed in a round, those not probed yet first. After twice the time of a
+    suspicion each is probed out of turn until it answers, or has left three unanswered. (It was: at that moment all
+    were dead, a living one too whose one answer was lost.)"""
+    nodes = ids(200)
     made = detector(*nodes, now=1.9)
     for node_id in nodes:
         made.on_unreachable(node_id, 2.0, "silent")
-    seen = run(made, 8.3)
+    seen = run_unanswered(made, 11.0, answering=nodes[150])
 
-    asked = [action.node_id for due, action in seen if isinstance(action, SendPing) and 2.0 < due < 5.0]
-    assert len(asked) <= 3 * 17
+    asked = [node_id for due, node_id in probes(seen) if 2.0 < due < 5.0]
+    assert len(asked) <= 3 * 18
     assert set(asked) >= set(nodes[:32])
-    assert {action.node_id for _, action in seen if isinstance(action, StateChanged) and action.kind == "dead"} == set(
-        nodes
-    )
+    unasked = [node_id for due, node_id in probes(seen) if due < 8.0].count(nodes[150])
+    assert unasked == 0, "its turn has not come"
+    assert [due for due, node_id in probes(seen) if node_id == nodes[150] and due < 9.0] == [pytest.approx(8.0)]
+    found = deaths(seen)
+    assert set(found) == {*nodes} - {nodes[150]}
+    assert max(found.values()) <= 2.0 + 6.0 + 3 * 0.5 + 0.25
+    for node_id, died in found.items():
+        assert sum(each == node_id and due < died for due, each in probes(seen)) >= 3
+    told = [due for due, action in seen if action == SendNow(nodes[150], news(MemberState.SUSPECT, nodes[150]))]
+    assert pytest.approx(8.0) in told, "it gets the suspicion with the probe, and refutes it elsewhere"
+
+
+def test_a_suspect_is_not_probed_out_of_turn_while_its_last_probe_waits_for_an_answer() -> None:
+    """The pause is the longest wait of a call: half a second, and more while this node lags."""
+    made = detector(A, B, now=1.0)
+    made.on_unreachable(A, 2.0, "silent")
+    made._next_round = 100.0
+    seen = run(made, 9.6)
+    assert [due for due, _ in probes(seen)] == [pytest.approx(8.0 + 0.5 * each) for each in range(4)]
+    made.health.score = 2  # a punctual tick lowers it by one
+    made._planned = 10.5
+    assert probes([(10.0, action) for action in made.tick(10.0)]) == [], "the last was half a second ago"
+    made.health.score = 2  # a punctual tick lowers it by one
+    made._planned = 10.5
+    assert SendPing(A) in made.tick(10.5)
 
 
 def test_a_reported_death_is_confirmed_by_our_own_probes() -> None:
