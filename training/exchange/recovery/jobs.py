@@ -73,6 +73,7 @@ class Jobs:
         except Exception as error:
             self._log.error("exchange_service_failed", service=kind.value, error=repr(error))
         finally:
-            # A job that took no time asked no node: another tick at once would start the same job, without end.
-            if self._clock.monotonic() > began:
+            # A job that took no time asked no node: another tick at once would start the same job, without end. An
+            # inspection changes nothing, and wakes the rebalancer itself where it finds something.
+            if kind is not JobKind.INSPECT and self._clock.monotonic() > began:
                 self._rebalance.wake()

@@ -66,6 +66,21 @@ def test_a_failed_job_is_logged_and_only_one_that_took_time_wakes_the_rebalancer
     run(scenario())
 
 
+def test_every_job_that_took_time_but_an_inspection_wakes_the_rebalancer() -> None:
+    """Every second each node looks at its shards: a tick after that would find what the one before found."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs, clock = Jobs(context), context.environment.clock
+        for kind in JobKind:
+            began = clock.monotonic()
+            jobs.start(kind, b"", lambda: asyncio.sleep(0.5))
+            await context.rebalance.wait(3.0)
+            assert clock.monotonic() - began == (3.0 if kind is JobKind.INSPECT else 0.5)
+
+    run(scenario())
+
+
 def test_stop_cancels_what_is_running() -> None:
     """Nothing is left behind."""
 
