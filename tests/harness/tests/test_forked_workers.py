@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.project.repository import ROOT
-from tests.process.harness.trainer_world import is_running
+from tests.process.harness.trainer_world import is_running, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux alone")
+
+#: A loaded machine takes long to start Python.
+LIMIT_S = 100.0
 
 MODULE = """
 import atexit, multiprocessing, os, signal, sys, time, warnings
@@ -99,7 +103,7 @@ def test_after():
 @pytest.mark.timeout(1)
 def test_hangs():
     (HERE / "hangs").write_text(str(os.getpid()))
-    time.sleep(60 if "WAIT" in os.environ else 0)
+    time.sleep(600 if "WAIT" in os.environ else 0)
 
 
 def test_leaves_a_child():
@@ -110,30 +114,44 @@ def test_leaves_a_child():
 
 def test_waits(shared):
     (HERE / "waits").touch()
-    time.sleep(60 if "WAIT" in os.environ and "LIMIT" not in os.environ else 0)
+    time.sleep(600 if "WAIT" in os.environ and "LIMIT" not in os.environ else 0)
 """
 
 
-def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def start(folder: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Killed at the end: what a test that fails has left would fail others that find it."""
     (folder / "test_module.py").write_text(MODULE)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  worker_group: shared\n  timeout: shared\n")
     plugins = ["-p", "tests.harness.runner.forked_workers", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *plugins, "-rA"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*command, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+        # A shell that runs the tests in the background has SIGINT ignored, and programs inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def finished(folder: Path, *arguments: str, **environment: str) -> str:
+    """What it printed."""
+    with start(folder, *arguments, **environment) as running:
+        return running.communicate(timeout=LIMIT_S)[0]
 
 
 def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
     """Two tests that wait for each other run at once. Module fixtures are made once per worker that needs them.
     What a test prints, a warning, a skip and an error at the end are reported. A crash fails the test that ran, and the
     rest of its unit runs elsewhere. A child that a test has left does not keep its worker."""
-    output = start(tmp_path, "--workers", "2").communicate(timeout=60)[0]
+    output = finished(tmp_path, "--workers", "2")
 
     assert "2 failed, 13 passed, 1 skipped, 1 warning, 1 error" in output
     assert "printed" in output
@@ -151,7 +169,7 @@ def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
 
 def test_a_fixture_of_a_module_lasts_from_one_unit_to_the_next(tmp_path: Path) -> None:
     """One worker, two units of a module: the fixture is made once, and ends once."""
-    output = start(tmp_path, "--workers", "1", "-k", "shares or waits").communicate(timeout=60)[0]
+    output = finished(tmp_path, "--workers", "1", "-k", "shares or waits")
 
     assert "5 passed" in output
     assert len((tmp_path / "setups").read_text().split()) == len((tmp_path / "teardowns").read_text().split()) == 1
@@ -160,7 +178,7 @@ def test_a_fixture_of_a_module_lasts_from_one_unit_to_the_next(tmp_path: Path) -
 def test_the_first_failure_ends_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
     """With -x a test that waits in another worker is interrupted, and its fixture ends."""
     names = "fails or waits"
-    output = start(tmp_path, "--workers", "2", "-x", "-k", names, WAIT="1").communicate(timeout=30)[0]
+    output = finished(tmp_path, "--workers", "2", "-x", "-k", names, WAIT="1")
 
     assert "stopping after 1 failures" in output
     assert "1 failed" in output
@@ -170,12 +188,10 @@ def test_the_first_failure_ends_the_run_where_that_is_asked_for(tmp_path: Path) 
 
 def test_an_interrupt_ends_the_workers_and_their_fixtures(tmp_path: Path) -> None:
     """Ctrl-C in the controller alone: the worker ends its fixtures before the run does."""
-    running = start(tmp_path, "--workers", "2", "-k", "waits", WAIT="1")
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    output = running.communicate(timeout=30)[0]
+    with start(tmp_path, "--workers", "2", "-k", "waits", WAIT="1") as running:
+        assert wait_until((tmp_path / "waits").exists, LIMIT_S)
+        running.send_signal(signal.SIGINT)
+        output = running.communicate(timeout=LIMIT_S)[0]
 
     assert "KeyboardInterrupt" in output
     assert running.returncode == 2
@@ -185,7 +201,7 @@ def test_an_interrupt_ends_the_workers_and_their_fixtures(tmp_path: Path) -> Non
 def test_a_test_that_goes_on_after_its_limit_fails_and_the_others_run(tmp_path: Path) -> None:
     """Nothing raises in it: the worker is killed, and another one takes what waits."""
     arguments = ("--workers", "1", "--worker-grace", "0.5", "-k", "hangs or waits")
-    output = start(tmp_path, *arguments, WAIT="1", LIMIT="1").communicate(timeout=60)[0]
+    output = finished(tmp_path, *arguments, WAIT="1", LIMIT="1")
 
     assert "1 failed, 1 passed" in output
     assert "ended with SIGKILL while it ran this test" in output
@@ -193,14 +209,10 @@ def test_a_test_that_goes_on_after_its_limit_fails_and_the_others_run(tmp_path: 
 
 def test_workers_die_with_the_process_that_has_collected(tmp_path: Path) -> None:
     """A kill leaves no worker behind, not one that waits in a test."""
-    running = start(tmp_path, "--workers", "1", "-k", "hangs", WAIT="1")
-    deadline, named = time.monotonic() + 30, tmp_path / "hangs"
-    while not (named.exists() and named.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    worker = int(named.read_text())
-    running.kill()
-    running.communicate(timeout=30)
+    named = tmp_path / "hangs"
+    with start(tmp_path, "--workers", "1", "-k", "hangs", WAIT="1") as running:
+        assert wait_until(lambda: named.exists() and bool(named.read_text()), LIMIT_S)
+        worker = int(named.read_text())
+        running.kill()
 
-    while is_running(worker) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_running(worker)
+    assert wait_until(lambda: not is_running(worker), LIMIT_S)
