@@ -18,7 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.harness.runner.forked_workers"]
+pytest_plugins = ["tests.harness.runner.forked_workers", "tests.harness.runner.quick_log_capture"]
 
 # The same examples in each run. One that waits for a core, or imports something, is late and not wrong.
 hypothesis.settings.register_profile("p2pnode", deadline=None, derandomize=True, database=None)
