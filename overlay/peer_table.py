@@ -47,7 +47,6 @@ class PeerTable:
         self.steps = array("I")
         self.samples = array("I")
         self.step_seconds = array("d")
-        self.first_heard = array("d")
         self.last_heard = array("d")
         self.last_progress = array("d")
         self.round_trips_s = array("d")
@@ -194,7 +193,6 @@ class PeerTable:
         self._count(host, 1)
         self.hosts[row], self.ports[row] = host, port
         self._fold_restart(row, heartbeat, now)
-        self.first_heard[row] = now
         self.round_trips_s[row], self.deviations_s[row] = _NO_ROUND_TRIP, 0.0
         self.capacities[row] = 0
         return row
@@ -202,7 +200,7 @@ class PeerTable:
     def _append_row(self) -> None:
         for numbers in (self.ports, self.incarnations, self.boot_ids, self.steps, self.samples):
             numbers.append(0)
-        for times in (self.step_seconds, self.first_heard, self.last_heard, self.last_progress):
+        for times in (self.step_seconds, self.last_heard, self.last_progress):
             times.append(0.0)
         for times in (self.round_trips_s, self.deviations_s):
             times.append(0.0)
@@ -287,7 +285,6 @@ class _Row(Peer):
     step: Any = property(lambda peer: peer.table.steps[peer.row])
     step_seconds: Any = property(lambda peer: peer.table.step_seconds[peer.row])
     samples: Any = property(lambda peer: peer.table.samples[peer.row])
-    first_heard: Any = property(lambda peer: peer.table.first_heard[peer.row])
     last_heard: Any = property(lambda peer: peer.table.last_heard[peer.row])
     last_progress: Any = property(lambda peer: peer.table.last_progress[peer.row])
     capacity: Any = property(lambda peer: peer.table.capacities[peer.row])

@@ -95,7 +95,6 @@ class Peer:
     step_seconds: float
     samples: int
     eligible: bool
-    first_heard: float
     last_heard: float
     last_progress: float
     round_trip_s: float | None = None

@@ -59,9 +59,9 @@ class Estimator:
             raise ValueError(f"k = {k}: the estimator needs at least 3 nodes per lookup")
         self.k = k
         self.window_s = window_s
-        #: The lookups, the newest last: k distances of each in a row, 8 bytes each, and in another array the times. An
+        #: The lookups, the newest last: k distances of each in a row, 4 bytes each, and in another array the times. An
         #: object for each lookup, with an array of its own, takes twice as much.
-        self._distances = array("d")
+        self._distances = array("f")
         self._times = array("d")
 
     def observe(self, distances: Sequence[float], now: float) -> None:

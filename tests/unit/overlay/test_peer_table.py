@@ -180,7 +180,7 @@ def test_a_row_is_used_again_only_after_a_while_and_with_nothing_of_its_former_p
     table.observe(heartbeat(b"z" * 20), "10.0.0.3", 4.0)
     fresh = table.get(b"z" * 20)
     assert fresh is not None
-    assert (fresh.capacity, fresh.version, fresh.round_trip_s, fresh.step, fresh.first_heard) == (0, "", None, 0, 4.0)
+    assert (fresh.capacity, fresh.version, fresh.round_trip_s, fresh.step, fresh.last_heard) == (0, "", None, 0, 4.0)
     assert (last.node_id, last.step, last.capacity, last.version, last.address.host) == (
         numbered(0),
         7,
@@ -231,11 +231,10 @@ def test_peers_are_what_a_plain_record_of_each_would_be() -> None:
             assert (shown.step, shown.samples, shown.step_seconds) == (beat.step, at, beat.step_seconds)
             assert (shown.activity, shown.eligible) == (beat.activity, beat.eligible)
         assert shown.last_heard == now
-        assert shown.first_heard == (known.first_heard if known else now)
         plain[node_id] = Peer(
             *(getattr(shown, name) for name in ("contact", "incarnation", "boot_id", "activity", "step")),
             *(getattr(shown, name) for name in ("step_seconds", "samples", "eligible")),
-            *(getattr(shown, name) for name in ("first_heard", "last_heard", "last_progress")),
+            *(getattr(shown, name) for name in ("last_heard", "last_progress")),
         )
         for each in table:
             record = plain[each.node_id]

@@ -31,7 +31,6 @@ PEER = Peer(
     step_seconds=1.0,
     samples=8,
     eligible=True,
-    first_heard=0.0,
     last_heard=100.0,
     last_progress=100.0,
 )

@@ -46,7 +46,6 @@ def peer(number: int, port: int = 0) -> Peer:
         step_seconds=0.0,
         samples=0,
         eligible=True,
-        first_heard=0.0,
         last_heard=0.0,
         last_progress=0.0,
     )

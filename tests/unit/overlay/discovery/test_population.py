@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
+import tracemalloc
 from itertools import pairwise
 
 import pytest
 
 from benchmarks.overlay_population import estimate_often, theoretical_spread
-from overlay.discovery.population import CONTRADICTION, RECENT, Estimator
+from overlay.discovery.population import CONTRADICTION, RECENT, WINDOW_LOOKUPS, Estimator
 from overlay.ids import ID_SPACE
 
 K = 20
@@ -130,6 +132,24 @@ def test_fewer_than_k_answers_are_an_exact_count() -> None:
     assert many is not None
     assert (many.exact, many.observations) == (False, 1)
     assert many.estimate == pytest.approx(19 / 0.4)
+
+
+def test_a_full_window_takes_six_kilobytes() -> None:
+    """Four bytes for each distance: the seven digits that they keep are far more than the estimate has."""
+    rng = random.Random(8)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        estimator = Estimator(K)
+        for number in range(WINDOW_LOOKUPS):
+            estimator.observe([rng.random() / 10 for _ in range(K)], float(number))
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    print(f"{held} bytes")
+    assert len(estimator._times) == WINDOW_LOOKUPS
+    assert held < 7000
 
 
 def test_old_lookups_age_out() -> None:
