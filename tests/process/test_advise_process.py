@@ -16,7 +16,7 @@ from tests.process.harness.forked_python import run_p2pnode, with_daemon
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: A loaded machine starts daemons slowly; a quiet one within two seconds.
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 SEED = 6
 STEP_S = 0.05
 

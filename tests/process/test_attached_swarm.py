@@ -303,8 +303,8 @@ def test_a_first_step_that_works_again_counts_again(world: World) -> None:
         trainer = world.script(LATE_WORK, hang_s=1.0)
         await trainer.start()
         training = asyncio.create_task(trainer.train(order(1, 1)))
-        await until(lambda: trainer.state == "hung", 10)
-        await until(lambda: trainer.state == "running", 10)
+        await until(lambda: trainer.state == "hung")
+        await until(lambda: trainer.state == "running")
         began = time.monotonic()
         assert (await training).step == 1
         assert time.monotonic() - began > 0.3  # no message made it running
@@ -462,7 +462,7 @@ def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
             await training
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await (await trainer.save(str(world.state_dir / "saved")))
             assert (await trainer.train(order(2, 3))).optimizer_steps == 3
 
@@ -490,7 +490,7 @@ asyncio.run(main())
     daemon.send_signal(signal.SIGKILL)
     daemon.communicate()
 
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while is_running(pid) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not is_running(pid)

@@ -33,7 +33,7 @@ SAMPLE = [
 
 
 @pytest.mark.rates
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_real_daemons_withstand_an_attack_and_start_again(tmp_path: Path, name: str) -> None:
     """Three honest daemons and one that attacks: they go on while it lasts, and when it has gone; nothing of it is in
@@ -61,7 +61,7 @@ def test_real_daemons_withstand_an_attack_and_start_again(tmp_path: Path, name: 
 
 
 @pytest.mark.rates
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", list(HEAD_ATTACKS))
 def test_large_heads_and_many_requests_leave_nothing_behind(tmp_path: Path, name: str) -> None:
     """One member takes as much as it gets. What it costs the others meanwhile is printed (docs/attacks.md); once it has
@@ -84,7 +84,7 @@ def test_large_heads_and_many_requests_leave_nothing_behind(tmp_path: Path, name
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_daemon_whose_memory_fails_goes_on_with_its_last_good_copies(tmp_path: Path) -> None:
     """The values of all shards of one daemon are overwritten while it trains: each is repaired within seconds, no delta
     is lost, nobody is left out, and all train on."""

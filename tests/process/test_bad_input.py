@@ -19,7 +19,7 @@ from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
 
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 #: What a start may leave in its state directory although it was refused: whole files that the next start uses.
 WHOLE = {"identity.key", "incarnation", "lock", "genesis", "trainer.log", "status.token"}
 

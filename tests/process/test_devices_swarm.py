@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "log.format": "json",
 }
 TRAINER = (sys.executable, "-m", "tests.process.harness.plain_trainer", "0.02")
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 
 Start = Callable[..., ProcessNode]
 

@@ -105,7 +105,7 @@ def test_a_trainer_of_these_tests_writes_records_down_before_it_reports_them(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_few_kills_lose_no_record(tmp_path: Path) -> None:
     """A worker and the master are killed in one pass: every record is trained, and only tasks of that worker twice."""
     plan = ChaosPlan(
@@ -144,7 +144,7 @@ def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: P
     assert result.kills["worker"] >= 6
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_script_with_torch_trains_all_passes_and_ends(tmp_path: Path) -> None:
     """The example as one node that serves itself: it makes its files, trains every record of two passes, and ends by
     itself with 0."""

@@ -20,7 +20,7 @@ from tests.process.harness.forked_python import start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS
 
 #: Importing torch on a loaded machine is most of every wait here.
-START_S = 60.0
+START_S = 180.0
 
 
 class Daemon:
@@ -84,7 +84,7 @@ def launch() -> Iterator[Callable[..., Daemon]]:
         daemon.end()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_two_daemons_on_one_copied_state_directory_stop(tmp_path: Path, launch: Callable[..., Daemon]) -> None:
     """The original trains; its copy joins through a third node. Both end with the documented code, one clear sentence
     and a hint; the third trains on."""
@@ -109,7 +109,7 @@ def test_two_daemons_on_one_copied_state_directory_stop(tmp_path: Path, launch: 
     assert "identity_used_twice" in founder.log
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_copy_of_a_founder_that_dials_it_stops(tmp_path: Path, launch: Callable[..., Daemon]) -> None:
     """The copy meets its own identity in the bootstrap's hello: it never joins, and the founder is not disturbed."""
     founder = launch(tmp_path / "founder")

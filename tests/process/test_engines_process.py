@@ -72,7 +72,7 @@ def test_a_script_of_no_engine_and_no_model_is_an_error_still(start: Start) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -> None:
     """The weights are within 1e-2 at every node that is left, after one was killed with its script and one joined."""
     example = str(ROOT / "examples/linear_regression.py")
@@ -90,7 +90,7 @@ def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_k_means_goes_on_when_a_node_is_killed_while_it_trains(start: Start) -> None:
     """The node that is left has the centres, and a model that is right about nearly all points."""
     settings = {
@@ -109,7 +109,7 @@ def test_k_means_goes_on_when_a_node_is_killed_while_it_trains(start: Start) -> 
     assert float(accuracy[1]) > 0.95
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_word_count_names_a_worker_that_was_killed(tmp_path: Path) -> None:
     """A process of the engine is killed while it counts: the script ends with `WorkersLost`, and prints no counts."""
     text = tmp_path / "words.txt"
@@ -153,7 +153,7 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_first_example_of_the_documentation_runs_on_three_nodes_of_one_machine(tmp_path: Path) -> None:
     """`p2pnode run --local 3` of a script that ends within a second: all three take part in all steps, print the same
     total, and end with code 0."""
@@ -178,7 +178,7 @@ def test_the_first_example_of_the_documentation_runs_on_three_nodes_of_one_machi
     assert sorted(done.stdout.splitlines()) == ["[1] 30", "[2] 30", "[3] 30"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(start: Start, tmp_path: Path) -> None:
     """The traceback has the `VerbFailed`; the other node goes on to its end."""
     script = tmp_path / "counting.py"
@@ -204,7 +204,7 @@ def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(s
     assert [entry["reason"] for entry in good.events("trainer_left")] == ["the script has ended"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) -> None:
     """Five nodes begin together, two of them servers. One takes over from the other, which is killed; so is a worker,
     whose task is given again. Every update that counts is in the values exactly once; or one died with its worker and
@@ -223,7 +223,7 @@ def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) 
     workers = [start(*example, settings=settings) for _ in range(3)]
     until(lambda: all(node.step >= 3 for node in workers), 60.0, "three steps", [*servers, *workers])
     serving = min(servers, key=lambda node: node.status()["node"]["id"])
-    until(lambda: serving.status()["server"]["done"] >= 9, 10.0, "the status counts the tasks", servers)
+    until(lambda: serving.status()["server"]["done"] >= 9, 90, "the status counts the tasks", servers)
     assert serving.status()["server"]["workers"] == 3
     assert [node.status()["server"] for node in (*servers, *workers) if node is not serving] == [None] * 4
     workers[0].kill()
@@ -244,7 +244,7 @@ def test_random_tasks_survive_a_killed_worker_and_a_killed_server(start: Start) 
         assert re.search(r"this worker completed \d+ tasks", ended(node))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_one_script_counts_the_same_with_all_three_engines(tmp_path: Path) -> None:
     """Peer to peer, with a server and two workers, and by map-reduce: the commands of the example differ in the name of
     the engine and in the nodes, and print what `collections.Counter` counts."""
@@ -276,7 +276,7 @@ def test_one_script_counts_the_same_with_all_three_engines(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["p2p", "server"])
 def test_the_letters_are_right_when_a_node_is_killed_in_the_middle(start: Start, tmp_path: Path, engine: str) -> None:
     """A peer, or a worker, dies while it counts a part: another one counts that part, and the sum is the same."""
@@ -304,7 +304,7 @@ def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("options", [("--barrier", "bsp"), ("--quota", "2")])
 def test_the_mnist_network_learns_on_a_parameter_server(start: Start, options: tuple[str, ...]) -> None:
     """A small one learns most of the digits under bsp, and as synchronous SGD, with delays before each push, although a

@@ -26,7 +26,7 @@ from tests.process.harness.forked_python import start_p2pnode
 EXAMPLES = ROOT / "examples"
 
 #: A loaded machine imports torch slowly.
-START_S = 120.0
+START_S = 180.0
 
 #: Instead of what the commands say: a few steps, and two nodes that begin together.
 SMALL = {
@@ -219,7 +219,7 @@ def test_every_example_has_a_test_in_which_a_node_is_killed() -> None:
         assert re.search(r"kill\(|\.end\(\)", text), test
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[str], list[Node]]) -> None:
     """Both nodes export the same file, and the second command of the example loads it: the accuracy is the trained
     model's."""
@@ -242,7 +242,7 @@ def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[st
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "says", "needs"),
     [
@@ -268,7 +268,7 @@ def test_an_example_trains_one_model_in_two_nodes(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "says", "needs"),
     [
@@ -297,7 +297,7 @@ def test_an_example_trains_on_when_a_node_is_killed_in_the_middle(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_records_are_all_trained_when_a_node_is_killed_in_the_middle(start: Callable[..., Node]) -> None:
     """The node that serves the queue is left alone in the first pass: all passes end with all tasks done."""
     small = {key: value for key, value in SMALL.items() if key != "training.max_steps"}

@@ -34,7 +34,7 @@ def test_a_script_finds_what_a_process_of_its_own_has(tmp_path: Path) -> None:
         command = [str(tmp_path / "train.py"), "--flag"]
         process = Forked(with_torch(), command, cwd=tmp_path, env={"GIVEN": "here"}, stdin=given, stdout=output)
 
-    assert process.wait(30) == 7
+    assert process.wait(90) == 7
     assert process.poll() == process.returncode == 7
     found = json.loads((tmp_path / "out.txt").read_text())
     folder = str(tmp_path)
@@ -58,7 +58,7 @@ def test_a_folder_that_hides_our_packages_does_so_in_a_fork(tmp_path: Path) -> N
     for place, path in ((folders[0], ""), (tmp_path, str(folders[1]))):
         with (tmp_path / "out.txt").open("w") as output:
             process = Forked(with_torch(), [str(place / "train.py")], env={"PYTHONPATH": path}, stdout=output)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
         printed.append((tmp_path / "out.txt").read_text().splitlines())
     assert printed == [["False", str(folder / "training")] for folder in folders]
 
@@ -73,7 +73,7 @@ def test_a_signal_ends_it_and_is_in_its_exit_code(tmp_path: Path, number: signal
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
     process.send_signal(number)
-    assert process.wait(10) == -number
+    assert process.wait(60) == -number
 
 
 def test_its_session_is_there_as_soon_as_its_process_id(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_its_session_is_there_as_soon_as_its_process_id(tmp_path: Path) -> None:
     for _ in range(40):
         process = Forked(with_torch(), [str(tmp_path / "train.py")], cwd=tmp_path)
         os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_its_descriptors_are_its_own(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_its_descriptors_are_its_own(tmp_path: Path) -> None:
     )
     with (tmp_path / "errors.txt").open("w") as errors:
         process = Forked(with_torch(), [str(tmp_path / "train.py")], cwd=tmp_path, stderr=errors)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert (tmp_path / "errors.txt").read_text() == ""
 
 
@@ -110,7 +110,7 @@ def test_a_command_of_p2pnode_has_its_output_and_no_torch(tmp_path: Path) -> Non
     (tmp_path / "look.py").write_text(
         "import sys; sys.exit('torch' in sys.modules or 'p2pnode.daemon' not in sys.modules)"
     )
-    assert Forked(with_daemon(), [str(tmp_path / "look.py")], cwd=tmp_path).wait(30) == 0
+    assert Forked(with_daemon(), [str(tmp_path / "look.py")], cwd=tmp_path).wait(90) == 0
 
 
 def test_asyncio_starts_this_python_as_a_fork_and_others_as_they_are(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ print(f"rank {os.environ['RANK']}: {steps} steps, {callback.swarm.samples_seen} 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("package", SCRIPTS)
 def test_the_ranks_of_a_callback_train_as_one_node(package: str, tmp_path: Path) -> None:
     """Each rank makes the steps of the run and has its last weights; the samples of both count; the node ends cleanly

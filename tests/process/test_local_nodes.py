@@ -71,7 +71,7 @@ def test_nodes_on_one_machine_find_each_other(tmp_path: Path, local: Callable[..
 
     nodes = [status(folder) for folder in folders]
     assert {node["run"] for node in nodes} == {"digits"}
-    until(lambda: all(status(folder)["population"]["estimate"] == 3 for folder in folders), 20, "all know each other")
+    until(lambda: all(status(folder)["population"]["estimate"] == 3 for folder in folders), 90, "all know each other")
     assert len({node["node"]["address"] for node in nodes}) == 3
     pids = [found.pid for folder in folders if (found := find(folder))]
     for process in (one, two):

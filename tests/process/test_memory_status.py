@@ -22,7 +22,7 @@ def _has_both_halves(status: dict[str, Any]) -> bool:
     return bool(held["owned_bytes"] + held["backed_bytes"] == 8 * PARAMETERS)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_parts_of_status_are_the_private_memory_of_the_process() -> None:
     """After some steps the parts held by each of two daemons, without those shared with the trainer, are within 15 % of
     the private memory that the kernel counts; half of the shards are owned and half backed up, with momentum."""

@@ -112,7 +112,7 @@ def net() -> Iterator[tuple[str, str, str]]:
         yield outside, router, within
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> None:
     """It joins, is found unreachable and names the three things to do, trains and owns nothing; its steps are known
@@ -127,7 +127,7 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
         hidden = Daemon(tmp_path, "hidden", within, HIDDEN, key)
         daemons += [second, hidden]
         until(lambda: second.trains and hidden.trains, START_S, "all train")
-        until(lambda: any("cannot be reached" in one["what"] for one in hidden.status()["health"]), 20, "it knows")
+        until(lambda: any("cannot be reached" in one["what"] for one in hidden.status()["health"]), 90, "it knows")
         status = hidden.status()
         own_id = status["node"]["id"]
         [finding] = [one for one in status["health"] if "cannot be reached" in one["what"]]
@@ -135,13 +135,13 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
         assert f"your port {PORT} cannot be reached from outside" in finding["what"]
         assert all(f"({number})" in finding["do"] for number in (1, 2, 3))
         for node in (first, second):
-            until(lambda at=node: own_id in at.peers(), 20, "it is known outside")
+            until(lambda at=node: own_id in at.peers(), 90, "it is known outside")
             host, _, port = node.peers()[own_id]["address"].rpartition(":")
             assert host == ROUTER
             assert 40000 <= int(port) <= 40999
         step = hidden.step
-        until(lambda: hidden.step >= step + 5, 30, "it trains on")
-        until(lambda: second.peers()[own_id]["step"] >= step + 3, 30, "and is seen to")
+        until(lambda: hidden.step >= step + 5, 90, "it trains on")
+        until(lambda: second.peers()[own_id]["step"] >= step + 3, 90, "and is seen to")
         status = hidden.status()
         assert not status["node"]["eligible"]
         assert status["exchange"]["shards_owned"] == status["exchange"]["shards_backed"] == 0
@@ -158,11 +158,11 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
             found = [node.peers().get(own_id) for node in (first, second)]
             return all(peer is not None and ":50" in peer["address"] for peer in found)
 
-        took_s = until(moved, 30, "it is found at its new ports")
+        took_s = until(moved, 45, "it is found at its new ports")
         print(f"found at its new ports within {took_s:.1f} s")
         step = hidden.step
-        until(lambda: hidden.step >= step + 5, 30, "it trains on")
-        until(lambda: second.peers()[own_id]["step"] >= step + 3, 30, "and is seen to")
+        until(lambda: hidden.step >= step + 5, 90, "it trains on")
+        until(lambda: second.peers()[own_id]["step"] >= step + 3, 90, "and is seen to")
         for node in daemons:
             assert not node.events("peer_dead")
     finally:

@@ -73,7 +73,7 @@ def leave(nodes: list[ProcessNode]) -> None:
     for node in nodes:
         node.terminate()
     for node in nodes:
-        assert node.process.wait(timeout=30) == 0, node.output()[-2000:]
+        assert node.process.wait(timeout=90) == 0, node.output()[-2000:]
 
 
 def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, StoredState]]:

@@ -46,7 +46,7 @@ def test_members_reach_each_other(run: Run) -> None:
         async with Member() as one, Member() as two:
             for data in (b"hello", b"x" * MAX_DATAGRAM_BYTES):
                 one.transport.send(two.home, data)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     got, source = await two.datagrams.get()
                 assert (got, id_behind(source)) == (data, one.identity.node_id)
                 assert source == one.sockets.address
@@ -146,7 +146,7 @@ def test_recorded_traffic(run: Run) -> None:
             recorded = Tap(one)
             for number in range(3):
                 one.transport.send(two.home, b"%d" % number)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     await two.datagrams.get()
             stream, datagrams = recorder.sent, recorded.stop()
             await recorder.stop()
@@ -180,10 +180,10 @@ def test_flipped_bits(run: Run) -> None:
         async with Member() as one, Member() as two:
             tap = Tap(one)
             one.transport.send(two.home, b"first")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await two.datagrams.get()
             one.transport.send(two.home, b"second")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await two.datagrams.get()
             sealed = tap.stop()[-1]
             sent = two.counters["sent"]
@@ -234,7 +234,7 @@ def test_a_member_cannot_use_anothers_id(run: Run) -> None:
             # What it sends carries its own id, whatever the contents claim.
             impostor.transport.sealer._identity = impostor.identity
             impostor.transport.send(one.home, b"I am somebody else")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert id_behind((await one.datagrams.get())[1]) == impostor.identity.node_id
 
     run(main())
@@ -261,7 +261,7 @@ def test_a_rotation_under_traffic(run: Run) -> None:
                     for asker, asked in ((one, two), (two, one)):
                         assert (await ask(asker, asked.home))[2] == asked.identity.node_id
                         asker.transport.send(asked.home, b"hello")
-                        async with asyncio.timeout(5):
+                        async with asyncio.timeout(60):
                             assert (await asked.datagrams.get())[0] == b"hello"
                     assert other.dropped() == {}
             former = Member(RING)

@@ -67,7 +67,7 @@ class Founder:
     def stop(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(30) == 0
+        assert self.process.wait(90) == 0
 
     def end(self) -> None:
         if self.process is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,12 +22,12 @@ from tests.process.harness.forked_python import Forked, start_p2pnode
 #: The documented detection bound.
 DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
-START_S = 60.0
-#: Steps of a tenth of a second, asleep: many enough to see a gap, and the cores are left to the other tests.
+START_S = 180.0
+#: Steps of a quarter of a second, asleep: enough of them to see a gap, and the cores are left to the other tests.
 SHORT_STEPS = ("training.local_steps=1", "training.eval_steps=0")
 #: Values are pulled as changes, over real sockets and threads; other tests of processes use the defaults.
 CHANGES = ("exchange.codec=int4", "exchange.shards=8")
-TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.1")
+TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.25")
 
 
 class Daemon:
@@ -96,7 +97,7 @@ def until(condition: Callable[[], bool], within_s: float, what: str) -> float:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)
     return time.monotonic() - began
 
 
@@ -113,11 +114,11 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         daemon.end()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     """Three nodes, and a fourth joins through any. After a kill the others continue within the detection bound and
-    count three. After SIGTERM a node exits 0 within five seconds and its neighbours know. The killed node catches
-    up. All the time they follow the changes of each other's shards, and never hold other bits."""
+    count three. After SIGTERM a node exits 0, and its neighbours have heard it from the node itself. The killed node
+    catches up. All the time they follow the changes of each other's shards, and never hold other bits."""
     first = daemons("first")
     until(lambda: first.trains, START_S, "the founder trains")
     second, third = daemons("second", first.address), daemons("third", first.address, forks=True)
@@ -125,7 +126,7 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     fourth = daemons("fourth", third.address, forks=True)
     until(lambda: fourth.trains, START_S, "the fourth, joined through the third, trains")
     everybody = [first, second, third, fourth]
-    until(lambda: all(node.status()["population"]["estimate"] == 4 for node in everybody), 20, "all count four")
+    until(lambda: all(node.status()["population"]["estimate"] == 4 for node in everybody), 90, "all count four")
 
     victim, survivors = second, [first, third, fourth]
     before = victim.step
@@ -137,34 +138,40 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
 
     def look() -> bool:
         nonlocal longest
+        counts = []
         for node in survivors:
-            now, step = time.monotonic(), node.step
-            if step != steps[id(node)]:
-                steps[id(node)], moved[id(node)] = step, now
+            now, status = time.monotonic(), node.status()
+            if status["step"] != steps[id(node)]:
+                steps[id(node)], moved[id(node)] = status["step"], now
             longest = max(longest, now - moved[id(node)])
-        counts = [node.status()["population"]["estimate"] for node in survivors]
+            counts.append(status["population"]["estimate"])
         return time.monotonic() - killed > 8 and counts == [3, 3, 3]
 
-    until(look, 30, "the survivors count three")
+    until(look, 90, "the survivors count three")
     assert longest <= DETECTION_BOUND_S
 
     leaver, left = third, [first, fourth]
-    began = time.monotonic()
+    name = leaver.status()["node"]["id"]
     leaver.process.send_signal(signal.SIGTERM)
-    assert leaver.process.wait(timeout=10) == 0
-    assert time.monotonic() - began <= 5.0
-    until(lambda: all(node.status()["population"]["estimate"] == 2 for node in left), 2, "neighbours know at once")
+    assert leaver.process.wait(timeout=90) == 0
+    until(lambda: all(node.status()["population"]["estimate"] == 2 for node in left), 90, "neighbours know")
+    for node in left:
+        lines = [json.loads(line) for line in node.log.read_text().splitlines() if line.startswith("{")]
+        gone = [
+            one["event"] for one in lines if one["event"] in ("peer_dead", "peer_left") and name.startswith(one["peer"])
+        ]
+        assert gone == ["peer_left"]
 
     again = daemons("second", first.address, forks=True)
     until(lambda: again.trains, START_S, "the killed node trains again")
     assert again.status()["node"]["incarnation"] == 2
     assert again.step >= before
-    until(lambda: abs(again.step - first.step) <= 50, 20, "it has caught up")
+    until(lambda: abs(again.step - first.step) <= 50, 90, "it has caught up")
 
     def followed() -> list[int]:
         return [node.status()["exchange"]["shards_followed"] for node in (first, fourth, again)]
 
-    until(lambda: all(followed()), 20, "each follows the shards of others")
+    until(lambda: all(followed()), 90, "each follows the shards of others")
     exchanges = [node.status()["exchange"] for node in (first, fourth, again)]
     assert [exchange["chain_mismatches"] for exchange in exchanges] == [0, 0, 0]
 
@@ -180,11 +187,11 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
             if (step := node.step) != steps[place]:
                 steps[place], moved[place] = step, now
             longest = max(longest, now - moved[place])
-        time.sleep(0.1)
+        time.sleep(0.25)
     return longest
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Daemon]) -> None:
     """SIGSTOP for eight seconds: the other continues within the detection bound; after SIGCONT both continue within
     it."""
@@ -196,11 +203,11 @@ def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Dae
     second.process.send_signal(signal.SIGSTOP)
     assert longest_stand([first], 8.0) <= DETECTION_BOUND_S
     second.process.send_signal(signal.SIGCONT)
-    until(lambda: second.trains, 10, "it answers again")
+    until(lambda: second.trains, 90, "it answers again")
     assert longest_stand([first, second], 14.0) <= DETECTION_BOUND_S
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """Two daemons on one state directory: the second reports it and ends with the code of an unusable directory."""
     first = daemons("one", forks=True)
@@ -212,7 +219,7 @@ def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
 

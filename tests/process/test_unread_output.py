@@ -78,7 +78,7 @@ def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -
         names = [event["event"] for event in NodeClient(found.address).events()["events"]]
         assert names.count("output_dropped") == 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)

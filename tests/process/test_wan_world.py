@@ -42,7 +42,7 @@ def test_the_world_is_what_its_cables_claim() -> None:
     try:
         with wan(cables, seed=3) as world:
             print(*check(world, ATTEMPTS), sep="\n")
-            until(lambda: _sent(world) == _offered(world), 10, "the lines have taken what the kernel has sent")
+            until(lambda: _sent(world) == _offered(world), 90, "the lines have taken what the kernel has sent")
             world.change(1, dataclasses.replace(cables[1], jitter_s=0.02, loss=0.02))
             world.cables[0] = Cable(16.0, 8.0, delay_s=0.03)
             for _ in range(ATTEMPTS):
@@ -75,8 +75,8 @@ def test_nothing_is_left_however_its_owner_ends(number: signal.Signals) -> None:
         assert all(Path("/run/netns", name).exists() for name in names)
         parent.send_signal(number)
 
-    until(lambda: not any(Path("/run/netns", name).exists() for name in names), 10, "the namespaces are gone")
-    until(lambda: not _runs(pid), 10, "the process in them is gone")
+    until(lambda: not any(Path("/run/netns", name).exists() for name in names), 90, "the namespaces are gone")
+    until(lambda: not _runs(pid), 90, "the process in them is gone")
 
 
 def _sent(world: Wan) -> list[int]:

@@ -17,7 +17,7 @@ from training.settings import BarrierSettings, ExchangeSettings, TrainingSetting
 
 MEAN_S = 0.25
 SHARDS = 4
-START_S = 40.0
+START_S = 120.0
 
 
 class OddSwarm:

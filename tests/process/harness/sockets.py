@@ -225,7 +225,7 @@ async def other_server(talk: Talk) -> AsyncIterator[Address]:
         yield Address(LOCAL, server.sockets[0].getsockname()[1])
     finally:
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await done.wait()
 
 

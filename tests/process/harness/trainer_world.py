@@ -109,7 +109,7 @@ def wait_until(holds: Callable[[], bool], deadline_s: float) -> bool:
     return holds()
 
 
-async def until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Wait until it holds. Raises `TimeoutError` after the deadline."""
     async with asyncio.timeout(deadline_s):
         while not holds():  # noqa: ASYNC110 - what is waited for happens in another process

@@ -23,7 +23,7 @@ from tests.harness.project.repository import ROOT
 from tests.process.harness.lan_world import Machine, NotPermitted
 from tests.process.harness.line_model import Cable
 
-START_S = 30.0
+START_S = 90.0
 ANSWER_S = 10.0
 
 

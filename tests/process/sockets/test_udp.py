@@ -26,7 +26,7 @@ def test_datagrams(run: Run) -> None:
             one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
             one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
             one.transport.send(two.address, b"hello")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert await two.datagrams.get() == (b"hello", one.address)
             assert [event for event, _ in one.log.events] == ["datagram_too_long"]
 
@@ -56,7 +56,7 @@ def test_invalid_addresses_are_dropped(run: Run, address: Any) -> None:
         async with Node() as one, Node() as two:
             one.transport.send(Address(*address), b"lost")
             one.transport.send(two.address, b"hello")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert (await two.datagrams.get())[0] == b"hello"
 
     run(main())
@@ -78,7 +78,7 @@ def test_a_handler_may_raise(run: Run) -> None:
             await third.open(handler, two.handle)
             for data in (b"bad", b"bad", b"good"):
                 one.transport.send(third.address, data)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await got.wait()
             await third.close()
             assert [event for event, _ in two.log.events] == ["datagram_handler_failed"]

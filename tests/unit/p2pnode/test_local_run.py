@@ -99,7 +99,7 @@ def test_a_node_that_nobody_can_let_in_is_ended(
         nodes[1].process.kill()
         nodes[1].process.wait()
         local_run._end_left_out(nodes)
-        assert nodes[0].process.wait(10) == -signal.SIGTERM
+        assert nodes[0].process.wait(60) == -signal.SIGTERM
     finally:
         for node in nodes:
             node.process.kill()
@@ -244,7 +244,7 @@ def test_two_starts_at_one_moment_take_turns(tmp_path: Path, monkeypatch: pytest
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert entered.wait(5)
+    assert entered.wait(60)
     assert run_local(start(tmp_path, nodes=1)) == 0
     thread.join()
 

@@ -25,7 +25,7 @@ def test_a_trainer_that_hangs_before_its_first_request_holds_nobody_up() -> None
         await host.start()
         devices[1].hangs_early = True
         devices[1].hang()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             report = await host.train(order(1, 2))
         assert report.optimizer_steps == 2
 
@@ -40,7 +40,7 @@ def test_a_hung_trainer_holds_nobody_up_and_what_it_trained_counts_later() -> No
         host = host_of(devices, local_steps=2)
         await host.start()
         devices[1].hang()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             await host.train(order(1, 2))
         assert host.delta[0] == pytest.approx(float(host.devices()[0].optimizer_steps))
         await host.train(order(2, 2))

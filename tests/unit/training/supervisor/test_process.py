@@ -159,7 +159,7 @@ def test_a_killed_trainer_takes_its_ranks_along(tmp_path: Path, polite_s: float)
     async def main() -> int:
         log = OutputLog(tmp_path / "trainer.log")
         process = await TrainerProcess.spawn([sys.executable, "-c", LAUNCHER], os.environ, log)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not log.last_lines:  # noqa: ASYNC110 - what is waited for happens in another process
                 await asyncio.sleep(0.01)
         assert not await process.end(polite_s=polite_s)

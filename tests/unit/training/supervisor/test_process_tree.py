@@ -31,7 +31,7 @@ input()
 def launcher() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", LAUNCHER, RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     yield process
-    process.communicate(b"\n", timeout=10)
+    process.communicate(b"\n", timeout=60)
 
 
 def test_a_rank_in_a_session_of_its_own_belongs_to_its_launcher(launcher: subprocess.Popen[bytes]) -> None:
@@ -61,7 +61,7 @@ def test_reading_and_writing_is_work() -> None:
         process.stdout.readline()
         after = process_tree.work_seconds(process.pid)
     finally:
-        process.communicate(b"\n" * (1 << 20), timeout=10)
+        process.communicate(b"\n" * (1 << 20), timeout=60)
 
     assert before is not None
     assert after is not None
@@ -116,4 +116,4 @@ def test_a_process_is_found_by_its_environment() -> None:
         assert process_tree.with_variable("P2PNODE_TEST_MARK", "a-mark-of-this-test") == [process.pid]
         assert process_tree.with_variable("P2PNODE_TEST_MARK", "a-mark") == []
     finally:
-        process.communicate(b"\n", timeout=10)
+        process.communicate(b"\n", timeout=60)

@@ -30,7 +30,7 @@ class Daemon:
     def close(self) -> None:
         """Close both ends, after the receiving thread has ended."""
         self.connection.close()
-        assert self.lost.wait(5)
+        assert self.lost.wait(60)
         self._trainers_end.close()
         self.socket.close()
 
@@ -89,7 +89,7 @@ def test_a_daemon_that_ends_is_noticed(daemon: Daemon, last: bytes) -> None:
     daemon.socket.sendall(last)
     daemon.socket.shutdown(socket.SHUT_RDWR)
 
-    assert daemon.lost.wait(5)
+    assert daemon.lost.wait(60)
     for _ in range(2):
         with pytest.raises(DaemonGone):
             daemon.connection.receive(5)

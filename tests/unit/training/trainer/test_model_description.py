@@ -205,7 +205,7 @@ def test_who_waits_for_the_file_hears_from_the_trainer(tmp_path: Path, monkeypat
     """Gigabytes take longer than a trainer may be silent."""
     written = threading.Event()
     monkeypatch.setattr(model_description, "ALIVE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(model_description, "write_whole", lambda _path, _write: written.wait(10))
+    monkeypatch.setattr(model_description, "write_whole", lambda _path, _write: written.wait(60))
     heard: list[int] = []
 
     def alive() -> None:
