@@ -211,7 +211,8 @@ class ExchangeRpc:
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         seconds = self.timeouts.timeout_s(kind, to.node_id)
         if seconds > LOWEST_CEILING_S:
-            return self.timeouts.timeout_s(kind, to.node_id, is_suspect=self._swarm.is_suspect(to.node_id))
+            is_suspect = self._swarm.is_suspect(to.node_id) or self._swarm.is_gone(to.node_id)
+            return self.timeouts.timeout_s(kind, to.node_id, is_suspect=is_suspect)
         return seconds
 
     async def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:

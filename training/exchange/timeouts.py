@@ -65,7 +65,7 @@ class AdaptiveTimeouts:
 
     def timeout_s(self, kind: Kind, peer: bytes, *, is_suspect: bool = False) -> float:
         """Seconds of silence after which a request of this kind to this peer has failed; for one that the failure
-        detector suspects no more than the ceiling, because it is about to be replaced."""
+        detector suspects or has found dead no more than the ceiling, because it is about to be replaced."""
         limits = _LIMITS.get(kind, REQUEST)
         own = self._measured.get((kind, peer), ())
         seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())

@@ -206,20 +206,21 @@ def test_the_transfer_of_a_body_is_no_response_time() -> None:
     run(scenario())
 
 
-def test_a_suspected_peer_is_given_no_more_than_the_bound() -> None:
-    """It was silent twice, and may be replaced soon: requests to it must not wait for longer than before."""
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_suspected_peer_is_given_no_more_than_the_bound(is_dead: bool) -> None:
+    """It was silent twice and may be replaced soon, or is dead: requests to it must not wait for longer than before."""
 
     async def scenario() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
         swarm.answers["push"] = lambda *_: TransportError("timeout", PEER.address, "was silent")
         rpc = rpc_of(swarm)
         for suspects in ([], [], [PEER.node_id]):
-            swarm.suspects = suspects
+            swarm.gone, swarm.suspects = (suspects, []) if is_dead else ([], suspects)
             with pytest.raises(TransportError):
                 async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
                     pass
         assert swarm.timeouts_s == [REQUEST.first_s, 1.5 * REQUEST.first_s, REQUEST.ceiling_s]
-        swarm.suspects = []
+        swarm.gone = swarm.suspects = []
         with pytest.raises(TransportError):
             async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
                 pass
