@@ -87,8 +87,6 @@ class ShardState:
     looked_s: float = -math.inf
     #: The version whose values the addition that made it has found to be in range, all of them; -1: none.
     sound_version: int = -1
-    #: The version of the last sound addition that `looked_s` was set for.
-    noted_version: int = -1
 
     def knows(self, identity: DeltaId) -> bool:
         """Whether the delta is in the value, or pending."""
@@ -139,14 +137,8 @@ class ShardState:
 
     def note_addition(self, now_s: float) -> None:
         """A delta may have been added now. Where its pass has found all values in range, nobody else need look."""
-        if self.is_sound and self.noted_version != self.version:
-            self.looked_s, self.noted_version = now_s, self.version
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the addition that made this version has found all values in range. A shard that was added to by
-        nobody, and one that memory has broken since, is looked at by `ShardInspector`."""
-        return self.sound_version == self.version
+        if self.sound_version == self.version:
+            self.looked_s, self.sound_version = now_s, -1
 
     def _add_parameters(self, weight: float, delta: Vector, rule: Rule, *, has_momentum: bool) -> bool:
         """Add to the first `parameters` values, by compiled kernels if they are available. Returns whether these and

@@ -388,8 +388,7 @@ class PullClient:
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.
 
-        What is added to a shard during the copy has another version, and comes with the next pull. Values that the last
-        addition has found in range are not looked at once more.
+        What is added to a shard during the copy has another version, and comes with the next pull.
         """
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
@@ -412,7 +411,7 @@ class PullClient:
                     for first in range(0, values.size, VALUES_PER_COPY):
                         part = slice(first, min(first + VALUES_PER_COPY, values.size))
                         await turns.take(light(part.stop - first))
-                        if not (owned.state.is_sound or has_length(value[part], MAX_STATE_LENGTH)):
+                        if not has_length(value[part], MAX_STATE_LENGTH):
                             is_good = False  # the trainer never sees such values
                             break
                         values[part] = value[part]

@@ -387,7 +387,7 @@ def pulling_from_an_owner(line: Line) -> PullClient:
 
 
 def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
-    """Not even where the delta before was sound; the replica keeps the value and the version that it has."""
+    """Not even where memory broke after a sound addition; the replica keeps the value and the version that it has."""
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=1)
@@ -398,8 +398,8 @@ def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
     async def story() -> None:
         state.apply(DeltaId(b"a" * 20, 1, 1), 1.0, np.zeros(SIZE, np.float32), PLAIN)
         await pulling.pull(1, deadline_s=0.05)
-        state.value[1] = np.nan
         state.apply(DeltaId(b"a" * 20, 1, 2), 1.0, np.zeros(SIZE, np.float32), PLAIN)
+        state.value[1] = np.nan
         report = await pulling.pull(2, deadline_s=0.05)
         assert 0 in report.missing
 
