@@ -73,7 +73,7 @@ class Candidates:
             if not self._sampler.knows_nearly_all():
                 nearest = await self._find_cached(key)
                 known, fit = {}, {}  # others may be known now
-            known = known or self._known(self._local.contact)
+            known = known or self._known()
             closest = self._closest(key, nearest, known)
             for node_id in closest:
                 if node_id not in fit:
@@ -114,9 +114,9 @@ class Candidates:
             and self._stream_health.is_reachable(peer.node_id)
         )
 
-    def _known(self, own: Contact) -> dict[bytes, Contact]:
+    def _known(self) -> dict[bytes, Contact]:
         """This node and the known peers."""
-        known = {own.node_id: own}
+        known = {self._local.node_id: self._local.contact}
         for peer in self._members.peers:
             known[peer.node_id] = peer.contact
         return known
