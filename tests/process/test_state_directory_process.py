@@ -116,7 +116,9 @@ def test_mistaken_commands_break_no_state_directory(founder: Founder) -> None:
     assert f'run = "digits"  # {founder.folder / "node.json"}' in shown
     assert f"local_steps = 1  # {founder.folder / 'node.json'}" in shown
     founder.start()
-    assert "checkpoint_loaded" in founder.log.read_text().rpartition('"swarm_open"')[2]
+    # A thread writes the log: the status may tell of a step before the line is in the file.
+    loaded = "checkpoint_loaded"
+    until(lambda: loaded in founder.log.read_text().rpartition('"swarm_open"')[2], START_S, "it loads its checkpoint")
     founder.stop()
 
     kept = founder.command("forget")
