@@ -3,6 +3,9 @@
 A home router queues seconds of what a node sends, and the answers to pings wait there with everything else. Bytes that
 arrive from a peer, or that its kernel acknowledges, show that its machine is there and that its line is busy. A machine
 that is gone acknowledges nothing. A process that hangs soon takes nothing more, because its window is full.
+
+The kernel of a process that hangs takes each *new* small request at once. So a request counts from the first mark after
+its begin: what moves then has waited for the line. Otherwise a stopped process would live for as long as others ask it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ class StreamMovement:
     def __init__(self) -> None:
         #: By peer; the numbers are those of the last mark.
         self._streams: dict[bytes, dict[ReferenceType[RequestStream], int]] = {}
-        #: The same of the requests of this node that are under way.
-        self._requests: dict[bytes, dict[RequestStream, int]] = {}
+        #: The same of the requests of this node that are under way; None before their first mark.
+        self._requests: dict[bytes, dict[RequestStream, int | None]] = {}
 
     def __len__(self) -> int:
         """Peers of which streams are known."""
@@ -48,11 +51,11 @@ class StreamMovement:
                 del self._streams[node_id]
 
     def begin(self, node_id: bytes, request: RequestStream) -> None:
-        """A request to this peer begins; on it nothing has moved yet."""
+        """A request to this peer begins. It counts from the next mark or sample on."""
         requests = self._requests.get(node_id)
         if requests is None:
             requests = self._requests[node_id] = {}
-        requests[request] = 0
+        requests[request] = None
 
     def end(self, node_id: bytes, request: RequestStream) -> None:
         """It has ended."""
@@ -75,14 +78,17 @@ class StreamMovement:
     def has_moved(self, node_id: bytes, since: Sample | None = None) -> bool:
         """Whether a byte has moved since that sample, or the last mark, on a stream that has not ended."""
         return any(
-            stream.moved_bytes() > (before if since is None else since.get(stream, 0))
-            for stream, before in self._known(node_id)
+            before is not None and stream.moved_bytes() > before
+            for stream, marked in self._known(node_id)
+            for before in (marked if since is None else since.get(stream),)
         )
 
-    def _known(self, node_id: bytes) -> list[tuple[RequestStream, int]]:
+    def _known(self, node_id: bytes) -> list[tuple[RequestStream, int | None]]:
         """The streams and requests of a peer that have not ended, and how far each was at the last mark."""
         streams = self._streams.get(node_id, {}).items()
-        used = [(stream, before) for known, before in streams if (stream := known()) is not None]
+        used: list[tuple[RequestStream, int | None]] = [
+            (stream, before) for known, before in streams if (stream := known()) is not None
+        ]
         return [*used, *self._requests.get(node_id, {}).items()]
 
     def forget(self, node_id: bytes) -> None:

@@ -42,11 +42,12 @@ def test_a_stream_that_is_known_is_not_asked_again() -> None:
 
 
 def test_a_request_counts_as_long_as_it_is_under_way() -> None:
-    """Nothing has moved on it when it begins; a mark and a sample have it; two of one peer end one by one."""
+    """A mark and a sample have it; two of one peer end one by one."""
     movement, first, second = StreamMovement(), _Stream(0), _Stream(0)
     for request in (first, second):
         movement.begin(PEER, request)
     assert first.asked == 0
+    movement.mark(PEER)
     assert not movement.has_moved(PEER)
     first.moved = 5
     assert movement.has_moved(PEER)
@@ -60,6 +61,29 @@ def test_a_request_counts_as_long_as_it_is_under_way() -> None:
     movement.end(PEER, second)
     movement.end(PEER, second)  # the peer was forgotten meanwhile
     assert movement.sample(PEER) == {}
+
+
+def test_what_a_kernel_takes_of_new_requests_is_no_movement() -> None:
+    """A request begins and is acknowledged between two marks, and another one then: neither counts. One that a mark has
+    found waiting counts, as behind a full line."""
+    movement = StreamMovement()
+    movement.mark(PEER)
+    before = movement.sample(PEER)
+    for _ in range(3):
+        request = _Stream(0)
+        movement.begin(PEER, request)
+        request.moved = 500
+        assert not movement.has_moved(PEER)
+        assert not movement.has_moved(PEER, before)
+        movement.mark(PEER)
+        assert not movement.has_moved(PEER)
+    waiting = _Stream(0)
+    movement.begin(PEER, waiting)
+    movement.mark(PEER)
+    before = movement.sample(PEER)
+    waiting.moved = 1
+    assert movement.has_moved(PEER)
+    assert movement.has_moved(PEER, before)
 
 
 def test_a_stream_that_nobody_uses_any_more_is_forgotten() -> None:
