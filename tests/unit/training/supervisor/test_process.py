@@ -75,7 +75,9 @@ def test_a_stuck_disk_holds_neither_the_loop_nor_the_last_lines(tmp_path: Path) 
         await log.end()
         return asyncio.get_running_loop().time() - began
 
-    assert asyncio.run(scenario()) < LOG_END_S + 1.0
+    # Without a bound it would wait for ever: a loaded machine may be late.
+    assert LOG_END_S <= 1.0
+    assert asyncio.run(scenario()) < 60.0
     assert log.last_lines[-1] == "line 99"
 
 
@@ -105,7 +107,7 @@ def test_a_process_its_threads_and_children_are_nicer_than_the_daemon(tmp_path: 
     """By what the settings say, above the daemon's own; 19 at most, and without a difference as nice as the daemon."""
     code = (
         "import os, subprocess, sys, threading, time\n"
-        "time.sleep(0.2)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"  # the daemon makes it nicer just after its start
         "nice = lambda who: print(who, os.getpriority(os.PRIO_PROCESS, 0), flush=True)\n"
         "nice('process')\n"
         "thread = threading.Thread(target=nice, args=('thread',)); thread.start(); thread.join()\n"
@@ -115,7 +117,10 @@ def test_a_process_its_threads_and_children_are_nicer_than_the_daemon(tmp_path: 
 
     async def lines(nice: int) -> list[str]:
         log = OutputLog(tmp_path / f"{nice}.log")
-        process = await TrainerProcess.spawn([sys.executable, "-S", "-c", code], os.environ, log, nice=nice)
+        begins = tmp_path / f"{nice} begins"
+        command = [sys.executable, "-S", "-c", code, str(begins)]
+        process = await TrainerProcess.spawn(command, os.environ, log, nice=nice)
+        begins.touch()
         await process.exited
         return log.last_lines
 
@@ -167,24 +172,24 @@ def test_a_killed_trainer_takes_its_ranks_along(tmp_path: Path, polite_s: float)
 
     rank = asyncio.run(main())
 
-    assert wait_until(lambda: not is_running(rank), 5)
+    assert wait_until(lambda: not is_running(rank), 60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_ranks_end_with_a_launcher_that_was_killed(tmp_path: Path) -> None:
     """A rank in a session of its own ends although its launcher had no time to end it."""
-    rank = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    rank = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     launcher = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
 
     async def scenario() -> int:
         printed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         log = OutputLog(tmp_path / "trainer.log", lambda data: None if printed.done() else printed.set_result(data))
         process = await TrainerProcess.spawn([sys.executable, "-c", launcher, rank], os.environ, log)
-        pid = int(await asyncio.wait_for(printed, 10))
+        pid = int(await asyncio.wait_for(printed, 60))
         os.kill(process.pid, 9)
-        await asyncio.wait_for(process.exited, 10)
+        await asyncio.wait_for(process.exited, 60)
         return pid
 
     pid = asyncio.run(scenario())
 
-    assert wait_until(lambda: not is_running(pid), 10)
+    assert wait_until(lambda: not is_running(pid), 60)
