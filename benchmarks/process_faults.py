@@ -39,6 +39,8 @@ STOPPED_S = (1.0, 12.0)
 LOOK_S = 0.2
 #: The detection bound (docs/architecture.md).
 BOUND_S = 10.0
+#: A node that answers no sooner is asked again: the others are to be looked at too.
+ANSWER_S = 2.0
 #: A longer time without a step is told of.
 TOLD_S = BOUND_S / 2
 #: After the last round, so that the last ones back have trained too.
@@ -107,7 +109,9 @@ class Story:
         options = {"part": place, "parts": len(self.nodes), "lacking": 3}
         settings = SETTINGS | {"training.options": options, "training.seed": 5}
         bootstrap = next((address for address in others if address), "")
-        self.nodes[place] = Watched(ProcessNode(self.folder, f"node-{place}", settings, bootstrap=bootstrap))
+        node = ProcessNode(self.folder, f"node-{place}", settings, bootstrap=bootstrap)
+        node.answer_s = ANSWER_S
+        self.nodes[place] = Watched(node)
 
     def up(self) -> list[int]:
         """Places of the nodes that run and can be expected to answer."""

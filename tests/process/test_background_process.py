@@ -27,7 +27,7 @@ def p2pnode(folder: Path, command: str, *arguments: str, given: bytes = b"") -> 
         env=environment,
         input=given,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from p2pnode.demo.plan import DemoPlan
+from p2pnode.demo import run as demo_run
+from p2pnode.demo.plan import DemoPlan, goal_held
 from p2pnode.demo.run import run
 from p2pnode.terminal.numbers import number
 from tests.harness.project.repository import ROOT
@@ -65,12 +67,23 @@ def test_a_swarm_that_learns_is_a_success(capsys: pytest.CaptureFixture[str]) ->
     assert "alone 0.700, together 0.9" in output.err
 
 
-def test_without_the_exchange_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_exchange_it_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The goal is out of reach: exit code 10 at the time limit, with what was reached."""
-    assert run(dataclasses.replace(PLAN, exchange=False, time_limit_s=5.0)) == 10
+    ahead_s = [0.0]
+
+    def looked(accuracies: list[list[float]], goal: float) -> bool:
+        """The time limit comes when both have reached what they can: a loaded machine starts them slowly."""
+        if all(of_one[-1:] == [0.6] for of_one in accuracies):
+            ahead_s[0] = 1000.0
+        return goal_held(accuracies, goal)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0], sleep=time.sleep)
+    monkeypatch.setattr(demo_run, "time", clock)
+    monkeypatch.setattr(demo_run, "goal_held", looked)
+    assert run(dataclasses.replace(PLAN, exchange=False, time_limit_s=500.0)) == 10
 
     printed = capsys.readouterr().out
-    assert "the goal was not reached within 5 s" in printed
+    assert "the goal was not reached within 500 s" in printed
     assert "together 0.600" in printed
 
 
@@ -177,9 +190,10 @@ def forked_plan(torch_server: str, **changes: Any) -> DemoPlan:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_daemons_learn_what_none_could_alone(torch_server: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Three reach the goal together; none of the parts does."""
-    plan = forked_plan(torch_server, until=0.85, time_limit_s=80.0)
+    plan = forked_plan(torch_server, until=0.85, time_limit_s=240.0)
 
     assert run(plan, as_json=True) == 0
 

@@ -132,16 +132,17 @@ def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_wait
         assert len(set(pids)) == 3
 
         assert pids[1] is not None
-        training = asyncio.create_task(trainer.train(order(2, 20)))
+        training = asyncio.create_task(trainer.train(order(2, 100)))  # longer than a late test needs
         await asyncio.sleep(0.05)
         os.kill(pids[1], signal.SIGKILL)
         async with asyncio.timeout(60):
             await training
             await until(lambda: world.log.fields("device_restarted") != [])
             await trainer.train(order(3, 20))
+        # A loaded machine may make any silent for 0.3 s.
+        await until(lambda: [one.state for one in trainer.devices()] == ["running"] * 3)
         facts = trainer.devices()
         assert [one.failures for one in facts] == [0, 1, 0]
-        assert [one.state for one in facts] == ["running"] * 3
         assert (facts[0].pid, facts[2].pid) == (pids[0], pids[2])
         assert facts[1].pid not in pids
 
@@ -155,15 +156,15 @@ def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_wait
         finally:
             os.kill(stopped, signal.SIGCONT)
         before = trainer.devices()[2].optimizer_steps
-        async with asyncio.timeout(60):
-            for step in range(5, 20):
+        async with asyncio.timeout(180):
+            for step in range(5, 200):
                 await trainer.train(order(step, 20))
                 if trainer.devices()[2].optimizer_steps > before + 20:
                     break
             else:
                 pytest.fail("the stopped trainer has not come back")
 
-        training = asyncio.create_task(trainer.train(order(20, 20)))
+        training = asyncio.create_task(trainer.train(order(200, 100_000)))
         await asyncio.sleep(0.05)
         living = [one.pid for one in trainer.devices() if one.pid is not None]
         for pid in living:
@@ -171,7 +172,7 @@ def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_wait
         with pytest.raises(TrainerFailed):
             await training
         await trainer.start()
-        await trainer.train(order(20, 20))
+        await trainer.train(order(200, 20))
         await trainer.stop()
         assert not any(is_running(one.pid) for one in trainer.devices() if one.pid is not None)
 

@@ -122,7 +122,11 @@ class Node:
         while time.monotonic() < end_s and self.process.poll() is None:
             found = find(self.state_dir)
             with contextlib.suppress(UserError):
-                if found and found.pid == self.process.pid and (status := NodeClient(found.address).status()):
+                if (
+                    found
+                    and found.pid == self.process.pid
+                    and (status := NodeClient.of(found, timeout_s=START_S).status())
+                ):
                     return str(status["node"]["address"])
             time.sleep(0.05)
         raise AssertionError(f"it has no address: {self.output}")
@@ -133,7 +137,7 @@ class Node:
         found = find(self.state_dir)
         with contextlib.suppress(UserError):
             if found and found.pid == self.process.pid:
-                return int(NodeClient(found.address).status()["step"])
+                return int(NodeClient.of(found, timeout_s=START_S).status()["step"])
         return -1
 
     def reach(self, step: int) -> None:

@@ -21,6 +21,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.swarm_world import ANSWER_S
 from tests.process.test_swarm_process import SHORT_STEPS, TRAINER
 
 #: Importing torch on a loaded machine is most of the wait.
@@ -55,9 +56,11 @@ class Pair:
         """Its status, empty while it cannot be asked."""
         found = find(self.state_dir)
         try:
-            return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
+            if found is not None and found.pid == self.process.pid:
+                return NodeClient(found.address, timeout_s=ANSWER_S).status()
         except UserError:
-            return {}
+            pass
+        return {}
 
     @property
     def step(self) -> int:

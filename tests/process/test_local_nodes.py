@@ -15,6 +15,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.swarm_world import ANSWER_S
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 
 
@@ -54,7 +55,7 @@ def test_nodes_on_one_machine_find_each_other(tmp_path: Path, local: Callable[..
     def status(folder: Path) -> dict[str, Any]:
         found = find(folder)
         try:
-            return NodeClient.of(found).status() if found and found.alive else {}
+            return NodeClient.of(found, timeout_s=ANSWER_S).status() if found and found.alive else {}
         except UserError:
             return {}
 

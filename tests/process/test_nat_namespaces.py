@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.namespaces import command, inside, missing, namespaces
+from tests.process.harness.swarm_world import ANSWER_S, whole_entries
 from tests.process.test_swarm_process import START_S, until
 from tests.process.test_swarm_process import Daemon as LoopbackDaemon
 
@@ -49,7 +49,7 @@ class Daemon(LoopbackDaemon):
     def _ask(self, what: str) -> Any:
         def ask() -> Any:
             found = find(self.state_dir)
-            return getattr(NodeClient(found.address), what)() if found is not None else None
+            return getattr(NodeClient(found.address, timeout_s=ANSWER_S), what)() if found is not None else None
 
         try:
             return inside(self.namespace, ask)
@@ -63,8 +63,7 @@ class Daemon(LoopbackDaemon):
         return {peer["id"]: peer for peer in self._ask("peers") or ()}
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
-        return [entry for entry in map(json.loads, lines) if entry.get("event") == name]
+        return [entry for entry in whole_entries(self.log.read_text()) if entry.get("event") == name]
 
 
 def ports(router: str, low: int, high: int) -> None:
@@ -147,7 +146,9 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
         assert status["exchange"]["shards_owned"] == status["exchange"]["shards_backed"] == 0
         assert status["exchange"]["refused"] == 0
         until(
-            lambda: first.status()["exchange"]["shards_owned"] + second.status()["exchange"]["shards_owned"] > 0, 9, ""
+            lambda: first.status()["exchange"]["shards_owned"] + second.status()["exchange"]["shards_owned"] > 0,
+            90,
+            "they own shards",
         )
 
         ports(router, 50000, 50999)
@@ -158,7 +159,7 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
             found = [node.peers().get(own_id) for node in (first, second)]
             return all(peer is not None and ":50" in peer["address"] for peer in found)
 
-        took_s = until(moved, 45, "it is found at its new ports")
+        took_s = until(moved, 90, "it is found at its new ports")
         print(f"found at its new ports within {took_s:.1f} s")
         step = hidden.step
         until(lambda: hidden.step >= step + 5, 90, "it trains on")

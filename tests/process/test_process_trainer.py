@@ -80,7 +80,7 @@ async def train_beside(trainer: ProcessTrainer, steps: range) -> None:
         handed_over = trainer.delta.copy()
         turn = asyncio.create_task(trainer.train(order(step, 5, carry), handshake if carry else None))
         if carry:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await handshake.loaded.wait()
             trainer.vector.fill(np.nan)  # a pull has begun
             await asyncio.sleep(0.01)
@@ -187,14 +187,14 @@ def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World, turns_befo
         hello = await trainer.start()
         for step in range(turns_before):
             await trainer.train(order(step + 1, 1))
-        training = asyncio.create_task(trainer.train(order(turns_before + 1, 20)))
+        training = asyncio.create_task(trainer.train(order(turns_before + 1, 60)))  # as long as a late test needs
         await until(lambda: bool(trainer.state == "running") and not training.done())
         await asyncio.sleep(0.2)  # Into the order, so that it has spoken.
         os.kill(hello.pid, signal.SIGSTOP)
         await until(lambda: trainer.state == "hung")
         os.kill(hello.pid, signal.SIGCONT)
         await until(lambda: trainer.state == "running")
-        assert (await training).optimizer_steps == 20
+        assert (await training).optimizer_steps == 60
 
     world.run(scenario)
     # A loaded machine may make it silent at other moments too.
@@ -228,7 +228,7 @@ def test_a_long_evaluation_is_not_taken_for_a_hang(world: World) -> None:
     """Each pass through the model is a sign of life."""
 
     async def scenario(world: World) -> None:
-        trainer = world.trainer("Slow", options={"seconds": 0.25}, hang_s=1.5)
+        trainer = world.trainer("Slow", options={"seconds": 0.3}, hang_s=2.5)
         await trainer.start()
         evaluation = await trainer.evaluate(1)
         assert evaluation is not None

@@ -136,6 +136,7 @@ def test_a_swarm_that_was_switched_off_goes_on(start: Callable[..., list[Process
 
     nodes = start(training__min_nodes=1, training__max_steps=0)  # the directory remembers the last start's end
     until(lambda: all(node.trains for node in nodes), START_S, "it trains again", nodes)
+    until(lambda: bool(nodes[0].events("swarm_resumed")), START_S, "its log, which a thread writes, has it", nodes)
     (resumed,) = nodes[0].events("swarm_resumed")
     assert (resumed["clean"], resumed["level"]) == (False, "warning")
     assert "deltas_lost" in resumed

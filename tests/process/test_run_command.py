@@ -20,6 +20,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.swarm_world import ANSWER_S
 
 #: Importing torch on a loaded machine is most of every wait here.
 START_S = 180.0
@@ -122,9 +123,11 @@ class Run:
         """Its status, empty while the API does not answer."""
         found = find(self.state_dir)
         try:
-            return NodeClient(found.address).status() if found and found.pid == self.process.pid else {}
+            if found is not None and found.pid == self.process.pid:
+                return NodeClient(found.address, timeout_s=ANSWER_S).status()
         except UserError:
-            return {}
+            pass
+        return {}
 
     def wait(self) -> int:
         """Its exit code. Raises `AssertionError` with its log when it does not end."""

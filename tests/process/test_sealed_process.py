@@ -17,6 +17,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode
+from tests.process.harness.swarm_world import ANSWER_S
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
 from tests.process.test_swarm_process import Daemon as OpenDaemon
 
@@ -52,7 +53,7 @@ class Daemon(OpenDaemon):
     @property
     def known(self) -> int:
         found = find(self.state_dir)
-        return len(NodeClient(found.address).peers()) if found else 0
+        return len(NodeClient(found.address, timeout_s=ANSWER_S).peers()) if found else 0
 
 
 def p2pnode(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -137,7 +138,7 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
     for node in (first, second, again):
         found = find(node.state_dir)
         assert found is not None
-        client = NodeClient(found.address)
+        client = NodeClient(found.address, timeout_s=ANSWER_S)
         shown_text = str(client.status()) + str(client.peers()) + str(client.events())
         assert not [secret for secret in secrets if secret in shown_text]
 
@@ -159,7 +160,7 @@ def _rotate(folder: Path, members: list[Daemon]) -> None:
             assert done.returncode == 0, done.stderr
         until(
             lambda last=before, count=valid: all(len(node.keys) == count and node.keys != last for node in members),
-            20,
+            90,
             f"all have done {step}",
         )
 

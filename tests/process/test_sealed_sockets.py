@@ -124,7 +124,7 @@ def test_without_a_key(run: Run) -> None:
             open_transport = SocketTransport(LOCAL, 0, log=Recorder(), clock=SystemClock())
             await open_transport.open(lambda _data, _source: None, member.handle)
             with pytest.raises(TransportError) as caught:
-                async with open_transport.request(address, "hello", b"", timeout_s=5):
+                async with open_transport.request(address, "hello", b"", timeout_s=60):
                     pass
             assert "key" in caught.value.detail
             await open_transport.close()
@@ -199,7 +199,7 @@ def test_flipped_bits(run: Run) -> None:
                 relay = Relay(two.sockets.address, flip=rng.randrange(100, 2000))
                 await relay.start()
                 error = await failure(
-                    ask(one, NodeAddress.of(relay.address, two.identity.node_id), "who", [bytes(3000)])
+                    ask(one, NodeAddress.of(relay.address, two.identity.node_id), "who", [bytes(3000)], timeout_s=5.0)
                 )
                 assert error.kind in ("reset", "foreign", "timeout")
                 await relay.stop()

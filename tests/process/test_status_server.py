@@ -16,6 +16,7 @@ from overlay.system import SystemClock
 from p2pnode.client import NodeClient, NotReachable
 from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.status import guard
 from p2pnode.status import server as status_server
 from p2pnode.status.server import StatusServer
 from tests.process.harness.served_status import HEADER, POST, TOKEN, Asked, served, someone_waits
@@ -69,7 +70,7 @@ def test_events_come_by_number_and_by_waiting() -> None:
         assert (first["last"], first["dropped"], first["schema"]) == (1, 0, 1)
         assert (await asked("GET", "/events?since=1&timeout=0.01")).json["events"] == []
 
-        waiting = asyncio.ensure_future(asked("GET", "/events?since=1&timeout=20"))
+        waiting = asyncio.ensure_future(asked("GET", "/events?since=1&timeout=60"))
         await someone_waits(asked)
         ring.add("warning", "two", {}, wall=2.0)
         assert [event["event"] for event in (await waiting).json["events"]] == ["two"]
@@ -86,7 +87,7 @@ def test_closing_releases_waiting_requests() -> None:
         began = time.monotonic()
         await asked.server.stop()
         assert (await waiting).json["events"] == []
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30
 
     served(scenario)
 
@@ -234,7 +235,7 @@ def test_the_history_has_a_row_at_once() -> None:
         packed = await asked("GET", "/history", {"Accept-Encoding": "gzip"})
         assert packed.headers["content-encoding"] == "gzip"
         assert json.loads(gzip.decompress(packed.body)).keys() == history.keys()
-        assert abs(history["times"][0] - time.time()) < 10
+        assert abs(history["times"][0] - time.time()) < 60
 
     served(scenario)
 
@@ -331,8 +332,10 @@ def test_beyond_the_loopback_the_token_opens_everything_and_nothing_opens_withou
     served(scenario, "unready", host="0.0.0.0")
 
 
-def test_too_many_requests_are_429_with_a_time() -> None:
+def test_too_many_requests_are_429_with_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the rate the answer has the time of the next try, and `/metrics` counts it."""
+    # A loaded machine sends no 30 requests in the time in which some of the real rate are allowed again.
+    monkeypatch.setattr(guard, "CHANGES", guard.RateLimit(rate_per_s=0.01, burst=guard.CHANGES.burst))
 
     async def scenario(asked: Asked) -> None:
         statuses = [(await asked("POST", "/pause", POST)).status for _ in range(30)]

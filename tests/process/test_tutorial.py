@@ -77,7 +77,7 @@ class Machine:
     def status(self, run: str) -> dict[str, Any]:
         found = find(self.state(run))
         try:
-            return NodeClient.of(found).status() if found and found.alive else {}
+            return NodeClient.of(found, timeout_s=START_S).status() if found and found.alive else {}
         except UserError:
             return {}
 

@@ -12,6 +12,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.swarm_world import ANSWER_S
 from tests.process.test_swarm_process import START_S, until
 
 SCRIPT = """\
@@ -67,7 +68,7 @@ def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -
     def answer() -> dict[str, Any]:
         found = find(folder)
         try:
-            return NodeClient(found.address).status() if found else {}
+            return NodeClient(found.address, timeout_s=ANSWER_S).status() if found else {}
         except UserError:
             return {}
 
@@ -75,7 +76,7 @@ def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -
         until(lambda: int(answer().get("step", -1)) >= 30, START_S, "150 turns of 100 kB each")
         found = find(folder)
         assert found is not None
-        names = [event["event"] for event in NodeClient(found.address).events()["events"]]
+        names = [event["event"] for event in NodeClient(found.address, timeout_s=ANSWER_S).events()["events"]]
         assert names.count("output_dropped") == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 0

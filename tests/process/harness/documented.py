@@ -100,7 +100,7 @@ class Home:
         """That of the one node here; empty while there is none that answers."""
         for node in self.nodes().values():
             with contextlib.suppress(UserError):
-                return NodeClient.of(node).status()
+                return NodeClient.of(node, timeout_s=PATIENCE_S).status()
         return {}
 
     def start(

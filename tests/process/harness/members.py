@@ -115,7 +115,7 @@ class Member:
 
 
 async def ask(
-    member: Member, to: Address, name: str = "who", body: Any = (), *, timeout_s: float = 5.0
+    member: Member, to: Address, name: str = "who", body: Any = (), *, timeout_s: float = LIMIT_S
 ) -> tuple[bytes, bytes, bytes]:
     """Head and body of the response, and the id of the responder."""
     async with member.transport.request(to, name, b"head", body, timeout_s=timeout_s) as answer:
@@ -178,16 +178,16 @@ class Tap:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._send = member.sockets.send
-        self._sent: list[bytes] = []
+        self.sent: list[bytes] = []
         member.sockets.send = self._tapped  # type: ignore[method-assign]
 
     def _tapped(self, to: Address, datagram: bytes) -> None:
-        self._sent.append(datagram)
+        self.sent.append(datagram)
         self._send(to, datagram)
 
     def stop(self) -> list[bytes]:
         self._member.sockets.send = self._send  # type: ignore[method-assign]
-        return self._sent
+        return self.sent
 
 
 class Relay:

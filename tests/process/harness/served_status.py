@@ -48,7 +48,7 @@ async def someone_waits(asked: Asked) -> None:
 
 
 def ask(address: str, method: str, path: str, headers: dict[str, str], body: bytes) -> Response:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=60)
     try:
         connection.request(method, path, body=body or None, headers=headers)
         response = connection.getresponse()
@@ -70,4 +70,4 @@ def served(scenario: Callable[[Asked], Awaitable[None]], misbehave: str = "", **
             await server.stop()
             await server.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 180))

@@ -28,6 +28,9 @@ LOCAL = "127.0.0.1"
 
 MB = 1 << 20
 
+#: How long an answer may take that has to come: a loaded machine is late.
+LATE_S = 60.0
+
 
 class Recorder:
     """A log that keeps its events."""
@@ -121,7 +124,7 @@ async def trickle(pause_s: float) -> AsyncIterator[bytes]:
 
 
 async def ask(
-    node: Node, to: Address, name: str, head: bytes = b"", body: Any = (), timeout_s: float = 5.0
+    node: Node, to: Address, name: str, head: bytes = b"", body: Any = (), timeout_s: float = LATE_S
 ) -> tuple[bytes, bytes]:
     async with node.transport.request(to, name, head, body, timeout_s=timeout_s) as answer:
         return answer.head, b"".join([bytes(chunk) async for chunk in answer.body])
@@ -145,7 +148,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
         async def main() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(3 * LATE_S):
                 await coroutine
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             assert left == []

@@ -23,6 +23,8 @@ from tests.process.harness.forked_python import Forked, start_p2pnode
 
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 180.0
+#: How long a daemon that runs may take to answer a request: on a loaded machine it answers late.
+ANSWER_S = 60.0
 POLL_INTERVAL_S = 0.05
 
 
@@ -46,6 +48,7 @@ class ProcessNode:
         self.state_dir = folder / name
         self.log_file = folder / f"{name}.log"
         self.signalled = False
+        self.answer_s = ANSWER_S
         values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
         arguments = ["run" if script else "start", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
@@ -76,7 +79,7 @@ class ProcessNode:
     def client(self) -> NodeClient | None:
         """A client of its API, as soon as `status.json` has the address."""
         found = find(self.state_dir)
-        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=2.0)
+        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=self.answer_s)
 
     def post(self, path: str) -> None:
         """Ask it to do something; raises `UserError` where it cannot be asked."""
@@ -116,13 +119,7 @@ class ProcessNode:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Its events of one name, from its log of JSON lines."""
-        found = []
-        for line in self.output().splitlines():
-            if f'"{name}"' in line and line.startswith("{"):
-                entry = json.loads(line)
-                if entry.get("event") == name:
-                    found.append(entry)
-        return found
+        return [entry for entry in whole_entries(self.output()) if entry.get("event") == name]
 
     # -- signals ------------------------------------------------------------------------------------------------
 
@@ -163,6 +160,12 @@ def kill_all(nodes: Iterable[ProcessNode]) -> None:
         node.end_without_waiting()
     for node in nodes:
         node.process.wait()
+
+
+def whole_entries(log: str) -> list[dict[str, Any]]:
+    """The JSON lines of a log that may be written to meanwhile: its last line may be torn."""
+    lines = log.rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def _toml(value: Any) -> str:

@@ -11,9 +11,9 @@ from overlay.sockets import server as server_module
 from overlay.sockets import transport as transport_module
 from overlay.sockets.connection_places import places_of
 from overlay.transport import Request, Response
-from tests.process.harness.sockets import MB, Node, Run, ask, failure, run
+from tests.process.harness.sockets import LATE_S, MB, Node, Paced, Run, ask, failure, paced, run
 
-__all__ = ["run"]
+__all__ = ["paced", "run"]
 
 
 def test_handler_that_fails(run: Run) -> None:
@@ -38,7 +38,7 @@ def test_a_response_body_that_fails(run: Run) -> None:
             got = bytearray()
 
             async def read() -> None:
-                async with one.transport.request(two.address, "half", b"", timeout_s=5) as answer:
+                async with one.transport.request(two.address, "half", b"", timeout_s=LATE_S) as answer:
                     async for chunk in answer.body:
                         got.extend(chunk)
 
@@ -55,7 +55,7 @@ def test_leaving_early_cancels_the_handler(run: Run) -> None:
     async def main() -> None:
         async with Node() as one, Node() as two:
             async with asyncio.timeout(60):
-                async with one.transport.request(two.address, "give", str(500 * MB).encode(), timeout_s=5):
+                async with one.transport.request(two.address, "give", str(500 * MB).encode(), timeout_s=LATE_S):
                     pass
                 task = asyncio.ensure_future(ask(one, two.address, "hang"))
                 await two.hanging.wait()
@@ -107,17 +107,17 @@ def dropped(node: Node) -> int:
 
 
 def test_a_request_that_takes_longer_than_a_connection_may_rest_is_answered(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    paced: Paced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one and a later one: the times for the next request do not run while one is served."""
-    monkeypatch.setattr(server_module, "FIRST_REQUEST_S", 0.1)
-    monkeypatch.setattr(server_module, "KEEP_ALIVE_S", 0.1)
 
-    async def main() -> None:
+    async def main(rest_s: float) -> None:
+        monkeypatch.setattr(server_module, "FIRST_REQUEST_S", rest_s)
+        monkeypatch.setattr(server_module, "KEEP_ALIVE_S", rest_s)
         async with Node() as one, Node() as two:
 
             async def slow(incoming: Request) -> Response:
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(2 * rest_s)
                 return Response(incoming.head)
 
             assert two.transport._server is not None
@@ -125,7 +125,7 @@ def test_a_request_that_takes_longer_than_a_connection_may_rest_is_answered(
             for _ in range(2):
                 assert await ask(one, two.address, "slow", b"done") == (b"done", b"")
 
-    run(main())
+    paced(main)
 
 
 def test_idle_connections_keep_no_member_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,5 +102,7 @@ def test_the_end_waits_for_a_stopped_terminal_for_a_moment_only() -> None:
         with LogStream(pipe) as stream:
             for _ in range(10):
                 stream.write("x" * 20_000)
-        assert time.monotonic() - began < DRAIN_S + 1.0
+        # Without a bound it would wait for ever: a loaded machine may be late.
+        assert DRAIN_S <= time.monotonic() - began < 60.0
         os.close(reading)
+    assert DRAIN_S <= 1.0

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from p2pnode.errors import ExitCode
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
@@ -61,6 +63,34 @@ def test_a_leaving_node_hands_its_shards_over() -> None:
         assert exchange is not None
         assert len(exchange.store.owned) == len(exchange.store)
         assert not [record for record in swarm.records if record.event == "left_behind"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_node_has_left_the_swarm_within_five_seconds(dead: int) -> None:
+    """From `leave` to its end, also where one peer or all of them have just died: they owe it acknowledgements, and
+    were to take its shards over. The neighbour that lives knows of it."""
+
+    async def scenario(swarm: Swarm) -> None:
+        hosts = swarm.start_many(3)
+        await swarm.until(lambda: all(host.living.progress.step >= 5 for host in hosts), within_s=90, what="all train")
+        leaver, name = hosts[0], hosts[0].living.overlay.node_id
+        for number in range(dead):
+            await swarm.kill(f"n{2 - number}", refused=False)
+        await asyncio.sleep(1.0)  # a step in which they answer nothing
+        began = swarm.clock.monotonic()
+        leaver.living.leave()
+        await swarm.until(lambda: ended(leaver), within_s=60, what="it ends")
+        for host in hosts[1 : 3 - dead]:
+            peers = host.living.overlay
+            await swarm.until(lambda peers=peers: not peers.is_alive(name), within_s=60, what="the neighbour knows")  # type: ignore[misc]
+
+        took_s = swarm.clock.monotonic() - began
+        print(f"{took_s:.2f} s")
+        assert took_s <= 5.0
+        assert leaver.task is not None
+        assert leaver.task.result() == "leave"
 
     simulate(scenario)
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, EtcdUnreachable, coded, decoded
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 #: The path of a request, its body, and its token; gives a status and a body.
 Answer = Callable[[str, dict[str, Any], str], tuple[int, bytes]]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.harness.trainer_world import wait_until
+from training.trainer import connection
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
 from training.trainer_link import messages
 from training.trainer_link.interface import StepOrder
@@ -53,21 +54,21 @@ def test_messages_arrive_in_order_and_time_out(daemon: Daemon) -> None:
     """Two messages in one write are two messages; with none `receive` returns None after its time-out."""
     daemon.send(order(1), order(2))
 
-    assert [daemon.connection.receive(5), daemon.connection.receive(5)] == [order(1), order(2)]
+    assert [daemon.connection.receive(60), daemon.connection.receive(60)] == [order(1), order(2)]
     assert daemon.connection.receive(0.001) is None
 
 
 def test_a_cancelled_turn_is_interrupted_and_the_next_is_not(daemon: Daemon) -> None:
     """`Cancel` is noticed while the order is executed, without a call of `receive`."""
     daemon.send(order(1))
-    daemon.connection.receive(5)
+    daemon.connection.receive(60)
     assert not daemon.connection.interrupted()
 
     daemon.send(messages.Cancel(1))
-    assert wait_until(daemon.connection.interrupted, 5)
+    assert wait_until(daemon.connection.interrupted, 60)
 
     daemon.send(order(2))
-    assert daemon.connection.receive(5) == order(2)
+    assert daemon.connection.receive(60) == order(2)
     assert not daemon.connection.interrupted()
 
 
@@ -77,7 +78,7 @@ def test_a_stop_is_raised_by_every_call_from_then_on(daemon: Daemon) -> None:
 
     for _ in range(2):
         with pytest.raises(StopAsked):
-            daemon.connection.receive(5)
+            daemon.connection.receive(60)
     with pytest.raises(StopAsked):
         daemon.connection.progress(1)
     assert daemon.connection.interrupted()
@@ -92,12 +93,13 @@ def test_a_daemon_that_ends_is_noticed(daemon: Daemon, last: bytes) -> None:
     assert daemon.lost.wait(60)
     for _ in range(2):
         with pytest.raises(DaemonGone):
-            daemon.connection.receive(5)
+            daemon.connection.receive(60)
     assert daemon.connection.interrupted()
 
 
-def test_progress_is_sent_once_per_interval(daemon: Daemon) -> None:
+def test_progress_is_sent_once_per_interval(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred reports in a row the first is sent."""
+    monkeypatch.setattr(connection, "PROGRESS_INTERVAL_S", 20.0)  # a loaded machine takes its time for a hundred
     for step in range(100):
         daemon.connection.progress(step)
     daemon.connection.send(messages.Ready())
@@ -139,20 +141,20 @@ def test_a_turn_waits_until_its_daemon_has_taken_the_delta(daemon: Daemon) -> No
         return thread
 
     daemon.send(order(1), order(2))
-    daemon.connection.receive(5)
-    daemon.connection.receive(5)
+    daemon.connection.receive(60)
+    daemon.connection.receive(60)
     daemon.send(messages.DeltaTaken(1))
     waiting = wait()
     waiting.join(0.05)
     assert waiting.is_alive()
     daemon.send(messages.DeltaTaken(2))
-    waiting.join(5)
+    waiting.join(60)
     assert found == [True]
 
     for turn, last in ((3, messages.Cancel(3)), (4, messages.Stop(1.0))):
         daemon.send(order(turn))
-        daemon.connection.receive(5)
+        daemon.connection.receive(60)
         waiting = wait()
         daemon.send(last)
-        waiting.join(5)
+        waiting.join(60)
         assert found.pop() is False
