@@ -333,6 +333,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     """With `--ways` those beside bsp, shown with the same figures."""
     torch.set_num_threads(1)
     options = SMALL if arguments.parameters and arguments.parameters[0] < 1.0 else OPTIONS
+    at = "" if options is SMALL else ", 1.3 M parameters"
     names = ["bsp", *arguments.ways] if arguments.ways else list(WAYS)
     ways = {name: way_of(name) for name in names}
     courses: dict[str, list[Course]] = {name: [] for name in names}
@@ -347,7 +348,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
                 print(f"  seed {seed}, {name}: {shown}, {told}", file=sys.stderr, flush=True)
     series = [
         Series(
-            f"loss of {name}",
+            f"loss of {name}{at}",
             "nats per byte",
             [course.curve[-1][1] for course in courses[name]],
             details={"curves": [course.curve for course in courses[name]]},
@@ -361,10 +362,12 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         ratios = [course.curve[-1][1] / of_bsp.curve[-1][1] for course, of_bsp, _ in pairs]
         at_once = [course.loss_at(end) / of_bsp.loss_at(end) for course, of_bsp, end in pairs]
         waited = [course.waited for course in courses[name]]
-        series.append(Series(f"loss of {name} over bsp's", "times", ratios, AIM if name.startswith("pssp") else ""))
-        series.append(Series(f"loss of {name} over bsp's, after equal time", "times", at_once))
-        series.append(Series(f"time that {name} waits over the time it trains", "", waited))
-        series.append(Series(f"turns that {name} begins together", "", [course.abreast for course in courses[name]]))
+        series.append(Series(f"loss of {name} over bsp's{at}", "times", ratios, AIM if name.startswith("pssp") else ""))
+        series.append(Series(f"loss of {name} over bsp's, after equal time{at}", "times", at_once))
+        series.append(Series(f"time that {name} waits over the time it trains{at}", "", waited))
+        series.append(
+            Series(f"turns that {name} begins together{at}", "", [course.abreast for course in courses[name]])
+        )
     return Outcome(
         "async_rule",
         f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "
