@@ -20,7 +20,7 @@ from msgspec import structs
 
 from overlay.addresses import Address, group_of, usable_host
 from overlay.ids import short
-from overlay.kademlia.messages import DuplicateIdentity, Gossip
+from overlay.kademlia.messages import DuplicateIdentity, Gossip, kept_contact
 from overlay.kademlia.routing_table import ContactTable
 from overlay.membership.actions import (
     Action,
@@ -126,8 +126,8 @@ class MemberList:
         known = self.peers.get(heartbeat.node_id)
         if known is not None and known.is_at(asked.address) and is_same_start(heartbeat, known):
             return self._refresh(heartbeat, asked.address, rtt_s, now)
-        if known is None:  # the tables keep the bytes of the contact, which lookups share, not those of this datagram
-            heartbeat = structs.replace(heartbeat, node_id=asked.node_id)
+        if known is None:  # the tables keep the bytes of the id that lookups share, not those of a datagram
+            heartbeat = structs.replace(heartbeat, node_id=kept_contact(asked)[0])
         if not proven:
             # A known node, restarted or moved: possible, but it has to prove its id.
             return self.verify(asked)
