@@ -45,9 +45,9 @@ async def supervised(name: str, service: Callable[[], Awaitable[None]], on_fault
 
 
 class Rota:
-    """Jobs of one service, each of which is done again and again after its own pause. One task for all of them: one that
-    sleeps takes 2.5 KB, and what is done every minute needs none of its own. One job at a time, so that a long one
-    delays the others. A fault of one does not: begun again, the service goes on where it was."""
+    """Jobs of one service, each of which is done again and again after its own pause. They share one task: each task
+    that sleeps takes 2.5 KB. One job is done at a time, so a long one delays the others. A job that fails does not keep
+    the others from being done: begun again, the service goes on where it was."""
 
     def __init__(self, *jobs: tuple[Callable[[], Awaitable[None]], Callable[[], float]]) -> None:
         """`jobs`: what is done, and the seconds before it is done again."""
