@@ -64,14 +64,8 @@ class Watched:
 
 
 def holds(node: Overlay, node_id: bytes) -> bool:
-    """Whether a node still has this one in its peers, table, pool or cached lookups."""
-    discovery = node._sampler
-    return (
-        node_id in node.peers
-        or node_id in node._protocol.router
-        or node_id in discovery.pool.ids()
-        or any(node_id in cached.node_ids for cached in node._candidates._cached.values())
-    )
+    """Whether a node still has this one in its peers, which candidates are of, or in its table or pool."""
+    return node_id in node.peers or node_id in node._protocol.router or node_id in node._sampler.pool.ids()
 
 
 class _Watch:

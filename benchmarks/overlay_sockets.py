@@ -3,7 +3,8 @@
 Real transports (UDP and HTTP) and real disks, one event loop for all of them: the figures are those of one core that
 carries both ends of everything. A fresh process per repetition, so that memory is that of these nodes alone. They share
 what a process has once: the code, the threads that write, and parsed addresses (`overlay.addresses`, and
-`UNPACKED_CONTACTS` contacts of 0.4 KB). No proof that one node has verified spares another one its own verification.
+`UNPACKED_CONTACTS` contacts of 0.4 KB, to whose bytes their tables refer). No proof that one node has verified spares
+another one its own verification.
 """
 
 from __future__ import annotations

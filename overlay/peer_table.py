@@ -1,7 +1,7 @@
 """The verified peers of one node: merges heartbeats into one row per peer.
 
 Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. A peer is a row, and each of
-its numbers is in a column (`array`): 120 bytes a peer, where an object with its numbers takes 700. The dictionary from
+its numbers is in a column (`array`): 110 bytes a peer, where an object with its numbers takes 700. The dictionary from
 ids to rows is one with that of the failure detector (`overlay.row_index`). A `Peer` is made when one is asked for, and
 reads its row. Of a peer that is removed it must not be read any more; `remove` returns a
 copy. Pure. `now` (monotonic seconds) is passed in.
@@ -9,7 +9,6 @@ copy. Pure. `now` (monotonic seconds) is passed in.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +26,8 @@ MEAN_WEIGHT = 1 / 8
 DEVIATION_WEIGHT = 1 / 4
 #: The largest counter in four bytes.
 NARROW = (1 << 32) - 1
+#: Versions that the peers of one table may say at one time: a byte each.
+MOST_VERSIONS = 256
 #: In the column of round trips: none measured.
 _NO_ROUND_TRIP = -1.0
 
@@ -54,7 +55,8 @@ class PeerTable:
         self.activities = bytearray()
         self.eligible = bytearray()
         self.capacities = bytearray()
-        self.versions: list[str] = []
+        self.versions = bytearray()  # their numbers among these texts; 0: none is known
+        self._version_texts = [""]
 
     def __len__(self) -> int:
         return self._peers
@@ -111,8 +113,30 @@ class PeerTable:
     def note_version(self, node_id: bytes, version: str) -> None:
         """A known peer said which version it runs: any text."""
         row = self._row(node_id)
-        if row is not None and self.versions[row] != version:
-            self.versions[row] = sys.intern(shown_version(version))  # most run the same one: one text for all of them
+        if row is not None and self._version_texts[self.versions[row]] != version:
+            self.versions[row] = self._number_of(shown_version(version))
+
+    def _number_of(self, version: str) -> int:
+        """The number of a text: most peers run the same version. 0 where they say too many different ones."""
+        if version in self._version_texts:
+            return self._version_texts.index(version)
+        if len(self._version_texts) == MOST_VERSIONS:
+            self._forget_versions()
+        if len(self._version_texts) == MOST_VERSIONS:
+            return 0
+        self._version_texts.append(version)
+        return len(self._version_texts) - 1
+
+    def _forget_versions(self) -> None:
+        """Keep the versions that some peer has."""
+        said = sorted({0, *self.versions})
+        numbers = {number: place for place, number in enumerate(said)}
+        self.versions = bytearray(numbers[number] for number in self.versions)
+        self._version_texts = [self._version_texts[number] for number in said]
+
+    def version_of(self, row: int) -> str:
+        """What the peer of this row has said."""
+        return self._version_texts[self.versions[row]]
 
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return a copy of what was known, if it was."""
@@ -204,10 +228,9 @@ class PeerTable:
             times.append(0.0)
         for times in (self.round_trips_s, self.deviations_s):
             times.append(0.0)
-        for small in (self.activities, self.eligible, self.capacities):
+        for small in (self.activities, self.eligible, self.capacities, self.versions):
             small.append(0)
-        for texts in (self.hosts, self.versions):
-            texts.append("")
+        self.hosts.append("")
 
     def _widen(self) -> None:
         """A counter does not fit four bytes: eight from now on, for all."""
@@ -223,7 +246,7 @@ class PeerTable:
         self.steps[row], self.samples[row] = heartbeat.step, heartbeat.samples
         self.step_seconds[row] = heartbeat.step_seconds
         self.eligible[row] = heartbeat.eligible
-        self.versions[row] = ""  # a restart is how a node is upgraded
+        self.versions[row] = 0  # a restart is how a node is upgraded
         self.last_heard[row] = self.last_progress[row] = now
 
     def _fold_same_start(self, row: int, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
@@ -288,7 +311,7 @@ class _Row(Peer):
     last_heard: Any = property(lambda peer: peer.table.last_heard[peer.row])
     last_progress: Any = property(lambda peer: peer.table.last_progress[peer.row])
     capacity: Any = property(lambda peer: peer.table.capacities[peer.row])
-    version: Any = property(lambda peer: peer.table.versions[peer.row])
+    version: Any = property(lambda peer: peer.table.version_of(peer.row))
 
 
 def _measured(round_trip_s: float) -> float | None:

@@ -253,12 +253,12 @@ class RequestService:
         return RequestRejected(text)
 
     def request(
-        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float, keep: bool = True
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request; see `Transport.request`. A response from another node is a `TransportError` (rejected)."""
-        return _Outgoing(self, to, name, payload, body, timeout_s)
+        return _Outgoing(self, to, name, payload, body, timeout_s, keep=keep)
 
-    def start(self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float) -> Sent:
+    def start(self, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float, keep: bool) -> Sent:
         """The request of the transport. Raises `TransportError`."""
         local = self._local
         if local.tag is None:
@@ -269,7 +269,7 @@ class RequestService:
         head = encoded_envelope(local, to.node_id, payload)
         self.counters["requests_out"] += 1
         target = _node_address(to.address, to.node_id)
-        return self._transport.request(target, name, head, body, timeout_s=timeout_s)
+        return self._transport.request(target, name, head, body, timeout_s=timeout_s, keep=keep)
 
     def opened(self, to: Contact, answer: ReceivedResponse) -> ReceivedResponse:
         """A response without its envelope. Raises `TransportError`."""
@@ -303,11 +303,19 @@ class _Outgoing:
     __slots__ = ("_arguments", "_sent", "_service", "_stream", "_to")
 
     def __init__(
-        self, service: RequestService, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+        self,
+        service: RequestService,
+        to: Contact,
+        name: str,
+        payload: bytes,
+        body: Body,
+        timeout_s: float,
+        *,
+        keep: bool,
     ) -> None:
         self._service = service
         self._to = to
-        self._arguments = name, payload, body, timeout_s
+        self._arguments = name, payload, body, timeout_s, keep
         self._sent: Sent | None = None
         #: The same, if the transport shows its stream.
         self._stream: RequestStream | None = None

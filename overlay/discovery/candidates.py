@@ -1,15 +1,16 @@
 """The candidates for owning a key, best first: the live, eligible nodes among the k closest to it.
 
 Rendezvous ranking by capacity orders them (`overlay.discovery.placement`). If the member list holds nearly all nodes,
-no lookup is needed. This is always so up to k nodes, and usually up to a few hundred. In a larger swarm the k closest
-are chosen from a cached lookup and the known peers. A failed, leaving or new peer therefore counts at once.
+no lookup is needed. This is always so up to k nodes, and usually up to a few hundred. In a larger swarm a lookup of the
+key, every now and then, lets this node meet those closest to it. The k closest are always chosen from the known peers:
+a node that answers a lookup proves its id and is one from then on. A failed, leaving or new peer therefore counts at
+once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.peer_sampling import PeerSampler
@@ -18,23 +19,17 @@ from overlay.environment import Clock
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
 from overlay.membership.stream_health import StreamHealth
-from overlay.peers import Activity, Contact, Peer, PeerChange
+from overlay.peers import Activity, Contact, Peer
 
-#: The result of a lookup is used this long; failures and new known peers count without another lookup.
-CACHE_TTL_S = 30.0
-MAX_CACHED_KEYS = 8192
+#: A key is looked up again after this long; failures and new known peers count without another lookup.
+LOOKUP_INTERVAL_S = 30.0
+MAX_LOOKED_UP = 8192
 #: Two kilobytes each.
 MAX_RANKINGS = 1024
 
 
-@dataclass(slots=True)
-class _CachedLookup:
-    at: float
-    node_ids: list[bytes]
-
-
 class Candidates:
-    """Finds candidates by key, with a cache of lookups."""
+    """Finds candidates by key."""
 
     def __init__(
         self,
@@ -53,11 +48,11 @@ class Candidates:
         self._lookups = lookups
         self._sampler = sampler
         self._clock = clock
-        self._cached: dict[bytes, _CachedLookup] = {}
+        #: When the last lookup of each key ended.
+        self._looked_up: dict[bytes, float] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
         #: Of each key the candidates ranked last, with their capacity classes, and their order.
         self._rankings: dict[bytes, tuple[dict[bytes, int], list[bytes]]] = {}
-        membership.on_change(self._on_change)
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
@@ -69,12 +64,11 @@ class Candidates:
         known: dict[bytes, Contact] = {}
         fit: dict[bytes, int | None] = {}
         for key in keys:
-            nearest: Sequence[bytes] = ()
             if not self._sampler.knows_nearly_all():
-                nearest = await self._find_cached(key)
+                await self._meet_closest(key)
                 known, fit = {}, {}  # others may be known now
             known = known or self._known()
-            closest = self._closest(key, nearest, known)
+            closest = self._closest(key, known)
             for node_id in closest:
                 if node_id not in fit:
                     fit[node_id] = self._announced(node_id)
@@ -121,51 +115,37 @@ class Candidates:
             known[peer.node_id] = peer.contact
         return known
 
-    def _closest(self, key: bytes, found: Iterable[bytes], known: Mapping[bytes, Contact]) -> Mapping[bytes, Contact]:
-        """The k closest among the nodes found and the known ones; found nodes that are gone are left out."""
-        more = {node_id: self._members.contact(node_id) for node_id in found if node_id not in known}
-        met = {node_id: contact for node_id, contact in more.items() if contact is not None}
-        near = {**known, **met} if met else known
-        if len(near) <= self._k:
-            return near
+    def _closest(self, key: bytes, known: Mapping[bytes, Contact]) -> Mapping[bytes, Contact]:
+        """The k closest among the known nodes."""
+        if len(known) <= self._k:
+            return known
         number = int.from_bytes(key, "big")
-        nearest = sorted(near, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
-        return {node_id: near[node_id] for node_id in nearest[: self._k]}
+        nearest = sorted(known, key=lambda node_id: int.from_bytes(node_id, "big") ^ number)
+        return {node_id: known[node_id] for node_id in nearest[: self._k]}
 
-    async def _find_cached(self, key: bytes) -> list[bytes]:
-        """The ids closest to the key, from the cache if fresh. Concurrent calls share one lookup; if it fails, the
-        first caller gets the error and the others an empty list."""
-        now = self._clock.monotonic()
-        cached = self._cached.get(key)
-        if cached is not None and now - cached.at <= CACHE_TTL_S:
-            return cached.node_ids
+    async def _meet_closest(self, key: bytes) -> None:
+        """Look the key up, unless that was done lately. Concurrent calls share one lookup; if it fails, the first
+        caller gets the error and the others go on with the peers that are known."""
+        last = self._looked_up.get(key)
+        if last is not None and self._clock.monotonic() - last <= LOOKUP_INTERVAL_S:
+            return
         under_way = self._under_way.get(key)
         if under_way is not None:
             await asyncio.shield(under_way)
-            cached = self._cached.get(key)
-            return cached.node_ids if cached is not None else []
+            return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[key] = done
         try:
-            found = await self._lookups.find(key)
+            await self._lookups.find(key)
         finally:
             del self._under_way[key]
             done.set_result(None)
-        node_ids = [contact.node_id for contact in found]
-        self._cached.pop(key, None)
-        self._cached[key] = _CachedLookup(self._clock.monotonic(), node_ids)
-        if len(self._cached) > MAX_CACHED_KEYS:
-            del self._cached[next(iter(self._cached))]
-        return node_ids
-
-    def _on_change(self, change: PeerChange) -> None:
-        """Remove dead nodes, and nodes that left, from the cached lookups."""
-        if change.kind in ("dead", "left"):
-            for cached in self._cached.values():
-                if change.node_id in cached.node_ids:
-                    cached.node_ids.remove(change.node_id)
+        self._looked_up.pop(key, None)
+        self._looked_up[key] = self._clock.monotonic()
+        if len(self._looked_up) > MAX_LOOKED_UP:
+            del self._looked_up[next(iter(self._looked_up))]
 
     def expire(self) -> None:
-        """Remove cached lookups that are too old."""
+        """Forget the lookups that are too old."""
         now = self._clock.monotonic()
-        self._cached = {key: cached for key, cached in self._cached.items() if now - cached.at <= CACHE_TTL_S}
+        self._looked_up = {key: at for key, at in self._looked_up.items() if now - at <= LOOKUP_INTERVAL_S}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
+from bisect import bisect_left
 
 from overlay.discovery.lookup_service import LookupService
 from overlay.discovery.population import Estimator, Population, counted
@@ -69,7 +71,9 @@ class PeerSampler:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
-        self._costs: list[tuple[float, int]] = []  # (time, peers added to the pool) of each sampling lookup
+        #: When each sampling lookup ended, and how many peers it added to the pool: pairs take ten times as much.
+        self._looked_up_at = array("d")
+        self._added = array("H")
         self._drawn = 0
         self._started = environment.clock.monotonic()
         self.estimator = Estimator(k)
@@ -155,9 +159,9 @@ class PeerSampler:
         """The pool, and its cost in lookups over the last `COST_WINDOW_S`, per pooled peer and per independent draw."""
         now = self._clock.monotonic()
         self._expire_costs(now)
-        lookups = len(self._costs)
-        kept = sum(peers for _, peers in self._costs)
-        balls = sum(1 for _, peers in self._costs if peers)
+        lookups = len(self._added)
+        kept = sum(self._added)
+        balls = lookups - self._added.count(0)
         over_s = max(1.0, min(COST_WINDOW_S, now - self._started))
         return SamplingReport(
             pool=len(self.pool.ids()),
@@ -170,8 +174,8 @@ class PeerSampler:
         )
 
     def _expire_costs(self, now: float) -> None:
-        while self._costs and now - self._costs[0][0] > COST_WINDOW_S:
-            del self._costs[0]
+        expired = bisect_left(self._looked_up_at, now - COST_WINDOW_S)
+        del self._looked_up_at[:expired], self._added[:expired]
 
     def _known_ids(self) -> list[bytes]:
         return list(self._members.peers.ids())
@@ -264,6 +268,7 @@ class PeerSampler:
         inside = inside_ball(target, (contact.node_id for contact in found), radius)
         keep = is_kept(len(inside), SLOTS, self._rng)
         others = [node_id for node_id in inside if node_id != self._local.node_id]
-        self._costs.append((now, len(others) if keep else 0))
+        self._looked_up_at.append(now)
+        self._added.append(len(others) if keep else 0)
         if keep:
             self.pool.add(others, now, self._balls_wanted)

@@ -17,7 +17,6 @@ import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -222,9 +221,33 @@ def _read(packed: bytes) -> Contact:
     return Contact(packed[:ID_BYTES], Address(host, int.from_bytes(packed[-2:], "big")))
 
 
-@lru_cache(maxsize=UNPACKED_CONTACTS)
 def unpack_contact(packed: bytes) -> Contact | None:
     """The contact, or None when its address cannot be sent to."""
+    return _CONTACTS[packed][1]
+
+
+def kept_contact(contact: Contact) -> tuple[bytes, bytes]:
+    """Its id and its packed form, for tables: the very bytes that the contacts of lookups consist of, and not others
+    with the same content. They take 128 bytes a peer."""
+    packed, shared = _CONTACTS[pack_contact(contact)]
+    return contact.node_id if shared is None else shared.node_id, packed
+
+
+class _Contacts(dict[bytes, tuple[bytes, Contact | None]]):
+    """The packed contacts unpacked last, each with the contact, or None. A dictionary and no `lru_cache`, since that
+    gives nobody its keys; a hit costs the same."""
+
+    def __missing__(self, packed: bytes) -> tuple[bytes, Contact | None]:
+        if len(self) >= UNPACKED_CONTACTS:
+            del self[next(iter(self))]
+        found = self[packed] = packed, _unpacked(packed)
+        return found
+
+
+_CONTACTS = _Contacts()
+
+
+def _unpacked(packed: bytes) -> Contact | None:
     family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6
     if len(packed) not in (PACKED_V4_BYTES, PACKED_V6_BYTES):
         return None
@@ -265,8 +288,8 @@ def unpack_nodes(nodes: Nodes, own_id: bytes, *, ipv6: bool = True) -> tuple[lis
             continue
         count, rest = divmod(len(blob), width)
         ends = width * min(count, MAX_CONTACTS)
-        entries = [unpack_contact(blob[at : at + width]) for at in range(0, ends, width)]
-        usable = [contact for contact in entries if contact is not None]
+        entries = [_CONTACTS[blob[at : at + width]] for at in range(0, ends, width)]
+        usable = [contact for _, contact in entries if contact is not None]
         malformed += (rest != 0) + len(entries) - len(usable)
         if own_id in blob:
             usable = [contact for contact in usable if contact.node_id != own_id]

@@ -19,7 +19,7 @@ from kademlia.routing import KBucket, RoutingTable
 
 from overlay.addresses import Address
 from overlay.ids import ID_BITS, ID_BYTES, ID_SPACE
-from overlay.kademlia.messages import pack_contact, read_contact
+from overlay.kademlia.messages import kept_contact, read_contact
 from overlay.peers import Contact
 
 #: A bucket away from the own id splits until its depth is a multiple of this (Maymounkov and Mazières 2002, section
@@ -71,7 +71,7 @@ class Bucket(KBucket):  # type: ignore[misc]
         return False
 
     def add_node(self, node: Any) -> bool:
-        return self.put(pack_contact(Contact(node.id, Address(node.ip, node.port))))
+        return self.put(kept_contact(Contact(node.id, Address(node.ip, node.port)))[1])
 
     def drop(self, node_id: bytes) -> bytes | None:
         """Remove a contact or a replacement entry; the newest replacement entry that takes its place, if one does."""
@@ -159,7 +159,7 @@ class ContactTable(RoutingTable):  # type: ignore[misc]
         node_id = contact.node_id
         if node_id == self.node.id:
             return False
-        packed = pack_contact(contact)
+        _, packed = kept_contact(contact)
         while True:
             index = self._bucket_index(int.from_bytes(node_id, "big"))
             bucket = self.buckets[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -30,18 +29,13 @@ class SwarmServer(Server):  # type: ignore[misc]
         super().__init__(settings.k, settings.alpha, identity.node_id)
         # The package's storage keeps every value for a week.
         self.storage: MappingProxyType[bytes, object] = MappingProxyType({})
-        self._make = partial(
-            self.protocol_class,
+        self.protocol: SwarmProtocol = self.protocol_class(
             self.node,
             settings.k,
             proofs=IdentityProofs(identity),
             environment=environment,
             ceiling_s=settings.liveness.probe_timeout_s,
         )
-        self.protocol: SwarmProtocol = self._create_protocol()
-
-    def _create_protocol(self) -> SwarmProtocol:
-        return self._make()
 
     def attach(self, transport: Transport) -> None:
         """Send through an open transport; replaces `listen` of the package."""

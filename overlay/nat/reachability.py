@@ -159,7 +159,8 @@ class Reachability:
 
     async def _ask(self, contact: Contact) -> DialBackAnswer:
         timeout_s = 2 * DIAL_TIMEOUT_S
-        async with self._requests.request(contact, DIAL_BACK, b"", timeout_s=timeout_s) as answer:
+        # The next check comes in minutes: of hundreds that join at one moment none keeps streams to those it asked.
+        async with self._requests.request(contact, DIAL_BACK, b"", timeout_s=timeout_s, keep=False) as answer:
             try:
                 return msgspec.msgpack.decode(answer.head, type=DialBackAnswer)
             except (msgspec.MsgspecError, ValueError) as error:

@@ -8,10 +8,10 @@ from dataclasses import fields
 import pytest
 
 from overlay.addresses import Address
-from overlay.peer_table import PeerTable
+from overlay.peer_table import MOST_VERSIONS, PeerTable
 from overlay.peers import Activity, Peer
 from overlay.row_index import RESTING_ROWS
-from tests.harness.builders.peers import heartbeat
+from tests.harness.builders.peers import heartbeat, ids
 
 
 def test_steps_only_increase_within_an_incarnation() -> None:
@@ -118,6 +118,24 @@ def test_peers_of_one_version_share_its_text() -> None:
     one, other = table
     assert one.version == "0.3.1"
     assert one.version is other.version
+
+
+def test_versions_that_nobody_says_any_more_make_room_for_others() -> None:
+    """Each peer shows the version that it said last; where too many differ, those that come last show none."""
+    table = PeerTable()
+    nodes = ids(MOST_VERSIONS)
+    for node_id in nodes:
+        table.observe(heartbeat(node_id), "10.0.0.1", 0.0)
+    for number in range(3 * MOST_VERSIONS):
+        table.note_version(nodes[0], f"0.0.{number}")
+        table.note_version(nodes[1], f"0.1.{number % 2}")
+    assert table.get(nodes[0]).version == f"0.0.{3 * MOST_VERSIONS - 1}"  # type: ignore[union-attr]
+    assert table.get(nodes[1]).version == "0.1.1"  # type: ignore[union-attr]
+
+    for number, node_id in enumerate(nodes):
+        table.note_version(node_id, f"1.0.{number}")
+    shown = [peer.version for peer in table]
+    assert shown == [*(f"1.0.{number}" for number in range(MOST_VERSIONS - 1)), ""]
 
 
 def test_a_restarted_peer_has_no_version_until_it_says_one() -> None:

@@ -1,4 +1,4 @@
-"""Candidates for a key: who is eligible, when a lookup is needed, and how long its result is used."""
+"""Candidates for a key: who is eligible, when a lookup is needed, and when it is needed again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from overlay.addresses import Address
 from overlay.capacity import TOP_CLASS
 from overlay.discovery import candidates
-from overlay.discovery.candidates import CACHE_TTL_S, Candidates
+from overlay.discovery.candidates import LOOKUP_INTERVAL_S, Candidates
 from overlay.discovery.placement import rank
 from overlay.ids import distance
 from overlay.local_node import LocalNode
 from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Contact, PeerChange
+from overlay.peers import Activity, Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
@@ -38,16 +38,14 @@ class World:
         self.unreachable: list[bytes] = []
         self.result: list[Contact] | Exception = []
         self.lookups = 0
-        self.changed: list[Callable[[PeerChange], None]] = []
         for node_id in peers:
             self.meet(node_id)
         members = SimpleNamespace(
             peers=self.peers,
             peer=self.peers.get,
-            contact=lambda node_id: peer.contact if (peer := self.peers.get(node_id)) else None,
             detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
         )
-        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append)
+        membership: Any = SimpleNamespace(members=members)
         health: Any = SimpleNamespace(is_reachable=lambda node_id: node_id not in self.unreachable)
         lookups: Any = SimpleNamespace(find=self._find)
         sampler: Any = SimpleNamespace(knows_nearly_all=lambda: knows_all)
@@ -186,21 +184,22 @@ def test_a_remembered_order_ends_with_a_change_of_a_candidate(monkeypatch: pytes
 
 
 def test_a_lookup_is_used_for_a_while_and_shared() -> None:
-    """Concurrent calls wait for one lookup, later ones use its result until it is too old."""
+    """Concurrent calls wait for one lookup, later ones make none until it is too old."""
 
     async def story() -> None:
         world = World(OTHERS[:3], knows_all=False)
         await asyncio.gather(*(world.of() for _ in range(5)))
+        await asyncio.sleep(LOOKUP_INTERVAL_S - 1)
         await world.of()
         assert world.lookups == 1
 
-        await asyncio.sleep(CACHE_TTL_S + 1)
+        await asyncio.sleep(2)
         await world.of()
         assert world.lookups == 2
-        assert len(world.candidates._cached) == 1
-        await asyncio.sleep(CACHE_TTL_S + 1)
+        assert len(world.candidates._looked_up) == 1
+        await asyncio.sleep(LOOKUP_INTERVAL_S + 1)
         world.candidates.expire()
-        assert world.candidates._cached == {}
+        assert world.candidates._looked_up == {}
 
     play(story)
 
@@ -216,23 +215,6 @@ def test_a_failed_lookup_is_an_error_for_its_caller_only() -> None:
         assert isinstance(first, ConnectionError)
         assert second == rank(KEY, [OWN, *OTHERS[:3]])
         assert world.lookups == 1
-
-    play(story)
-
-
-@pytest.mark.parametrize(("kind", "kept"), [("dead", False), ("left", False), ("suspect", True)])
-def test_nodes_that_are_gone_leave_the_cached_lookups(kind: Any, kept: bool) -> None:
-    """A suspected node stays, because it may refute the suspicion."""
-
-    async def story() -> None:
-        world = World(OTHERS[:1], knows_all=False)
-        world.result = [Contact(OTHERS[0], Address("10.0.1.1", 8468))]
-        await world.of()
-        for callback in world.changed:
-            callback(PeerChange(OTHERS[0], kind))
-
-        (cached,) = world.candidates._cached.values()
-        assert (OTHERS[0] in cached.node_ids) is kept
 
     play(story)
 

@@ -33,9 +33,10 @@ class Requests:
 
     @asynccontextmanager
     async def request(
-        self, to: Contact, _name: str, _payload: bytes, *, timeout_s: float
+        self, to: Contact, _name: str, _payload: bytes, *, timeout_s: float, keep: bool
     ) -> AsyncIterator[ReceivedResponse]:
         assert timeout_s > 0
+        assert not keep  # each of many that join would keep the streams to those it asked
         number = to.node_id[0]
         self.asked.append(number)
         reached = self.answers[number]
