@@ -19,7 +19,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.client.outbox import Delivery
+from training.exchange.client.delivery import Delivery
 from training.exchange.messages import PushResult
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId

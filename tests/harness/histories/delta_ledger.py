@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.client.outbox import Delivery, Outgoing
+from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.push import TakenBack
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange

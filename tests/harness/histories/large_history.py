@@ -45,7 +45,7 @@ from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.exchange.aggregation.pull_sources import oldest_s
 from training.exchange.aggregation.routes import levels
-from training.exchange.client.outbox import Delivery
+from training.exchange.client.delivery import Delivery
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
 from training.layout import shard_bounds

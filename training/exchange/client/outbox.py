@@ -17,18 +17,15 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 
 import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
-from training.encoding.codecs import CodecName
-from training.encoding.cutting import cut
-from training.encoding.frames import BadFrame, Part, encoded_frames, framed_bytes, sized
-from training.exchange.aggregation.bundles import Carried
+from training.encoding.frames import BadFrame, Part, encoded_frames, sized
 from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
 from training.exchange.client.acknowledgement import note_acknowledged
+from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.client.refusals import is_explained
 from training.exchange.context import ExchangeContext
@@ -38,89 +35,12 @@ from training.exchange.messages import Push, PushAnswer, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.push_results import read_results
-from training.exchange.step_wait import StepWait, together
-from training.shards.applied import DeltaId
+from training.exchange.step_wait import together
 
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 0.5
 #: Before a delivery that had a fault of this node goes on.
 FAULT_PAUSE_S = 1.0
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One encoded shard of a delta, and the number of values it decodes to.
-
-    `is_borrowed`: it is the trainer's memory, which is valid only while the step waits for its answers.
-    """
-
-    shard: int
-    encoded: bytes | bytearray | memoryview
-    codec: CodecName
-    values: int
-    is_borrowed: bool = False
-    #: Whether it may have been sent: then its owner may have it, under this identity.
-    is_started: bool = False
-    #: Requests with it that have brought no answer for it: any of their receivers may have it.
-    unanswered: int = 0
-
-    @property
-    def framed_bytes(self) -> int:
-        return framed_bytes(self.codec, self.values, len(self.encoded))
-
-    def parts(self, sizes: Sequence[int]) -> list[Outgoing]:
-        """The same of parts of these sizes, which refer to no memory of the trainer."""
-        first = self.shard * len(sizes)
-        return [
-            Outgoing(
-                first + part,
-                bytes(encoded) if self.is_borrowed else encoded,
-                self.codec,
-                sizes[part],
-                is_started=self.is_started,
-            )
-            for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
-        ]
-
-    def carried(self) -> Carried:
-        """The same shard for a relay, which refers to no memory of the trainer."""
-        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
-        return Carried(self.shard, encoded, self.codec, self.values)
-
-    def item(self) -> IncomingDelta:
-        """The same shard as its owner receives it; it refers to no memory of the trainer."""
-        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
-        return IncomingDelta.received(self.shard, encoded, self.codec, self.values)
-
-
-@dataclass(slots=True)
-class Delivery:
-    """The delta of one step: its unacknowledged shards, and the answers for the others."""
-
-    push: Push
-    unacknowledged: dict[int, Outgoing]
-    done: asyncio.Event
-    acknowledged: int = 0
-    #: Shards that travel with a later delta.
-    taken_back: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    #: Shards that no relay has delivered: their owners are sent them.
-    direct: dict[int, None] = field(default_factory=dict)
-    #: What the step that made it waits for; None when it waits for nothing.
-    wait: StepWait | None = None
-    #: Cancelled in order to continue from a copy of the trainer's memory.
-    interrupted: bool = False
-    task: asyncio.Task[None] | None = None
-    #: Monotonic seconds; set when it is put into the outbox.
-    since: float = 0.0
-
-    @property
-    def identity(self) -> DeltaId:
-        return DeltaId(self.push.node, self.push.incarnation, self.push.step)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(item.encoded) for item in self.unacknowledged.values())
 
 
 class Outbox:

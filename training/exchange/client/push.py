@@ -22,8 +22,9 @@ import numpy as np
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.aggregation.relays import DeltaRelays
+from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.error_feedback import ErrorFeedback
-from training.exchange.client.outbox import Delivery, Outbox, Outgoing
+from training.exchange.client.outbox import Outbox
 from training.exchange.client.push_log import PushLog
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.exchange.client.outbox import Outgoing
+from training.exchange.client.delivery import Outgoing
 from training.exchange.kept_deltas import KeptDeltas
 from training.shards.applied import DeltaId
 

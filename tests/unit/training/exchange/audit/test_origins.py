@@ -15,7 +15,7 @@ from training.exchange.audit.answers import digest_of
 from training.exchange.audit.origins import DeltaOrigins, OfferedDelta
 from training.exchange.audit_messages import AuditAnswer, AuditedDelta, AuditResult, ConfirmDeltas
 from training.exchange.audit_records.acknowledged import Acknowledged
-from training.exchange.client.outbox import Outgoing
+from training.exchange.client.delivery import Outgoing
 from training.exchange.messages import Push
 from training.exchange.trust import LIES
 from training.shards.applied import DeltaId

@@ -17,7 +17,7 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
-from training.exchange.client.outbox import Outgoing
+from training.exchange.client.delivery import Outgoing
 from training.exchange.directory import OwnerDirectory
 from training.exchange.large_messages import LARGE_MESSAGE_BYTES
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, encode

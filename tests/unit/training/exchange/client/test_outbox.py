@@ -16,7 +16,8 @@ from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
 from training.exchange.client import outbox as outbox_module
-from training.exchange.client.outbox import Delivery, Outbox, Outgoing
+from training.exchange.client.delivery import Delivery, Outgoing
+from training.exchange.client.outbox import Outbox
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode

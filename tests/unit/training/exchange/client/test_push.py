@@ -15,7 +15,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
 from training.encoding import codecs
 from training.encoding.frames import FrameReader, Part, read_array
-from training.exchange.client.outbox import Outgoing
+from training.exchange.client.delivery import Outgoing
 from training.exchange.client.push import PushClient, TakenBack, _runs
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode

@@ -16,7 +16,7 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from training.exchange.audit.answers import digest_of
 from training.exchange.audit_messages import AuditAnswer, AuditResult, ConfirmDeltas
 from training.exchange.audit_records.forged_repairs import IGNORED_S
-from training.exchange.client.outbox import Outgoing
+from training.exchange.client.delivery import Outgoing
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, decode
 from training.exchange.owner.delta_item import IncomingDelta, logged_frames

@@ -1,0 +1,51 @@
+"""A shard of a delta on its way: its parts, and what others are handed of it, are no memory of the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.harness.builders.stores import IDS
+from tests.harness.stubs.exchange_context import GENESIS
+from training.exchange.client.delivery import Delivery, Outgoing
+from training.exchange.messages import Push
+
+VALUES = np.arange(4, dtype=np.float32)
+
+
+def borrowed() -> tuple[bytearray, Outgoing]:
+    """The trainer's memory, and shard 3 of a delta in it."""
+    memory = bytearray(VALUES.tobytes())
+    return memory, Outgoing(3, memoryview(memory), "float32", 4, is_borrowed=True, is_started=True, unanswered=1)
+
+
+def test_the_parts_of_a_shard_keep_what_has_become_of_it() -> None:
+    """Also that an attempt has brought no answer: its receiver may have each part."""
+    memory, item = borrowed()
+    parts = item.parts([1, 3])
+    memory[:] = bytes(len(memory))
+    assert [(part.shard, part.values, part.is_borrowed) for part in parts] == [(6, 1, False), (7, 3, False)]
+    assert [(part.is_started, part.unanswered) for part in parts] == [(True, 1)] * 2
+    np.testing.assert_array_equal(np.frombuffer(b"".join(bytes(part.encoded) for part in parts), np.float32), VALUES)
+
+
+@pytest.mark.parametrize("handed", ["carried", "item"])
+def test_what_is_handed_on_is_a_copy_of_the_trainers_memory(handed: str) -> None:
+    """To a relay, or to the owner in this node."""
+    memory, item = borrowed()
+    made = item.carried() if handed == "carried" else item.item()
+    memory[:] = bytes(len(memory))
+    encoded = made.encoded if handed == "carried" else made.delta  # type: ignore[union-attr]
+    np.testing.assert_array_equal(np.frombuffer(bytes(encoded), np.float32), VALUES)
+
+
+def test_a_delivery_is_known_by_its_push_and_as_large_as_what_is_not_acknowledged() -> None:
+    """Its identity is node, incarnation and step."""
+    _, item = borrowed()
+    delivery = Delivery(Push(GENESIS, IDS["a"], 2, 7, 6, 1.0, []), {3: item}, asyncio.Event())
+    assert tuple(delivery.identity) == (IDS["a"], 2, 7)
+    assert delivery.size_bytes == 16
+    delivery.unacknowledged.clear()
+    assert delivery.size_bytes == 0
