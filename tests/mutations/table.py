@@ -216,7 +216,7 @@ MUTATIONS = (
         "aggregation",
         "hands the trainer's memory to a relay, and the trainer writes to it",
         f"{OUTBOX}::test_what_a_relay_is_given_is_not_the_memory_of_the_trainer",
-        "client/outbox.py",
+        "client/delivery.py",
         """        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
         return Carried""",
         """        encoded = self.encoded
