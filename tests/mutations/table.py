@@ -10,7 +10,8 @@ from tests.mutations.first_hour import FIRST_HOUR
 from tests.mutations.mutation import Change, Mutation
 
 HISTORIES = "tests/simulated/test_conservation.py"
-SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-24-8]"
+SMALL = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1000-12-8]"
+THREE_SIDES = f"{HISTORIES}::test_what_was_acknowledged_is_in_the_model_once[1091-1-8]"
 PAIR_DIES = "tests/simulated/test_pair_dies.py::test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica"
 FORGOTTEN = "tests/simulated/test_forgotten_identities.py::test_a_node_that_starts_again_and_again_leaves_a_bounded_set"
 FAILOVER = "tests/unit/training/exchange/recovery/test_failover.py"
@@ -23,7 +24,7 @@ FOLLOWED = "tests/unit/training/exchange/owner/test_publishing.py"
 FOLLOWER = "tests/unit/training/exchange/client/test_follower.py"
 VALUES = "tests/simulated/test_values_attacks.py"
 RELAYS = "tests/simulated/test_relays.py"
-RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6000-3-8]"
+RELAYED = f"{RELAYS}::test_relayed_deltas_are_in_the_model_once[6002-1-8]"
 NOT_TRUE = f"{RELAYS}::test_who_hands_down_what_is_not_true_is_found_and_avoided"
 HANDED = "tests/unit/training/exchange/aggregation/test_handed_down.py"
 CLOSER = (
@@ -31,7 +32,7 @@ CLOSER = (
     "::test_a_relay_hands_on_to_a_node_that_shares_more_bits_with_it_than_the_one_before"
 )
 RELAYED_PULL = "tests/unit/training/exchange/client/test_relayed_pull.py"
-CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped"
+CLIPPED = f"{HISTORIES}::test_a_backup_adds_what_its_owner_has_clipped[1002-1]"
 
 
 def _mutation(part: str, fault: str, test: str, file: str, old: str, new: str) -> Mutation:
@@ -443,7 +444,7 @@ MUTATIONS = (
     _mutation(
         "recovery",
         "hands a state on without its pending deltas",
-        SMALL,
+        THREE_SIDES,
         "store/state_head.py",
         "pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],",
         "pending=[],",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import Forked, with_torch
 from tests.process.harness.trainer_world import World, is_running, until
 from training.trainer_link.handshake import BufferHandshake
@@ -415,7 +416,7 @@ def test_a_command_that_does_not_exist_is_named(world: World) -> None:
     world.run(scenario)
 
 
-@pytest.mark.parametrize("package", ["training", "overlay"])
+@pytest.mark.parametrize("package", ["training", *more("overlay")])
 def test_a_users_folder_beside_the_script_is_named(world: World, package: str) -> None:
     """A folder `training` beside train.py hides ours; the sentence names it."""
     folder = world.state_dir / "users" / package

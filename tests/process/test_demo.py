@@ -23,6 +23,7 @@ from p2pnode.demo.plan import DemoPlan, goal_held
 from p2pnode.demo.run import run
 from p2pnode.terminal.numbers import number
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import with_torch
 
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
@@ -122,7 +123,7 @@ def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (folder / "node-0" / "state" / "status.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *more(signal.SIGHUP)])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, SIGTERM or a closed terminal in the middle: exit code 10, what was reached, no process and no file."""
     code = (

@@ -19,6 +19,7 @@ import pytest
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import start_p2pnode
 from tests.process.harness.swarm_world import ANSWER_S
 
@@ -173,7 +174,7 @@ def test_the_readme_shows_the_script_that_is_tested() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("barrier", ["bsp", "pssp"])
+@pytest.mark.parametrize("barrier", ["pssp", *more("bsp")])
 def test_two_scripts_train_one_model(barrier: str, launch: Callable[..., Run]) -> None:
     """The README's loop in a founder and a joiner: what it prints arrives, `done` ends it, the step grows. Both end
     with the same model to the bit, in the script and in the file that the node names at its end. The joiner's long

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.encoding.codecs import CodecName
 from training.exchange.exchange import Exchange
@@ -127,7 +128,7 @@ def totals(world: World) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "pull_codec"), [("int8", "auto"), ("int4", "auto"), ("sparse", "auto"), ("int4", "sparse")]
+    ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), ("int4", "sparse"), *more(("int4", "auto"))]
 )
 def test_all_nodes_follow_the_chains_of_all_owners(codec: CodecName, pull_codec: str) -> None:
     """After the first pull, which brings the whole, every later one brings changes, and all hold the same bits."""

@@ -18,16 +18,16 @@ from training.exchange.held_memory import disk_bytes
 from training.settings import ExchangeSettings
 from training.shards.robust import Robust
 
-#: Two dozen histories take half a minute on a machine of their own.
+#: A dozen histories take a quarter of a minute on a machine of their own.
 pytestmark = pytest.mark.timeout(480)
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 #: In seed 1091 three sides of a split begin, settle and take back an era.
-BLOCKS = [(1000, 24, 8), (1091, 1, 8), (1200, 2, 12), (0, 1, 50)]
+BLOCKS = [(1000, 12, 8), (1091, 1, 8), (1200, 1, 12), (0, 1, 50)]
 #: Two sides of a split go on, and one gives its shards back.
 WITH_SHARDS_TAKEN_BACK = (1092, 1105)
 #: More of the same.
-MORE = [(1100, 24, 8), (1202, 8, 12), (1, 1, 50)]
+MORE = [(1012, 12, 8), (1100, 24, 8), (1201, 9, 12), (1, 1, 50)]
 #: Three tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.worker_group("first histories")
 
@@ -63,36 +63,43 @@ def test_the_histories_are_not_empty() -> None:
     """Take-overs, repairs by identity, shards taken back, restarts of everybody and kills amid a transfer all happen.
     Few deltas are such that a split leaves their weight open."""
     # Shards are taken back in about one history of eight: two that have several are among them.
-    tallies = [played(seed, 8) for seed in (*range(1000, 1024), *WITH_SHARDS_TAKEN_BACK)]
+    tallies = [played(seed, 8) for seed in (*range(1000, 1012), *WITH_SHARDS_TAKEN_BACK)]
     faults = {what for tally in tallies for what in tally.faults}
 
-    assert sum(tally.taken_over for tally in tallies) >= 20
-    assert sum(tally.repaired for tally in tallies) >= 20
+    assert sum(tally.taken_over for tally in tallies) >= 12
+    assert sum(tally.repaired for tally in tallies) >= 12
     assert sum(tally.taken_back for tally in tallies) >= 4
     assert faults >= {"crash", "restart", "started again", "pause", "part", "cut", "join", "left", "switched off"}
-    assert sum(what.startswith("crash at a ") for what in faults) >= 2
-    assert sum(tally.limit_s <= 16.5 for tally in tallies) >= 8
-    assert sum(tally.ambiguous for tally in tallies) <= 0.05 * 2 * sum(tally.acknowledged for tally in tallies)
+    assert any(what.startswith("crash at a ") for what in faults)
+    assert sum(tally.limit_s <= 16.5 for tally in tallies) >= 5
+    # The two chosen ones are about splits.
+    usual = tallies[: -len(WITH_SHARDS_TAKEN_BACK)]
+    assert sum(tally.ambiguous for tally in usual) <= 0.05 * 2 * sum(tally.acknowledged for tally in usual)
 
 
-def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest() -> None:
+@pytest.mark.parametrize(("first", "histories"), [(1000, 2), *more((1002, 3))])
+def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest(first: int, histories: int) -> None:
     """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
     was acknowledged."""
-    tallies = [played(seed, 8, "trimmed-mean") for seed in range(1000, 1005)]
+    tallies = [played(seed, 8, "trimmed-mean") for seed in range(first, first + histories)]
 
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * 5
-    assert sum(tally.windows for tally in tallies) >= 190
-    assert sum(tally.taken_over for tally in tallies) >= 9
+    assert sum(tally.acknowledged for tally in tallies) >= 50 * histories
+    assert sum(tally.windows for tally in tallies) >= 38 * histories
+    assert sum(tally.taken_over for tally in tallies) >= histories
 
 
-def test_a_backup_adds_what_its_owner_has_clipped() -> None:
+@pytest.mark.parametrize(("first", "histories"), [(1002, 1), *more((1000, 2), (1003, 1))])
+def test_a_backup_adds_what_its_owner_has_clipped(first: int, histories: int) -> None:
     """Deltas that the owner clips are in the value, and in its backup's, with the same factor."""
-    tallies = [played(seed, 8, "clip") for seed in range(1000, 1004)]
+    tallies = [played(seed, 8, "clip") for seed in range(first, first + histories)]
 
-    assert sum(tally.clipped for tally in tallies) >= 200
+    assert sum(tally.clipped for tally in tallies) >= 40 * histories
 
 
-def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("first", "histories"), [(1000, 3), *more((1000, 5))])
+def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(
+    first: int, histories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With residual, log and shards in files the same holds after any faults: shards are taken over, splits repaired
     from the log, and no state or payload is written over while somebody has it. Some of each are in the files."""
     parts: dict[str, int] = {}
@@ -114,18 +121,21 @@ def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(monkeypatch: pytest.
 
     monkeypatch.setattr(conservation_plan, "exchange_settings", on_disk)
     monkeypatch.setattr(conservation.History, "_done", counted)
-    tallies = [play(seed, 8) for seed in range(1000, 1005)]
+    tallies = [play(seed, 8) for seed in range(first, first + histories)]
 
     # A state that came while two of its shard were held had no room, and is in memory.
     assert sum(in_files) >= 0.9 * len(in_files) > 0
     assert sum(tally.acknowledged for tally in tallies) >= 50 * len(tallies)
-    assert sum(tally.taken_over for tally in tallies) >= 5
-    assert sum(tally.repaired for tally in tallies) >= 5
+    assert sum(tally.taken_over for tally in tallies) >= histories
+    assert sum(tally.repaired for tally in tallies) >= histories
     assert all(size > 0 for size in parts.values())
     assert sorted(parts) == ["log_bytes", "residual_bytes", "shards_bytes"]
 
 
-def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("first", "histories"), [(3000, 3), *more((3000, 5))])
+def test_turns_of_the_loop_between_shards_lose_nothing(
+    first: int, histories: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
     for module in ("cooperative", "client.follower", "client.push"):
@@ -150,9 +160,9 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(LoopYielder, "after", noted_after)
     monkeypatch.setattr(LoopTurns, "take", noted_take)
-    tallies = [play(seed, 8) for seed in range(3000, 3005)]
+    tallies = [play(seed, 8) for seed in range(first, first + histories)]
 
-    assert sum(tally.taken_over for tally in tallies) >= 12
+    assert sum(tally.taken_over for tally in tallies) >= 2 * histories
     places.pop("_add_unreplicated", None)  # only where a shard has no backup for a moment
     assert sorted(places) == [
         "_accept_own",

@@ -40,16 +40,16 @@ def test_no_record_comes_twice_where_trainers_crash_and_messages_are_lost() -> N
     async def scenario(swarm: DispatchSwarm) -> None:
         swarm.start_workers(3)
         swarm.start_master("m")
-        for name in ("w0", "w1", "w2", "w1"):
+        for name in ("w0", "w1", "w1"):
             await swarm.until(lambda name=name: len(swarm.trainer(name).places) > 8, within_s=300, what="some training")
             swarm.trainer(name).crash_next()
             await asyncio.sleep(2.0)
         await swarm.until_ended(["w0", "w1", "w2"], 900)
 
-    swarm = simulate(scenario, seed=2, loss=0.05, passes=3)
+    swarm = simulate(scenario, seed=2, loss=0.05, passes=2)
 
-    assert swarm.counts() == every_place(3)
-    assert sum(trainer.starts for trainer in swarm.trainers) >= 3 + 1 + 4 - 1
+    assert swarm.counts() == every_place(2)
+    assert sum(trainer.starts for trainer in swarm.trainers) >= 3 + 1 + 3 - 1
 
 
 def test_an_overlapped_exchange_counts_a_record_with_its_own_step() -> None:
@@ -144,16 +144,16 @@ def test_a_master_that_starts_again_loses_nothing() -> None:
     async def scenario(swarm: DispatchSwarm) -> None:
         swarm.start_workers(3)
         swarm.start_master("m")
-        for _ in range(4):
+        for _ in range(2):
             await asyncio.sleep(7.0)
             await swarm.kill_master("m")
             await asyncio.sleep(1.0)
             swarm.start_master("m")
         await swarm.until_ended(["w0", "w1", "w2"], 900)
 
-    swarm = simulate(scenario, seed=7, passes=4)
+    swarm = simulate(scenario, seed=7, passes=2)
 
-    assert swarm.counts() == every_place(4)
+    assert swarm.counts() == every_place(2)
 
 
 def test_a_standby_takes_over_and_the_workers_follow() -> None:

@@ -35,7 +35,7 @@ async def divide(swarm: Swarm, host: Host, shards: int) -> None:
     await swarm.until(lambda: {*shards_of(swarm)} == {shards}, within_s=10, what=f"all have {shards} shards")
 
 
-@pytest.mark.parametrize(("method", "seed"), [("pssp", 61), ("bsp", 62), *more(("asp", 63), ("bsp", 64))])
+@pytest.mark.parametrize(("method", "seed"), [("pssp", 61), *more(("bsp", 62), ("asp", 63), ("bsp", 64))])
 def test_a_training_swarm_divides_its_shards(method: str, seed: int) -> None:
     """Twice, each time by another node, while all train. The model is the sum of all counted steps, each once, bit by
     bit; and so it is after all have stopped and started again, with the new shards. No take-over comes of it, and every
@@ -155,7 +155,7 @@ def world(scenario: Callable[[Swarm], Awaitable[None]], values: int, **settings:
     VirtualLoop().run(main(), limit_s=3600)
 
 
-@pytest.mark.parametrize(("first", "histories"), [(5000, 3), *more((5003, 42), (5045, 41))])
+@pytest.mark.parametrize(("first", "histories"), [(5000, 1), *more((5001, 44), (5045, 41))])
 def test_divisions_amid_faults_lose_and_double_nothing(first: int, histories: int) -> None:
     """As `test_conservation`, while nodes divide their shards at any moment, each for itself: after any faults each
     part is the sum of its deltas, with all acknowledged ones among them, and every node has the same shards."""
@@ -171,13 +171,15 @@ def test_divisions_amid_faults_lose_and_double_nothing(first: int, histories: in
     assert all(tally.longest_of_one_s <= tally.limit_s <= 25.0 for tally in tallies)
 
 
-@pytest.mark.parametrize("robust", ["trimmed-mean", "clip"])
-def test_windows_and_clipped_deltas_are_divided_too(robust: Any) -> None:
+@pytest.mark.parametrize(
+    ("robust", "seed"), [("trimmed-mean", 5401), ("clip", 5400), *more(("trimmed-mean", 5400), ("clip", 5401))]
+)
+def test_windows_and_clipped_deltas_are_divided_too(robust: Any, seed: int) -> None:
     """What waits for a window, and what was clipped with its whole, is in every part as it was in that."""
-    tallies = [play(seed, 8, robust, divides=True) for seed in range(5400, 5402)]
+    tally = play(seed, 8, robust, divides=True)
 
-    assert sum(tally.divided for tally in tallies) >= 15
-    assert sum(tally.windows + tally.clipped for tally in tallies) >= 50
+    assert tally.divided >= 7
+    assert tally.windows + tally.clipped >= 20
 
 
 def test_one_member_that_divides_beyond_reason_is_not_followed() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers import tasks as world_tasks
 from tests.harness.trainers.real_trainer import InlineTrainer
@@ -115,8 +116,14 @@ def bare(task: Any, steps: int) -> np.ndarray:
     return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", [world_tasks.Plain, world_tasks.Normed])
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [
+        (world_tasks.Plain, "bfloat16"),
+        (world_tasks.Normed, "float32"),
+        *more((world_tasks.Plain, "float32"), (world_tasks.Normed, "bfloat16")),
+    ],
+)
 def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any, codec: str) -> None:
     """One node with plain sum, outer_lr 1, μ 0: the torch loop's weights to 1e-6 after 200 steps, whatever the codec.
     What a node owns alone is not sent, and so not rounded."""
@@ -172,7 +179,7 @@ def test_a_late_joiner_stands_where_the_schedule_of_the_others_stands() -> None:
     assert all(rate == pytest.approx(by_step[step]) for step, rate in joined if step in by_step)
 
 
-@pytest.mark.parametrize("pull_codec", ["bfloat16", "int8", "int4", "sparse"])
+@pytest.mark.parametrize("pull_codec", ["bfloat16", "int4", "sparse", *more("int8")])
 def test_what_pulls_round_off_is_never_pushed_back(pull_codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three nodes that learn nothing: after eight steps every owner has the bits of the initial weights, although what
     the nodes load differs from them. A delta counts from what was loaded."""
@@ -203,7 +210,7 @@ def test_what_pulls_round_off_is_never_pushed_back(pull_codec: str, monkeypatch:
     assert sum((vector != initial).any() for vector in loaded) >= 4
 
 
-@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int8", 2e-4), ("int4", 2e-3)])
+@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), ("int4", 2e-3), *more(("int8", 2e-4))])
 def test_a_lossy_codec_stays_beside_the_joined_batch(codec: str, within: float) -> None:
     """Rounded deltas with error feedback end where exact ones end, to a ten-thousandth of what the weights moved."""
     tasks = {f"n{part}": Fixed({"part": part, "parts": 2}, node_seed=part, **OPTIONS) for part in range(2)}

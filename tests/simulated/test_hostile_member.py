@@ -24,6 +24,7 @@ from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.dispatch.messages import WhoServes
@@ -357,7 +358,7 @@ def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> 
     simulate(scenario)
 
 
-@pytest.mark.parametrize("method", ["bsp", "pbsp"])
+@pytest.mark.parametrize("method", ["bsp", *more("pbsp")])
 def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It announces that it trains and that a step takes it thirty years, and stays at its step. The others wait once,
     for ten seconds, and go on."""
@@ -377,8 +378,7 @@ def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: p
     simulate(scenario, barrier__method=method)
 
 
-@pytest.mark.parametrize("claimed", [10**9, 1 << 60])
-@pytest.mark.parametrize("honest", [1, 2])
+@pytest.mark.parametrize(("honest", "claimed"), [(1, 10**9), (2, 1 << 60), *more((1, 1 << 60), (2, 10**9))])
 def test_a_step_that_no_time_explains_takes_nobody_along(
     honest: int, claimed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +401,7 @@ def test_a_step_that_no_time_explains_takes_nobody_along(
     simulate(scenario, training__max_steps=100_000, barrier__method="pbsp")
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, *more(np.inf)])
 def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
 
 
@@ -70,17 +71,18 @@ def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_boun
     assert max(found.watched_s) <= overlay_liveness.PARTNER_BOUND_S
 
 
-def test_lost_refutations_declare_no_node_dead() -> None:
-    """60 nodes, 15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
+@pytest.mark.parametrize(("nodes", "least"), [(40, 8), *more((60, 15))])
+def test_lost_refutations_declare_no_node_dead(nodes: int, least: int) -> None:
+    """15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
     probed. A reported death is not accepted without own probes.
 
-    (It was: this minute had 80 false deaths.)
+    (It was: with 60 nodes this minute had 80 false deaths.)
     """
     print("seed 1")
-    found = overlay_liveness.run(1, 60, 60, stall_s=0.3, loss=0.15, lookups=False)
+    found = overlay_liveness.run(1, nodes, 60, stall_s=0.3, loss=0.15, lookups=False)
     print(found)
 
-    assert found.suspicions > 15
+    assert found.suspicions > least
     assert found.false_deaths == 0, found.reasons
     assert max(found.gone_s) <= overlay_liveness.BOUND_S
 
@@ -117,19 +119,19 @@ def test_waits_follow_a_network_that_becomes_slow() -> None:
 
     async def story() -> None:
         world = OverlayWorld(seed=58)
-        nodes = await world.raise_swarm(25)
+        nodes = await world.raise_swarm(24)
         await asyncio.sleep(20)
         before_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes)
         world.network.delay = (0.14, 0.16)
-        await asyncio.sleep(60)
+        await asyncio.sleep(45)
         counters = [node._protocol.counters for node in nodes]
         assert sum(each["late_answers"] for each in counters) > 0
         calls, timeouts = (sum(each[name] for each in counters) for name in ("lookup_queries", "timeouts"))
-        await asyncio.sleep(60)
+        await asyncio.sleep(45)
         more = sum(each["lookup_queries"] for each in counters) - calls
         late = sum(each["timeouts"] for each in counters) - timeouts
         print(f"{before_s:.2f} s; {timeouts} time-outs, then {late} in {more} queries")
-        assert more > 1000
+        assert more > 400
         assert late < 0.02 * more
         assert not [c for changes in world.changes.values() for _, c in changes if c.kind == "dead"]
         world.network.delay = (0.001, 0.01)

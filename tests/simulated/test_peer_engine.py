@@ -14,6 +14,7 @@ from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from tests.harness.environment.virtual_loop import START_S, run
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.engine_script import EngineScript
 from training.engines.program import Context, Program
@@ -54,7 +55,7 @@ async def columns_of(one: EngineScript) -> float:
     return float(np.abs(np.stack([found[key].value for key in keys], axis=1) - TRUE).max())
 
 
-@pytest.mark.parametrize("method", ["bsp", "pssp", "asp"])
+@pytest.mark.parametrize("method", ["pssp", *more("bsp", "asp")])
 def test_six_nodes_recover_the_weights_while_one_dies_and_one_joins(method: str) -> None:
     """Peer-to-peer linear regression ends within 1e-2 of the true weights at every node that is left."""
 

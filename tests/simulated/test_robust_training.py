@@ -65,7 +65,7 @@ def train(robust: str, scenario: Callable[[Swarm], Awaitable[None]], **settings:
     return worlds[0]
 
 
-async def steps_of_all(swarm: Swarm, steps: int = 30) -> None:
+async def steps_of_all(swarm: Swarm, steps: int = 20) -> None:
     swarm.start_many(8)
     await swarm.until(
         lambda: min(host.living.progress.step for host in swarm.running()) >= steps, within_s=300, what="all steps"
@@ -76,15 +76,15 @@ async def steps_of_all(swarm: Swarm, steps: int = 30) -> None:
     ("robust", "method"), [("clip", "pssp"), ("trimmed-mean", "bsp"), *more(("trimmed-mean", "pssp"))]
 )
 def test_one_hostile_node_in_eight_does_not_keep_the_others_from_the_target(robust: str, method: str) -> None:
-    """After thirty steps they are there, within what their noise leaves; its length is reported, and counted."""
+    """After twenty steps they are there, within what their noise leaves; its length is reported, and counted."""
     found: list[float] = []
 
     async def scenario(swarm: Swarm) -> None:
         await steps_of_all(swarm)
         found.append(distance(swarm.value()))
         counters = [host.living.exchange.counters for host in swarm.running()]
-        assert sum(one.unusual_norms for one in counters) > 100
-        assert (sum(one.clipped for one in counters) > 100) is (robust == "clip")
+        assert sum(one.unusual_norms for one in counters) > 60
+        assert (sum(one.clipped for one in counters) > 60) is (robust == "clip")
 
     swarm = train(robust, scenario, barrier__method=method)
 
@@ -122,7 +122,7 @@ def test_deaths_and_leaves_lose_nothing_that_was_collected(robust: str) -> None:
         swarm.hosts["n1"].living.leave()
         await swarm.until(lambda: len(swarm.running()) == 6, within_s=60, what="n1 has left")
         reached = steps()
-        await swarm.until(lambda: steps() >= reached + 20, within_s=300, what="20 more steps")
+        await swarm.until(lambda: steps() >= reached + 12, within_s=300, what="12 more steps")
 
         assert distance(swarm.value()) < 0.1
         owned = [one.state for host in swarm.running() for one in host.living.exchange.store.owned.values()]

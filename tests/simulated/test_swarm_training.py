@@ -89,7 +89,7 @@ async def settle(swarm: Swarm) -> None:
     await asyncio.sleep(1.0)  # hand-overs under way end within a round trip
 
 
-@pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
+@pytest.mark.parametrize("method", ["asp", "bsp", "pssp", *more("ssp", "pbsp")])
 def test_every_delta_is_in_the_model_once(method: str) -> None:
     """Under every barrier the model equals the initial vector plus all deltas, each once."""
 
@@ -138,7 +138,7 @@ def test_bsp_keeps_everybody_on_one_step() -> None:
     simulate(scenario, seed=13, barrier__method="bsp", training__min_nodes=5)
 
 
-@pytest.mark.parametrize(("method", "most"), [("pbsp", 1), ("pssp", 5), *more(("ssp", 5))])
+@pytest.mark.parametrize(("method", "most"), [("pssp", 5), *more(("pbsp", 1), ("ssp", 5))])
 def test_nodes_that_begin_together_begin_together(method: str, most: int) -> None:
     """Steps of 5 ms on one machine's network, and the last node comes after half a minute. A node that sees it a fifth
     of a second before another does not run ahead, so no node misses a step."""
@@ -316,7 +316,7 @@ def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
     simulate(scenario, seed=20, barrier__method="bsp", training__min_nodes=3)
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("nodes", [2, *more(4)])
 def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
     """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
 
@@ -356,7 +356,7 @@ def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
     return total.astype(np.float32), missing
 
 
-@pytest.mark.parametrize("method", ["asp", "bsp"])
+@pytest.mark.parametrize("method", ["bsp", *more("asp")])
 def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
     """Three of six nodes split from the others: both sides continue, and what both acknowledged is in the model
     once."""
@@ -397,7 +397,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
     simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
 
 
-@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), ("bsp", 2), *more(("pssp", 3))])
+@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), *more(("bsp", 2), ("pssp", 3))])
 def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) -> None:
     """Its process stopped for eight seconds, dozens of steps of the other. It is not waited for as long again, but
     continues at the other's step. All that was not refused as late is in the model."""

@@ -47,45 +47,49 @@ class Model(Rules):
         after: State = handler(state, message)
         return after
 
-    def successors(self, state: State) -> Iterator[tuple[str, State]]:
-        """Every possible next event, by name, and the state after it."""
+    def successors(self, state: State) -> Iterator[tuple[tuple[object, ...], State]]:
+        """Every possible next event, as the words of its name, and the state after it."""
         size = len(state.nodes)
         for message in sorted(state.messages):
             if (after := self.deliver(state, message)) is not None:
-                yield f"{message.kind} {message.source}→{message.to} {message.term}", after
-        for place in range(size):
-            for delta in self.deltas:
-                # Deltas are interchangeable: the second is pushed after the first.
-                if delta == 0 or delta - 1 in state.acknowledged:
-                    yield from named(f"push {delta} to {place}", self.push(state, place, delta))
-                yield from named(f"{place} abandons {delta}", self.abandon(state, place, delta))
-            for action in (
-                self.cancel_catch_up,
-                self.hand_over,
-                self.crash,
-                self.restart,
-                self.declare_dead,
-                self.survey,
-                self.divide,
-                self.follow,
-            ):
-                yield from named(f"{action.__name__} {place}", action(state, place))
-            yield from named(f"take_over {place}", self.take_over(state, place))
-            for other in range(size):
-                if other == place or not state.nodes[other].alive or not state.nodes[place].alive:
-                    continue
-                if (spent := self.spend(state, "add_learner")) is not None:
-                    yield from named(f"{place} adds learner {other}", self.add_learner(spent, place, other))
-                if (spent := self.spend(state, "claim")) is not None:
-                    yield from named(f"{place} sends its claim to {other}", self.send_claim(spent, place, other))
-                yield from named(f"{other} shows its fence to {place}", self.read_fence(state, place, other))
-                if self.scenario.repairs:
-                    yield from named(f"{place} offers to {other}", self.offer(state, place, other))
+                yield (message.kind, f"{message.source}→{message.to}", message.term), after
+        for place, node in enumerate(state.nodes):
+            # What nothing can come of is not tried: that would be half of a search.
+            if not node.alive:
+                yield from named(self.restart(state, place), "restart", place)
+                continue
+            for action in (self.crash, self.declare_dead, self.survey, self.divide, self.follow):
+                yield from named(action(state, place), action.__name__, place)
+            yield from named(self.take_over(state, place), "take_over", place)
+            if node.own is not None:
+                yield from self.of_owner(state, place)
+            if self.scenario.repairs and node.superseded:
+                for other in range(size):
+                    if other != place and state.nodes[other].alive:
+                        yield from named(self.offer(state, place, other), place, "offers to", other)
         if dict(state.budget).get("split"):
             for mask in range(1, 2 ** (size - 1)):
                 sides = tuple(int(place > 0 and bool(mask >> (place - 1) & 1)) for place in range(size))
-                yield from named(f"split {sides}", self.split(state, sides))
-        yield from named("heal", self.heal(state))
+                yield from named(self.split(state, sides), "split", sides)
+        yield from named(self.heal(state), "heal")
+
+    def of_owner(self, state: State, place: int) -> Iterator[tuple[tuple[object, ...], State]]:
+        """What an owner may do, and others do with it."""
+        for delta in self.deltas:
+            # Deltas are interchangeable: the second is pushed after the first.
+            if delta == 0 or delta - 1 in state.acknowledged:
+                yield from named(self.push(state, place, delta), "push", delta, "to", place)
+            yield from named(self.abandon(state, place, delta), place, "abandons", delta)
+        for action in (self.cancel_catch_up, self.hand_over):
+            yield from named(action(state, place), action.__name__, place)
+        for other, node in enumerate(state.nodes):
+            if other == place or not node.alive:
+                continue
+            if (spent := self.spend(state, "add_learner")) is not None:
+                yield from named(self.add_learner(spent, place, other), place, "adds learner", other)
+            if (spent := self.spend(state, "claim")) is not None:
+                yield from named(self.send_claim(spent, place, other), place, "sends its claim to", other)
+            yield from named(self.read_fence(state, place, other), other, "shows its fence to", place)
 
     # -- what must hold ------------------------------------------------------------------------------------------
 
@@ -200,9 +204,9 @@ class Model(Rules):
             raise Broken(f"deltas at rest: {own.counts}")
 
 
-def named(name: str, state: State | None) -> Iterator[tuple[str, State]]:
+def named(state: State | None, *words: object) -> Iterator[tuple[tuple[object, ...], State]]:
     if state is not None:
-        yield name, state
+        yield words, state
 
 
 @dataclass
@@ -218,7 +222,7 @@ def search(scenario: Scenario, *, without: str = "", depth: int | None = None, s
     """Breadth first to `depth` events; every `settle_every`-th state is also brought to rest."""
     model = Model(scenario, without)
     limit = scenario.depth if depth is None else depth
-    seen: dict[State, tuple[State, str] | None] = {scenario.start: None}
+    seen: dict[State, tuple[State, tuple[object, ...]] | None] = {scenario.start: None}
     queue = deque([(scenario.start, 0)])
     checked = 0
     while queue:
@@ -231,18 +235,18 @@ def search(scenario: Scenario, *, without: str = "", depth: int | None = None, s
             found = list(model.successors(state)) if deep < limit else []
         except Broken as broken:
             return Result(checked, str(broken), _trace(seen, state))
-        for name, after in found:
+        for words, after in found:
             if after not in seen:
-                seen[after] = (state, name)
+                seen[after] = (state, words)
                 queue.append((after, deep + 1))
     return Result(checked)
 
 
-def _trace(seen: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def _trace(seen: dict[State, tuple[State, tuple[object, ...]] | None], state: State) -> tuple[str, ...]:
     names: list[str] = []
     while (step := seen[state]) is not None:
-        state, name = step
-        names.append(name)
+        state, words = step
+        names.append(" ".join(map(str, words)))
     return tuple(reversed(names))
 
 

@@ -48,10 +48,11 @@ class PairRules:
     @staticmethod
     def send(state: State, *messages: Message) -> State:
         # A crashed node receives nothing.
+        nodes = state.nodes
         sent = state.messages.union(
-            [one._replace(division=state.nodes[one.source].division) for one in messages if state.nodes[one.to].alive]
+            [Message(*one[:-1], nodes[one.source].division) for one in messages if nodes[one.to].alive]
         )
-        return State(state.nodes, sent, *state[2:])
+        return State(nodes, sent, *state[2:])
 
     @staticmethod
     def spend(state: State, what: str) -> State | None:
@@ -140,7 +141,7 @@ class PairRules:
         own = state.nodes[place].own
         assert own is not None
         pushes = tuple(receipts if one == delta else push for one, push in enumerate(own.pushes))
-        return self.put(state, place, own=own._replace(pushes=pushes))
+        return self.put(state, place, own=Owned(*own[:-1], pushes))
 
     @staticmethod
     def acknowledge(state: State, delta: int) -> State:

@@ -13,9 +13,9 @@ from tests.harness.builders.peers import ids
 
 
 def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:
-    """Chi-square over 100 nodes and 6,000 draws: the pool passes at p > 0.001, "closest to a random id" cannot."""
+    """Chi-square over 100 nodes and 3,000 draws: the pool passes at p > 0.001, "closest to a random id" cannot."""
     print("seed 2")
-    ours, naive = draw_with_truth(2, 100, 6_000), draw_naively(2, 100, 6_000)
+    ours, naive = draw_with_truth(2, 100, 3_000), draw_naively(2, 100, 3_000)
     print(ours, naive, sep="\n")
 
     assert ours.p_value > 0.001
@@ -83,7 +83,7 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
     radius = ball_radius(60)
     uniform, naive = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0)
     draws = tries = 0
-    while draws < 6000:
+    while draws < 3000:
         target = random_id(rng)
         tries += 1
         inside = sorted(inside_ball(target, nodes, radius), key=lambda n: distance(n, target))[:SLOTS]
@@ -98,7 +98,7 @@ def test_ball_rejection_is_uniform_and_the_closest_node_is_not() -> None:
 
     # 59 degrees of freedom: 98.3 is the 0.999 quantile.
     assert chi_square(uniform) < 98.3
-    assert chi_square(naive) > 1000
+    assert chi_square(naive) > 500
     assert draws / tries == pytest.approx(0.5, abs=0.02)
 
 
