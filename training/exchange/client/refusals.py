@@ -5,7 +5,8 @@ node can check itself, because owner and origin compute them from the same annou
 from true here, the values are not lost: they travel with the next delta, and come to whoever owns the shard then.
 Nobody is blamed for it. A node that slept knows old steps: it believes all until it has heard of others again.
 
-Reasons that only the owner's state explains (`out_of_range`, `before_era`) are believed.
+Reasons that only the owner's state explains (`out_of_range`, `before_era`) are believed, and those that an honest owner
+of another version may have for ever (`malformed`): all that is trained meanwhile would be added at once later.
 """
 
 from __future__ import annotations
@@ -27,7 +28,5 @@ def is_explained(
             return stale_limit is None or 2 * (median_step - base_step) > stale_limit
         case "ahead":
             return 2 * step > furthest_step
-        case "malformed" | "shape":
-            return False
         case _:
             return True
