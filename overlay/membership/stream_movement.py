@@ -4,8 +4,9 @@ A home router queues seconds of what a node sends, and the answers to pings wait
 arrive from a peer, or that its kernel acknowledges, show that its machine is there and that its line is busy. A machine
 that is gone acknowledges nothing. A process that hangs soon takes nothing more, because its window is full.
 
-The kernel of a process that hangs takes each *new* small request at once. So a request counts from the first mark after
-its begin: what moves then has waited for the line. Otherwise a stopped process would live for as long as others ask it.
+The kernel of a process that hangs takes each *new* small request as soon as it arrives. So a request counts only if it
+moves on after a mark at which it had begun to move: then a line carries it. Otherwise a stopped process would live for
+as long as others ask it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class StreamMovement:
     def __init__(self) -> None:
         #: By peer; the numbers are those of the last mark.
         self._streams: dict[bytes, dict[ReferenceType[RequestStream], int]] = {}
-        #: The same of the requests of this node that are under way; None before their first mark.
-        self._requests: dict[bytes, dict[RequestStream, int | None]] = {}
+        #: The same of the requests of this node that are under way.
+        self._requests: dict[bytes, dict[RequestStream, int]] = {}
 
     def __len__(self) -> int:
         """Peers of which streams are known."""
@@ -51,11 +52,11 @@ class StreamMovement:
                 del self._streams[node_id]
 
     def begin(self, node_id: bytes, request: RequestStream) -> None:
-        """A request to this peer begins. It counts from the next mark or sample on."""
+        """A request to this peer begins; on it nothing has moved yet."""
         requests = self._requests.get(node_id)
         if requests is None:
             requests = self._requests[node_id] = {}
-        requests[request] = None
+        requests[request] = 0
 
     def end(self, node_id: bytes, request: RequestStream) -> None:
         """It has ended."""
@@ -66,7 +67,8 @@ class StreamMovement:
 
     def sample(self, node_id: bytes) -> Sample:
         """How far each stream with this peer is now."""
-        return {stream: stream.moved_bytes() for stream, _ in self._known(node_id)}
+        streams = (stream for known in self._streams.get(node_id, ()) if (stream := known()) is not None)
+        return {stream: stream.moved_bytes() for stream in (*streams, *self._requests.get(node_id, ()))}
 
     def mark(self, node_id: bytes) -> None:
         """Movement counts from now on, where no sample is given."""
@@ -77,19 +79,16 @@ class StreamMovement:
 
     def has_moved(self, node_id: bytes, since: Sample | None = None) -> bool:
         """Whether a byte has moved since that sample, or the last mark, on a stream that has not ended."""
-        return any(
-            before is not None and stream.moved_bytes() > before
-            for stream, marked in self._known(node_id)
-            for before in (marked if since is None else since.get(stream),)
-        )
-
-    def _known(self, node_id: bytes) -> list[tuple[RequestStream, int | None]]:
-        """The streams and requests of a peer that have not ended, and how far each was at the last mark."""
-        streams = self._streams.get(node_id, {}).items()
-        used: list[tuple[RequestStream, int | None]] = [
-            (stream, before) for known, before in streams if (stream := known()) is not None
-        ]
-        return [*used, *self._requests.get(node_id, {}).items()]
+        for known, marked in self._streams.get(node_id, {}).items():
+            if (stream := known()) is None:
+                continue
+            if stream.moved_bytes() > (marked if since is None else since.get(stream, marked)):
+                return True
+        for request, marked in self._requests.get(node_id, {}).items():
+            before = marked if since is None else since.get(request, 0)
+            if before and request.moved_bytes() > before:
+                return True
+        return False
 
     def forget(self, node_id: bytes) -> None:
         """The peer is no member any more."""

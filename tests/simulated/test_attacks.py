@@ -24,6 +24,8 @@ LEAVES_OUT = {
     # One delta of each node is on its way until the owner is gone, and is late then.
     "owns a shard, and says for ever that it is at work on each delta": 20,
     "owns a shard, and takes each delta a byte a second": 20,
+    # A refusal is final (SECURITY.md).
+    "owns a shard, and refuses each delta as late": 500,
 }
 
 

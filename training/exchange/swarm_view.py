@@ -28,8 +28,6 @@ LIKELY_FACTOR, LIKELY_AT_FIRST = 100, 1000
 PASSABLE_STEPS = 8
 #: An unknown node that did not answer counts as gone for this long; for a known one the failure detector decides.
 UNKNOWN_FAILED_S = 5.0
-#: Who was heard so long ago is heard of now: members that share shards hear each other every second.
-RECENT_S = 3.0
 
 
 class SwarmView:
@@ -121,14 +119,6 @@ class SwarmView:
             others = [int(min(others[0], self._run.explained_step(now)))]
         steps = sorted([self._run.step, *others])
         return steps[len(steps) // 2]
-
-    def recent_median_step(self) -> int | None:
-        """`median_step` of those heard in the last `RECENT_S`; None for fewer than two others: one may lie, and a node
-        that slept has heard of none yet."""
-        now = self._clock.monotonic()
-        since = now - RECENT_S
-        others = sum(peer.last_heard >= since and peer.is_worker(now) for peer in self._trusted())
-        return self.median_step_of_those_heard(since) if others >= 2 else None
 
     def step_of_others(self) -> int | None:
         """The step to go back to if most other workers, and at least two, are far behind this node's first step.

@@ -157,12 +157,7 @@ class ScriptedSwarm:
 
 
 def context_of(
-    swarm: ScriptedSwarm,
-    store: ShardStore,
-    *,
-    synchronous: bool = False,
-    settings: ExchangeSettings | None = None,
-    stale_limit: int | None = None,
+    swarm: ScriptedSwarm, store: ShardStore, *, synchronous: bool = False, settings: ExchangeSettings | None = None
 ) -> ExchangeContext:
     """A context on the running virtual loop; its log is `records_of(context)`."""
     clock = VirtualClock()
@@ -182,7 +177,7 @@ def context_of(
         run_genesis=GENESIS,
         settings=settings or plain,
         synchronous=synchronous,
-        stale_limit=stale_limit,
+        stale_limit=None,
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,

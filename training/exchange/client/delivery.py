@@ -30,8 +30,6 @@ class Outgoing:
     is_borrowed: bool = False
     #: Whether it may have been sent: then its owner may have it, under this identity.
     is_started: bool = False
-    #: Requests with it that have brought no answer for it: any of their receivers may have it.
-    unanswered: int = 0
 
     @property
     def framed_bytes(self) -> int:
@@ -47,7 +45,6 @@ class Outgoing:
                 self.codec,
                 sizes[part],
                 is_started=self.is_started,
-                unanswered=self.unanswered,
             )
             for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
         ]

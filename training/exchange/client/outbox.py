@@ -4,11 +4,8 @@ A delivery ends when every shard has a final answer (`ok` or `refused`). To each
 the oldest first, and of each shard one delta: what was sent at least once stays until it is answered, because its owner
 may have added it. A later delta of the shard waits meanwhile. If it still waits when the next one comes, no byte of it
 was sent: it is taken back (`take_back`) and travels with the next one. So nothing is dropped for being late, and the
-outbox has at most two deltas of a shard. What an owner refuses for a reason that is not true
-(`training.exchange.client.refusals`) is taken back in the same way.
-
-When the outbox is full, older deltas of shards that no living node owns are dropped, counted and logged; others never
-are.
+outbox has at most two deltas of a shard. When it is full, older deltas of shards that no living node owns are dropped,
+counted and logged; others never are.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
 from training.exchange.client.acknowledgement import note_acknowledged
 from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.owner_turns import OwnerTurns
-from training.exchange.client.refusals import is_explained
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
@@ -63,8 +59,6 @@ class Outbox:
         self._directory = directory
         self._deltas = deltas
         self._deliveries: dict[int, Delivery] = {}
-        #: What was refused without reason, and the push that it belonged to.
-        self._returned: list[tuple[Outgoing, Push]] = []
         #: The shards are being divided: another outbox goes on.
         self._is_halted = False
         #: Set, and replaced, with each final answer.
@@ -101,9 +95,6 @@ class Outbox:
             since = delivery.since
             self.add(delivery)
             delivery.since = since
-        for item, push in whole._returned:
-            renamed = msgspec.structs.replace(push, genesis=self._context.genesis)
-            self._returned += [(part, renamed) for part in item.parts(sizes[item.shard])]
 
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
@@ -116,21 +107,17 @@ class Outbox:
     @property
     def size_bytes(self) -> int:
         """Memory of what is not acknowledged; what is still the trainer's does not count."""
-        items = [item for one in self._deliveries.values() for item in one.unacknowledged.values()]
-        items += [item for item, _ in self._returned]
+        items = (item for one in self._deliveries.values() for item in one.unacknowledged.values())
         return sum(len(item.encoded) for item in items if not item.is_borrowed)
 
     @property
     def has_waiting(self) -> bool:
         """Whether there is something to take back."""
-        if self._returned:
-            return True
         return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())
 
     def take_back(self) -> list[tuple[Outgoing, Push]]:
-        """Take out the shards of which no byte has been sent, and those that were refused without reason, each with the
-        push that it belonged to."""
-        taken, self._returned = self._returned, []
+        """Take out the shards of which no byte has been sent, each with the push that it belonged to."""
+        taken: list[tuple[Outgoing, Push]] = []
         for delivery in list(self._deliveries.values()):
             waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
             for item in waiting:
@@ -171,8 +158,6 @@ class Outbox:
         tasks = self._tasks()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        self._counters.refused += len(self._returned)  # no delta follows that they could travel with
-        self._returned.clear()
         return len(self._deliveries)
 
     async def stop(self) -> None:
@@ -286,7 +271,6 @@ class Outbox:
                 return not theirs
             for item in items:
                 item.is_started = True
-                item.unanswered += 1
             if owner is RELAYED:
                 await self._relay(delivery, items)
                 return True
@@ -374,34 +358,14 @@ class Outbox:
         return results
 
     def _settle(self, delivery: Delivery, owner: Contact | None, result: PushResult) -> None:
-        item = delivery.unacknowledged.get(result.shard)
-        if item is None:
+        if result.shard not in delivery.unacknowledged:
             return
-        item.unanswered = max(0, item.unanswered - 1)  # an owner may answer twice
         if result.status in ("ok", "refused"):
-            del delivery.unacknowledged[result.shard]
-            self._answered.set()
-            self._answered = asyncio.Event()
+            item = delivery.unacknowledged.pop(result.shard)
             if result.status == "ok":
                 note_acknowledged(self._context, delivery.push, owner, item)
-            elif not item.unanswered and not self._is_explained(delivery.push, result):
-                if item.is_borrowed:
-                    item.encoded, item.is_borrowed = bytes(item.encoded), False
-                delivery.taken_back += 1
-                self._returned.append((item, delivery.push))
-                return
+            self._answered.set()
+            self._answered = asyncio.Event()
             self.count(delivery, result)
         elif result.owner_info is not None:
             self._store.note_owners([result.owner_info])
-
-    def _is_explained(self, push: Push, result: PushResult) -> bool:
-        """Whether this node finds the reason of a refusal itself."""
-        view = self._context.view
-        return is_explained(
-            result.reason,
-            push.step,
-            push.base_step,
-            median_step=view.recent_median_step(),
-            furthest_step=view.furthest_step(),
-            stale_limit=self._context.stale_limit,
-        )

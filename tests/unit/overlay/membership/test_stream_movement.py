@@ -47,6 +47,7 @@ def test_a_request_counts_as_long_as_it_is_under_way() -> None:
     for request in (first, second):
         movement.begin(PEER, request)
     assert first.asked == 0
+    first.moved = 4
     movement.mark(PEER)
     assert not movement.has_moved(PEER)
     first.moved = 5
@@ -64,25 +65,38 @@ def test_a_request_counts_as_long_as_it_is_under_way() -> None:
 
 
 def test_what_a_kernel_takes_of_new_requests_is_no_movement() -> None:
-    """A request begins and is acknowledged between two marks, and another one then: neither counts. One that a mark has
-    found waiting counts, as behind a full line."""
+    """A request is acknowledged between two marks, or is on its way at one: neither counts. One that has begun to move
+    at a mark, and moves on, is carried by a line."""
     movement = StreamMovement()
     movement.mark(PEER)
     before = movement.sample(PEER)
-    for _ in range(3):
-        request = _Stream(0)
+    for moved_at_mark in (500, 0, 500, 0):
+        request = _Stream(moved_at_mark)
         movement.begin(PEER, request)
-        request.moved = 500
         assert not movement.has_moved(PEER)
         assert not movement.has_moved(PEER, before)
         movement.mark(PEER)
+        before = movement.sample(PEER)
+        request.moved = 500
         assert not movement.has_moved(PEER)
-    waiting = _Stream(0)
-    movement.begin(PEER, waiting)
+        assert not movement.has_moved(PEER, before)
+        movement.end(PEER, request)
+    carried = _Stream(1)
+    movement.begin(PEER, carried)
     movement.mark(PEER)
     before = movement.sample(PEER)
-    waiting.moved = 1
+    carried.moved = 2
     assert movement.has_moved(PEER)
+    assert movement.has_moved(PEER, before)
+
+
+def test_a_stream_of_the_peer_that_is_newer_than_a_sample_counts_from_its_begin() -> None:
+    """The peer opened it meanwhile, so that its process lives."""
+    movement, stream = StreamMovement(), _Stream(10)
+    before = movement.sample(PEER)
+    movement.add(PEER, stream)
+    assert not movement.has_moved(PEER, before)
+    stream.moved = 11
     assert movement.has_moved(PEER, before)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from training.exchange.run_state import RunState
-from training.exchange.swarm_view import PASSABLE_STEPS, RECENT_S, SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
+from training.exchange.swarm_view import PASSABLE_STEPS, SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
 from training.exchange.terms import MAX_BELIEVED
 from training.exchange.trust import LIES
 
@@ -105,18 +105,6 @@ def test_the_median_step_may_be_that_of_those_who_have_answered() -> None:
     assert view.median_step_of_those_heard(50.0) == 23
     assert view.median_step_of_those_heard(50.1) == 4
     assert view.median_step() == 5
-
-
-def test_the_recent_median_needs_two_others_that_were_heard_a_moment_ago() -> None:
-    """One may lie; and who has slept has heard of none yet."""
-    crowd, clock, run = Crowd(3, [10, 20, 30]), Clock(), RunState(incarnation=1, step=15)
-    view = SwarmView(cast(Any, crowd), cast(Any, clock), run)
-    crowd.heard = [clock.now, clock.now - RECENT_S, clock.now - RECENT_S - 0.1]
-    assert view.recent_median_step() == 15
-    clock.now += 0.1
-    assert view.recent_median_step() is None
-    crowd.heard = [clock.now] * 3
-    assert view.recent_median_step() == 20
 
 
 def test_an_unknown_node_counts_as_gone_only_shortly_after_a_failure() -> None:

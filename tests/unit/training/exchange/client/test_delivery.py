@@ -18,16 +18,16 @@ VALUES = np.arange(4, dtype=np.float32)
 def borrowed() -> tuple[bytearray, Outgoing]:
     """The trainer's memory, and shard 3 of a delta in it."""
     memory = bytearray(VALUES.tobytes())
-    return memory, Outgoing(3, memoryview(memory), "float32", 4, is_borrowed=True, is_started=True, unanswered=1)
+    return memory, Outgoing(3, memoryview(memory), "float32", 4, is_borrowed=True, is_started=True)
 
 
 def test_the_parts_of_a_shard_keep_what_has_become_of_it() -> None:
-    """Also that an attempt has brought no answer: its receiver may have each part."""
+    """Also that it may have been sent: its receiver may have each part."""
     memory, item = borrowed()
     parts = item.parts([1, 3])
     memory[:] = bytes(len(memory))
     assert [(part.shard, part.values, part.is_borrowed) for part in parts] == [(6, 1, False), (7, 3, False)]
-    assert [(part.is_started, part.unanswered) for part in parts] == [(True, 1)] * 2
+    assert [part.is_started for part in parts] == [True, True]
     np.testing.assert_array_equal(np.frombuffer(b"".join(bytes(part.encoded) for part in parts), np.float32), VALUES)
 
 

@@ -47,7 +47,7 @@ def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox
     for shard in range(len(store)):
         store.note_owner(shard, term(1, "b"), OWNER)
     settings = ExchangeSettings(codec="float32", outbox_bytes=limit)
-    context = context_of(swarm, store, settings=settings, stale_limit=16)
+    context = context_of(swarm, store, settings=settings)
     return Outbox(context, OwnerDirectory(context), cast(Any, None)), swarm, context
 
 
@@ -108,88 +108,6 @@ def test_a_refusal_is_final_and_counted_by_reason() -> None:
         assert len(swarm.requests) == 1
         assert delivery.refused == {"test": 2}
         assert context.counters.refused == 2
-
-    run(scenario())
-
-
-def refused_as_late(outbox_answers: list[Any]) -> tuple[Outbox, ExchangeContext]:
-    """An outbox whose owner gives these answers and then refuses as late, while all others are at step 7."""
-    outbox, swarm, context = outbox_to_owner([*outbox_answers, "refused"])
-    answer = swarm.answers["push"]
-
-    def late(to: Contact, payload: bytes) -> Answer:
-        given = answer(to, payload)
-        if isinstance(given, PushAnswer):
-            results = [msgspec.structs.replace(one, reason="late") for one in given.results]
-            return PushAnswer(results)
-        return given
-
-    swarm.answers["push"] = late
-    context.view.recent_median_step = lambda: 7  # type: ignore[method-assign]
-    return outbox, context
-
-
-@pytest.mark.parametrize("before", [[], ["retry"]])
-def test_what_is_refused_as_late_and_is_not_travels_with_the_next_delta(before: list[Any]) -> None:
-    """It is not counted as refused, and taken back once, as it was, also from the memory of the trainer."""
-
-    async def scenario() -> None:
-        outbox, context = refused_as_late(before)
-        memory = bytearray(np.full(4, 8, np.float32).tobytes())
-        delivery = delivery_of(8, memoryview(memory))
-        outbox.add(delivery)
-        await asyncio.wait_for(delivery.done.wait(), 10)
-        memory[:] = bytes(len(memory))
-
-        assert (delivery.refused, context.counters.refused, delivery.taken_back) == ({}, 0, 2)
-        assert outbox.has_waiting
-        assert outbox.size_bytes == 2 * 16
-        taken = outbox.take_back()
-        assert [(item.shard, push.step) for item, push in taken] == [(0, 8), (1, 8)]
-        assert {bytes(item.encoded) for item, _ in taken} == {np.full(4, 8, np.float32).tobytes()}
-        assert (outbox.has_waiting, outbox.take_back()) == (False, [])
-
-    run(scenario())
-
-
-def test_what_another_attempt_may_have_brought_is_refused_for_good() -> None:
-    """After a silence its owner may have it: to send it once more under another identity could add it twice."""
-
-    async def scenario() -> None:
-        outbox, context = refused_as_late([TransportError("timeout", OWNER.address, "was silent")])
-        delivery = delivery_of(8)
-        outbox.add(delivery)
-        await asyncio.wait_for(delivery.done.wait(), 10)
-        assert (delivery.refused, context.counters.refused, outbox.has_waiting) == ({"late": 2}, 2, False)
-
-    run(scenario())
-
-
-def test_what_no_delta_follows_is_counted_as_refused() -> None:
-    """The last delta of a run: nothing takes it along."""
-
-    async def scenario() -> None:
-        outbox, context = refused_as_late([])
-        outbox.add(delivery_of(8))
-        assert await outbox.finish(10.0) == 0
-        assert (context.counters.refused, outbox.has_waiting) == (2, False)
-
-    run(scenario())
-
-
-def test_what_was_refused_without_reason_is_divided_with_the_shards() -> None:
-    """Each part of it travels with the next delta of the parts."""
-
-    async def scenario() -> None:
-        outbox, _ = refused_as_late([])
-        delivery = delivery_of(8)
-        outbox.add(delivery)
-        await asyncio.wait_for(delivery.done.wait(), 10)
-        await outbox.halt()
-        divided, _ = refused_as_late([])
-        divided.adopt(outbox, [[2, 2]] * 4)
-        taken = divided.take_back()
-        assert [(item.shard, item.values) for item, _ in taken] == [(0, 2), (1, 2), (2, 2), (3, 2)]
 
     run(scenario())
 
