@@ -5,8 +5,8 @@ arrive from a peer, or that its kernel acknowledges, show that its machine is th
 that is gone acknowledges nothing. A process that hangs soon takes nothing more, because its window is full.
 
 The kernel of a process that hangs takes each *new* small request as soon as it arrives. So a request counts only if it
-moves on after a mark at which it had begun to move: then a line carries it. Otherwise a stopped process would live for
-as long as others ask it.
+moves on after a mark at which it had begun to move, or has moved `LARGE_BYTES`: then a line carries it. Otherwise a
+stopped process would live for as long as others ask it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from weakref import ReferenceType, ref
 
 from overlay.transport import RequestStream
+
+#: A request with so many bytes may fill a line by itself.
+LARGE_BYTES = 1 << 15
 
 #: Streams, and how many bytes had moved on each.
 Sample = Mapping[RequestStream, int]
@@ -86,7 +89,8 @@ class StreamMovement:
                 return True
         for request, marked in self._requests.get(node_id, {}).items():
             before = marked if since is None else since.get(request, 0)
-            if before and request.moved_bytes() > before:
+            moved = request.moved_bytes()
+            if moved > before and (before or moved >= LARGE_BYTES):
                 return True
         return False
 

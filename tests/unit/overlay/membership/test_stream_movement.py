@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.membership.stream_movement import StreamMovement
+from overlay.membership.stream_movement import LARGE_BYTES, StreamMovement
 
 PEER, OTHER = b"p" * 20, b"o" * 20
 
@@ -86,6 +86,19 @@ def test_what_a_kernel_takes_of_new_requests_is_no_movement() -> None:
     movement.mark(PEER)
     before = movement.sample(PEER)
     carried.moved = 2
+    assert movement.has_moved(PEER)
+    assert movement.has_moved(PEER, before)
+
+
+def test_a_large_request_counts_from_its_begin() -> None:
+    """It may be what fills the line behind which the pong waits."""
+    movement, request = StreamMovement(), _Stream(0)
+    before = movement.sample(PEER)
+    movement.begin(PEER, request)
+    request.moved = LARGE_BYTES - 1
+    assert not movement.has_moved(PEER)
+    assert not movement.has_moved(PEER, before)
+    request.moved = LARGE_BYTES
     assert movement.has_moved(PEER)
     assert movement.has_moved(PEER, before)
 
