@@ -109,8 +109,7 @@ class Story:
         options = {"part": place, "parts": len(self.nodes), "lacking": 3}
         settings = SETTINGS | {"training.options": options, "training.seed": 5}
         bootstrap = next((address for address in others if address), "")
-        node = ProcessNode(self.folder, f"node-{place}", settings, bootstrap=bootstrap)
-        node.answer_s = ANSWER_S
+        node = ProcessNode(self.folder, f"node-{place}", settings, bootstrap=bootstrap, answer_s=ANSWER_S)
         self.nodes[place] = Watched(node)
 
     def up(self) -> list[int]:

@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 
 from overlay.transport import RequestStream
 
-#: A request with so many bytes may fill a line by itself.
+#: A line of half a Mbit/s carries this in the timeout of a probe: a smaller request makes no pong as late as that.
 LARGE_BYTES = 1 << 15
 
 #: Streams, and how many bytes had moved on each.

@@ -43,12 +43,13 @@ class ProcessNode:
         prefix: Iterable[str] = (),
         script: Sequence[str] = (),
         forks: bool = False,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self.name = name
         self.state_dir = folder / name
         self.log_file = folder / f"{name}.log"
         self.signalled = False
-        self.answer_s = ANSWER_S
+        self._answer_s = answer_s
         values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
         arguments = ["run" if script else "start", "--state-dir", str(self.state_dir)]
         arguments += ["--bootstrap", bootstrap] if bootstrap else []
@@ -79,7 +80,7 @@ class ProcessNode:
     def client(self) -> NodeClient | None:
         """A client of its API, as soon as `status.json` has the address."""
         found = find(self.state_dir)
-        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=self.answer_s)
+        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=self._answer_s)
 
     def post(self, path: str) -> None:
         """Ask it to do something; raises `UserError` where it cannot be asked."""
