@@ -138,8 +138,10 @@ class Overlay:
         await self._lan.start()
         if self._lan.is_there:
             self._run("announce", self._lan.announce_when_joined)
+        self._run("remember", self._joining.keep_storing)
         self.local.line.on_change(lambda: self._run("capacity", self._capacity_store.write))
-        self._run("joining", self._joining.upkeep.run)
+        self._run("redial", self._joining.keep_connected)
+        self._run("islands", self._joining.heal_partitions)
 
     async def has_local_peer(self) -> bool:
         """Whether the local network has, or soon will have, a node of this run to join."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from math import inf
 
 from overlay.environment import Log
 
@@ -42,27 +41,3 @@ async def supervised(name: str, service: Callable[[], Awaitable[None]], on_fault
             pause_s = FIRST_PAUSE_S
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-
-class Rota:
-    """Jobs of one service, each of which is done again and again after its own pause. They share one task: each task
-    that sleeps takes 2.5 KB. One job is done at a time, so a long one delays the others. A job that fails does not keep
-    the others from being done: begun again, the service goes on where it was."""
-
-    def __init__(self, *jobs: tuple[Callable[[], Awaitable[None]], Callable[[], float]]) -> None:
-        """`jobs`: what is done, and the seconds before it is done again."""
-        self.jobs = jobs
-        self._due_s = [inf] * len(jobs)
-
-    async def run(self) -> None:
-        """Do the jobs until cancelled."""
-        now = asyncio.get_running_loop().time
-        while True:
-            for number, (_, pause_s) in enumerate(self.jobs):
-                if self._due_s[number] == inf:  # it was done just now, or it failed
-                    self._due_s[number] = now() + pause_s()
-            due_s = min(self._due_s)
-            await asyncio.sleep(due_s - now())
-            number = self._due_s.index(due_s)
-            self._due_s[number] = inf
-            await self.jobs[number][0]()

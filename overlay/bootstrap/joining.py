@@ -19,7 +19,6 @@ from overlay.discovery.lookup_service import LookupService
 from overlay.environment import Environment
 from overlay.local_node import LocalNode
 from overlay.membership.service import Membership
-from overlay.supervision import Rota
 
 #: The lookup of the own id at the end of a join is cut off after this; the table fills up in the background.
 JOIN_LOOKUP_TIMEOUT_S = 2.0
@@ -54,12 +53,6 @@ class Joining:
         self._log = environment.log
         self._callbacks: list[Callable[[], None]] = []
         self._bootstraps: list[str] = []
-        #: Stores the peers soon after they changed, dials again when all are gone, and looks for islands.
-        self.upkeep = Rota(
-            (self.store_peers, lambda: self._peer_store.write_interval_s),
-            (self._reconnect, lambda: RECONNECT_INTERVAL_S),
-            (self._heal_partition, lambda: HEAL_INTERVAL_S * (0.5 + self._rng.random())),
-        )
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every contact with the swarm through a dialled node."""
@@ -112,32 +105,36 @@ class Joining:
         for callback in self._callbacks:
             callback()
 
-    async def _reconnect(self) -> None:
+    async def keep_connected(self) -> None:
         """Dial again when all peers are gone and there is any address to dial."""
-        genesis = self._local.genesis
-        if genesis is None or len(self._members.peers) or self._members.detector.leaving:
-            return
-        others = self.known_addresses()
-        if not others and not self._bootstraps:
-            return
-        self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
-        try:
-            await self._arrive(await self._dialer.dial(self._bootstraps, self.known_addresses, genesis))
-        except NotThisSwarm as error:
-            self._log.warning("not_this_swarm", reason=str(error))
+        while True:
+            await asyncio.sleep(RECONNECT_INTERVAL_S)
+            genesis = self._local.genesis
+            if genesis is None or len(self._members.peers) or self._members.detector.leaving:
+                continue
+            others = self.known_addresses()
+            if not others and not self._bootstraps:
+                continue
+            self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
+            try:
+                await self._arrive(await self._dialer.dial(self._bootstraps, self.known_addresses, genesis))
+            except NotThisSwarm as error:
+                self._log.warning("not_this_swarm", reason=str(error))
 
-    async def _heal_partition(self) -> None:
-        """Dial an address of an unknown node; if it is of this swarm, connect to its side."""
-        genesis, peers = self._local.genesis, self._members.peers
-        if genesis is None or not len(peers) or self._members.detector.leaving:
-            return
-        unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
-        if unknown is None:
-            return
-        result = await self._dialer.try_once(unknown, genesis)
-        if result is not None and result.contact.node_id not in peers:
-            self._log.info("island_met", through=str(result.contact.address))
-            await self._arrive(result)
+    async def heal_partitions(self) -> None:
+        """Dial an address of an unknown node every minute; if it is of this swarm, connect to its side."""
+        while True:
+            await asyncio.sleep(HEAL_INTERVAL_S * (0.5 + self._rng.random()))
+            genesis, peers = self._local.genesis, self._members.peers
+            if genesis is None or not len(peers) or self._members.detector.leaving:
+                continue
+            unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
+            if unknown is None:
+                continue
+            result = await self._dialer.try_once(unknown, genesis)
+            if result is not None and result.contact.node_id not in peers:
+                self._log.info("island_met", through=str(result.contact.address))
+                await self._arrive(result)
 
     def _unknown_address(self, known: Container[str]) -> str | Address | None:
         """A bootstrap or a remembered peer that is not known now, each kind with the same probability.
@@ -157,3 +154,9 @@ class Joining:
         """Write the present peers to disk, and those noted before."""
         self.note_peers()
         await self._peer_store.write()
+
+    async def keep_storing(self) -> None:
+        """Write the peers to disk soon after they changed, until cancelled."""
+        while True:
+            await asyncio.sleep(self._peer_store.write_interval_s)
+            await self.store_peers()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, Rota, logged, supervised
+from overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supervised
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 
@@ -68,56 +68,3 @@ def test_a_report_that_raises_ends_the_service() -> None:
             await supervised("reader", Service([0.0]).run, raises)
 
     run(scenario())
-
-
-def test_jobs_of_a_rota_are_done_each_after_its_own_pause() -> None:
-    """A job that takes long delays the others, and its pause begins when it has ended."""
-    done: list[tuple[str, float]] = []
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-
-        async def often() -> None:
-            done.append(("often", round(loop.time() - began, 3)))
-
-        async def seldom() -> None:
-            done.append(("seldom", round(loop.time() - began, 3)))
-            await asyncio.sleep(3.0)
-
-        task = asyncio.create_task(Rota((often, lambda: 2.0), (seldom, lambda: 5.0)).run())
-        await asyncio.sleep(15.0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(scenario())
-    assert done == [
-        ("often", 2.0),
-        ("often", 4.0),
-        ("seldom", 5.0),
-        ("often", 8.0),
-        ("often", 10.0),
-        ("often", 12.0),
-        ("seldom", 13.0),
-    ]
-
-
-def test_a_job_that_fails_each_time_does_not_keep_the_others_from_being_done() -> None:
-    """Under supervision: what is due later than the fault is done all the same."""
-    done: list[float] = []
-
-    async def scenario() -> None:
-        async def fails() -> None:
-            raise KeyError
-
-        async def works() -> None:
-            done.append(asyncio.get_running_loop().time())
-
-        rota, log = Rota((fails, lambda: 2.0), (works, lambda: 5.0)), ListLog([])
-        task = asyncio.create_task(supervised("rota", rota.run, logged(log)))
-        await asyncio.sleep(60.0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(scenario())
-    assert len(done) >= 5

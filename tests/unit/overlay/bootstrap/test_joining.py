@@ -17,7 +17,6 @@ from overlay.bootstrap.peer_store import PeerStore
 from overlay.local_node import LocalNode
 from overlay.peer_table import PeerTable
 from overlay.peers import Contact
-from overlay.supervision import Rota
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 from tests.harness.environment.virtual_loop import run
@@ -104,11 +103,6 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def keep_up(world: World, seconds: float) -> None:
-    """What a node that has just been started does in so many seconds."""
-    await for_a_while(Rota(*world.joining.upkeep.jobs).run(), seconds)
-
-
 def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_own_id() -> None:
     """The lookup starts from the responder and its contacts; the subscribers are called last."""
 
@@ -164,19 +158,19 @@ def test_a_node_dials_again_only_when_all_its_peers_are_gone() -> None:
     """Not before it has entered a swarm, not while it leaves, and not without an address to dial."""
 
     async def story(world: World) -> None:
-        await keep_up(world, 3 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
         world.local.enter(GENESIS)
-        await keep_up(world, 3 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
         world.meet(A, at(1))
         world.store.add_live(world.peers)
-        await keep_up(world, 3 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
         world.peers.remove(A)
         world.scripted.members.detector.leaving = True
-        await keep_up(world, 3 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
         assert world.scripted.dialled == []
 
         world.scripted.members.detector.leaving = False
-        await keep_up(world, 1.5 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 1.5 * RECONNECT_INTERVAL_S)
         assert world.scripted.dialled == [([], [at(1)], GENESIS)]
         assert world.scripted.verified == [Contact(A, at(1))]
 
@@ -189,7 +183,7 @@ def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting() -> None:
     async def story(world: World) -> None:
         await world.joining.join(["seed:8468"], None)
         world.scripted.error = NotThisSwarm([("seed:8468", "belongs to run 'other'")])
-        await keep_up(world, 2.5 * RECONNECT_INTERVAL_S)
+        await for_a_while(world.joining.keep_connected(), 2.5 * RECONNECT_INTERVAL_S)
 
         assert len(world.scripted.dialled) == 3
         assert world.events().count("not_this_swarm") == 2
@@ -205,18 +199,18 @@ def test_a_partition_is_healed_through_an_address_that_is_no_present_peer() -> N
         for node_id, number in ((A, 1), (C, 3)):
             world.meet(node_id, at(number))
         world.store.add_live(world.peers)
-        await keep_up(world, 2 * HEAL_INTERVAL_S)
+        await for_a_while(world.joining.heal_partitions(), 2 * HEAL_INTERVAL_S)
         assert world.scripted.tried == []
 
         world.peers.remove(A)
-        await keep_up(world, 1.5 * HEAL_INTERVAL_S)
+        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
         assert set(world.scripted.tried) == {str(at(1))}
         assert set(world.scripted.verified) == {Contact(A, at(1))}
         assert "island_met" in world.events()
 
         world.scripted.verified.clear()
         world.scripted.result = world.scripted.result.__class__(Contact(C, at(3)), GENESIS, "10.0.0.9", [])
-        await keep_up(world, 1.5 * HEAL_INTERVAL_S)
+        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
         assert world.scripted.verified == []
 
     play(story)
@@ -234,7 +228,7 @@ def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together() -> N
         for node_id in gone:
             world.peers.remove(node_id)
         world.meet(A, at(1))
-        await keep_up(world, 55 * HEAL_INTERVAL_S)
+        await for_a_while(world.joining.heal_partitions(), 55 * HEAL_INTERVAL_S)
 
         tried = Counter(label == "10.0.0.200:8468" for label in world.scripted.tried)
         assert 15 <= tried[True] <= 40
