@@ -1,7 +1,7 @@
 """The verified peers of one node: merges heartbeats into one row per peer.
 
 Steps only increase within an incarnation, so an old heartbeat never undoes a newer one. A peer is a row, and each of
-its numbers is in a column (`array`): 110 bytes a peer, where an object with its numbers takes 700. The dictionary from
+its numbers is in a column (`array`): 100 bytes a peer, where an object with its numbers takes 700. The dictionary from
 ids to rows is one with that of the failure detector (`overlay.row_index`). A `Peer` is made when one is asked for, and
 reads its row. Of a peer that is removed it must not be read any more; `remove` returns a
 copy. Pure. `now` (monotonic seconds) is passed in.
@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from sys import intern
 from typing import Any
 
 from overlay.addresses import Address, group_of
@@ -50,8 +51,8 @@ class PeerTable:
         self.step_seconds = array("d")
         self.last_heard = array("d")
         self.last_progress = array("d")
-        self.round_trips_s = array("d")
-        self.deviations_s = array("d")
+        self.round_trips_s = array("f")
+        self.deviations_s = array("f")
         self.activities = bytearray()
         self.eligible = bytearray()
         self.capacities = bytearray()
@@ -205,7 +206,7 @@ class PeerTable:
         if port != self.ports[row] or host != self.hosts[row]:
             self._count(self.hosts[row], -1)
             self._count(host, 1)
-            self.hosts[row], self.ports[row] = host, port
+            self.hosts[row], self.ports[row] = intern(host), port
             kind = kind if kind == "restarted" else "moved"
         return None if kind is None else PeerChange(heartbeat.node_id, kind)
 
@@ -215,7 +216,8 @@ class PeerTable:
             self._append_row()
         self._peers += 1
         self._count(host, 1)
-        self.hosts[row], self.ports[row] = host, port
+        # Each datagram brings its own copy of the text, 60 bytes that many rows may share.
+        self.hosts[row], self.ports[row] = intern(host), port
         self._fold_restart(row, heartbeat, now)
         self.round_trips_s[row], self.deviations_s[row] = _NO_ROUND_TRIP, 0.0
         self.capacities[row] = 0

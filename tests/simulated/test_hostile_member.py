@@ -23,7 +23,7 @@ from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
 from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.builders.stores import contact, owner_of, store_of, term
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
@@ -415,6 +415,8 @@ def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
 
     async def scenario(swarm: Swarm) -> None:
         await swarm.until(lambda: min(map(step_of, swarm.running())) >= 12, within_s=100, what="a few checkpoints")
+        # One that is being written would have the values of before.
+        await swarm.until(lambda: _no_checkpoint_is_due(swarm, 3.0), within_s=20, what="a moment between checkpoints")
         for host in swarm.running():
             store, replica = host.living.exchange.store, host.living.exchange.context.replica
             states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
@@ -434,6 +436,12 @@ def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
         assert {one.fields["reason"] for one in swarm.of("checkpoint_passed_over")} == {"its values are out of range"}
 
     simulate(scenario, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+
+
+def _no_checkpoint_is_due(swarm: Swarm, period_s: float) -> bool:
+    now = swarm.clock.monotonic() - START_S
+    ages_s = {one.node: now - one.t for one in swarm.of("checkpoint_written")}
+    return all(0.1 < age_s < period_s - 0.3 for age_s in ages_s.values())
 
 
 def _written_since(swarm: Swarm, record: int) -> set[str]:

@@ -11,11 +11,18 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.bootstrap import dialer as module
-from overlay.bootstrap.dialer import BOOTSTRAP_DELAY_S, Dialer, NotThisSwarm, OnlyItself
+from overlay.bootstrap.dialer import (
+    ATTEMPT_DELAY_S,
+    BOOTSTRAP_DELAY_S,
+    HELLO_TIMEOUT_S,
+    Dialer,
+    NotThisSwarm,
+    OnlyItself,
+)
 from overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
 from overlay.local_node import LocalNode
 from overlay.peers import Contact
-from tests.harness.environment.simulated import ListLog, make_environment
+from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
@@ -25,14 +32,20 @@ Answers = dict[Address, HelloRejected | None]
 
 
 def dialer(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch, *, bound: str = "10.0.0.9", log: ListLog | None = None
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    bound: str = "10.0.0.9",
+    log: ListLog | None = None,
+    answer_s: float = 0.01,
+    seed: int = 0,
 ) -> tuple[Dialer, list[Address]]:
-    """A dialer, and the addresses it dials; None in `answers` is a node of its swarm."""
+    """A dialer, and the addresses it dials; None in `answers` is a node of its swarm, which answers after so long."""
     dialled: list[Address] = []
 
     async def say_hello(_transport: object, address: Address, **_: object) -> HelloResult:
         dialled.append(address)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(answer_s)
         rejected = answers[address]
         if rejected is not None:
             raise rejected
@@ -47,7 +60,7 @@ def dialer(
         local,
         None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
-        make_environment(log=log),
+        make_environment(log=log, entropy=SeededEntropy(seed)),
         on_duplicate_identity=lambda *_: None,
         resolver=resolver,
     )
@@ -85,8 +98,29 @@ def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pytest.Mo
 
         assert result.contact.address == OTHER
         assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
-        assert asyncio.get_running_loop().time() - began_s >= BOOTSTRAP_DELAY_S
+        assert asyncio.get_running_loop().time() - began_s < BOOTSTRAP_DELAY_S, "it waited though all had refused"
         assert made.attempts == {}
+
+    play(story)
+
+
+def test_bootstraps_follow_a_moment_after_remembered_peers_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remembered peers have a short lead, and no more."""
+
+    async def story() -> None:
+        made, dialled = dialer({OLD: None, FOUNDER: None}, monkeypatch, answer_s=HELLO_TIMEOUT_S)
+        answered, dialled_s = module.say_hello, dict[Address, float]()
+
+        async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
+            dialled_s[address] = asyncio.get_running_loop().time()
+            return await answered(transport, address, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "say_hello", say_hello)
+        result = await made.dial(["10.0.0.1:8468"], lambda: [OLD], None)
+
+        assert dialled == [OLD, FOUNDER]
+        assert result.contact.address == OLD
+        assert dialled_s[FOUNDER] - dialled_s[OLD] == pytest.approx(BOOTSTRAP_DELAY_S, abs=0.01)
 
     play(story)
 
@@ -95,7 +129,8 @@ def test_a_dial_leaves_nothing_to_the_garbage_collector(monkeypatch: pytest.Monk
     """What was asked of the other bootstraps is gone with the answer of the first, without a collection."""
 
     async def story() -> None:
-        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch)
+        slow_s = 3 * ATTEMPT_DELAY_S
+        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, answer_s=slow_s)
         labels = [f"{address}" for address in (FOUNDER, OTHER, OLD)]
         await made.dial(labels, list, None)
         gc.collect()
@@ -103,13 +138,69 @@ def test_a_dial_leaves_nothing_to_the_garbage_collector(monkeypatch: pytest.Monk
         gc.disable()
         try:
             await made.dial(labels, list, None)
+            await made.dial(["10.0.0.1:8468", "swarm:8468", "10.0.0.3:8468"], list, None)
             await asyncio.sleep(0.1)
             unreachable = gc.collect()
         finally:
             if was_enabled:
                 gc.enable()
-        assert len(dialled) == 6
+        assert len(dialled) >= 9  # the others were dialled too, before the first answered
         assert unreachable == 0
+
+    play(story)
+
+
+def test_a_bootstrap_that_answers_is_the_only_one_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three bootstraps one is dialled, and by many nodes each of them about as often."""
+
+    async def story() -> None:
+        first = [0, 0, 0]
+        for seed in range(60):
+            made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
+            await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
+            assert len(dialled) == 1, f"seed {seed}"
+            first[(FOUNDER, OTHER, OLD).index(dialled[0])] += 1
+        assert min(first) >= 10, first
+
+    play(story)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_silent_bootstrap_costs_a_quarter_of_a_second(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is dialled then, whichever of three are silent; nobody waits for the end of their time-outs."""
+
+    async def story() -> None:
+        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
+        answered = module.say_hello
+
+        async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
+            if address != OLD:
+                dialled.append(address)
+                await asyncio.sleep(HELLO_TIMEOUT_S)
+                raise HelloRejected("did not answer", final=False)
+            return await answered(transport, address, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "say_hello", say_hello)
+        began_s = asyncio.get_running_loop().time()
+        result = await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
+
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert result.contact.address == OLD
+        assert took_s == pytest.approx((len(dialled) - 1) * ATTEMPT_DELAY_S + 0.01, abs=0.01), f"seed {seed}: {dialled}"
+
+    play(story)
+
+
+def test_a_bootstrap_that_refuses_costs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next is dialled as soon as it has."""
+
+    async def story() -> None:
+        gone = HelloRejected("refused", final=False)
+        made, _ = dialer({FOUNDER: gone, OTHER: gone, OLD: None}, monkeypatch)
+        began_s = asyncio.get_running_loop().time()
+        await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
+
+        assert asyncio.get_running_loop().time() - began_s < 0.05
 
     play(story)
 
@@ -201,7 +292,7 @@ def test_while_nothing_answers_the_log_says_so_every_minute(monkeypatch: pytest.
         log = ListLog([])
         made, _ = dialer({FOUNDER: HelloRejected("did not answer", final=False)}, monkeypatch, log=log)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(3 * module.REMIND_S + 15.0):
+            async with asyncio.timeout(3 * (module.REMIND_S + 1.5 * module.MAX_RETRY_DELAY_S)):
                 await made.dial(["10.0.0.1:8468"], list, None)
 
         reminders = [record.fields for record in log.of("still_not_joined")]
