@@ -27,6 +27,11 @@ MBITS = (20, 100, 1000)
 NODES = (4, 32, 1000)
 #: Seconds of training between two exchanges, by model: what `local_steps` is chosen for.
 STEP_S: dict[str, float] = {"124 M": 60.0, "1 B": 300.0, "7 B": 1200.0}
+#: Nodes of the swarms in `crowd_table`.
+CROWDS = (1_000, 10_000, 100_000)
+#: Processor time of one end of a request between daemons: half of 392 ms for 706 requests, in the history of 300 nodes
+#: (docs/scale.md, *Processor time*).
+REQUEST_END_S = 0.392 / 706 / 2
 #: Memory of the machine whose limit is named: a large workstation.
 MACHINE_BYTES = 128_000_000_000
 #: One way, in seconds; a push, a forward and a pull are three round trips.
@@ -71,12 +76,24 @@ class Need:
 
 
 def busiest_share(shards: int, nodes: int) -> float:
-    """The share of the node that owns most of equal shards placed at random: the mean and √(2·mean·ln nodes) more.
+    """The share of the node that owns most of equal shards placed at random; never less than one shard.
 
-    The maximum of nodes independent Poisson variables, to its leading order; never less than one shard.
+    The median of the maximum of `nodes` independent Poisson variables of mean `shards / nodes`: the least number that
+    each exceeds with a probability of ln 2 / `nodes` at most.
     """
+    if nodes == 1:
+        return 1.0
     mean = shards / nodes
-    return min(1.0, max(1.0, mean + (math.sqrt(2.0 * mean * math.log(nodes)) if nodes > 1 else 0.0)) / shards)
+    most = math.floor(mean)
+    above = math.fsum(_poisson(count, mean) for count in range(most + 1, most + 20 + 12 * math.ceil(math.sqrt(mean))))
+    while nodes * above > math.log(2.0):
+        most += 1
+        above -= _poisson(most, mean)
+    return min(1.0, max(1, most) / shards)
+
+
+def _poisson(count: int, mean: float) -> float:
+    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
 
 
 def need(case: Case) -> Need:
@@ -125,6 +142,58 @@ def table(*, overlaps: bool) -> str:
     return "\n".join(rows)
 
 
+def owners(shards: int, nodes: int) -> float:
+    """How many nodes own a shard, in the mean, where shards are placed at random."""
+    return nodes * -math.expm1(shards * math.log1p(-1.0 / nodes)) if nodes > 1 else 1.0
+
+
+def requests(shards: int, nodes: int) -> float:
+    """What a node of such a swarm sends per step without relays, in the mean: a push and a pull to each owner, and as
+    an owner each push to the backup of each of its shards. Lookups, audits and what is asked again come on top."""
+    return (2.0 * owners(shards, nodes) + shards) * (nodes - 1) / nodes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLoad:
+    """What the busiest owner has to do per step without relays: requests that it sends and answers, and the part of the
+    step that a core of it takes for them."""
+
+    shards: int
+    requests: float
+    core: float
+
+
+def owner_load(shards: int, nodes: int, step_s: float) -> OwnerLoad:
+    """Each of the others pushes and pulls once, and each push is forwarded to the backups of its shards."""
+    most, others = round(busiest_share(shards, nodes) * shards), nodes - 1
+    sent = 2.0 * owners(shards, nodes) * others / nodes + min(most, others) * others
+    answered = 2.0 * others + shards / nodes * others
+    return OwnerLoad(most, sent + answered, (sent + answered) * REQUEST_END_S / step_s)
+
+
+def crowd_table() -> str:
+    """What thousands of nodes need without relays, as Markdown."""
+    rows = [
+        "| nodes | parameters, step | shards | owners | requests of a node | busiest owner: shards | requests | "
+        "of a core | sends | receives | exchange | over the limit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for nodes in CROWDS:
+        for model in ("124 M", "1 B"):
+            case = Case(MODELS[model], 100 * MBIT_BYTES_PER_S, nodes, STEP_S[model])
+            found, shards = need(case), case.settings.shards
+            busiest = owner_load(shards, nodes, case.step_s)
+            line = max(found.busiest.up, found.busiest.down) / case.bytes_per_s / case.step_s
+            first = "processor of the busiest owner" if busiest.core > max(1.0, line) else found.breaks_first
+            rows.append(
+                f"| {nodes:,} | {model}, {case.step_s:.0f} s | {shards:,} | {owners(shards, nodes):,.0f} | "
+                f"{requests(shards, nodes):,.0f} | {busiest.shards} | {busiest.requests:,.0f} | "
+                f"{100 * busiest.core:.0f} % | {_size(found.busiest.up)} | {_size(found.busiest.down)} | "
+                f"{_seconds(found.exchange_s)} | {first} |"
+            )
+    return "\n".join(rows)
+
+
 def _size(size_bytes: float) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if size_bytes >= scale:
@@ -141,7 +210,8 @@ def page(text: str) -> str:
     head, rest = text.split(_BEGIN)
     tail = rest.split(_END)[1]
     body = f"\n\n### Beside the training (`exchange.overlap = true`)\n\n{table(overlaps=True)}\n"
-    body += f"\n### After it\n\n{table(overlaps=False)}\n\n"
+    body += f"\n### After it\n\n{table(overlaps=False)}\n"
+    body += f"\n### A thousand nodes and more, without relays, at 100 Mbit/s\n\n{crowd_table()}\n\n"
     return head + _BEGIN + body + _END + tail
 
 

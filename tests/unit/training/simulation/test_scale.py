@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.record import FIGURES, load
 from overlay.discovery.placement import rank
 from overlay.ids import key_id
 from tests.harness.builders.peers import ids
@@ -18,11 +20,15 @@ from training.simulation.scale import (
     DELAY_S,
     MACHINE_BYTES,
     MBIT_BYTES_PER_S,
+    REQUEST_END_S,
     ROUND_TRIPS,
     Case,
     busiest_share,
     need,
+    owner_load,
+    owners,
     page,
+    requests,
 )
 
 
@@ -47,6 +53,38 @@ def test_the_busiest_owner_has_what_placement_gives_it(nodes: int, shards: int) 
     print(f"{nodes} nodes, {shards} shards: {counted:.1f}, by the formula {busiest_share(shards, nodes) * shards:.1f}")
 
     assert busiest_share(shards, nodes) * shards == pytest.approx(counted, rel=0.2)
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [(300, 1024), (1000, 4096), (10_000, 4096)])
+def test_owners_of_large_swarms_are_those_of_random_places(nodes: int, shards: int) -> None:
+    """Over forty swarms: how many nodes own a shard, within a hundredth, and the most of one node, within a fifth."""
+    rng = random.Random(nodes)
+    swarms = [Counter(rng.randrange(nodes) for _ in range(shards)) for _ in range(40)]
+    owning = sum(map(len, swarms)) / len(swarms)
+    largest = sum(max(owned.values()) for owned in swarms) / len(swarms)
+    print(f"{nodes} nodes, {shards} shards: {owning:.0f} owners, the most of one {largest:.1f}")
+
+    assert owners(shards, nodes) == pytest.approx(owning, rel=0.01)
+    assert busiest_share(shards, nodes) * shards == pytest.approx(largest, rel=0.2)
+
+
+@pytest.mark.parametrize("nodes", [50, 150, 300])
+def test_requests_are_those_of_real_exchanges(nodes: int) -> None:
+    """The histories of `exchange_history` sent 0.9 to 1.35 times as many: with lookups, audits and what was lost."""
+    name = f"{nodes} nodes, 256 shards: requests of a node per step"
+    (figure,) = (one for one in load(FIGURES) if one.name == name)
+    print(f"{nodes} nodes: {figure.median} recorded, {requests(256, nodes):.0f} by the formula")
+
+    assert 0.9 < figure.median / requests(256, nodes) < 1.35
+
+
+def test_an_owner_of_a_crowd_has_more_to_do_than_to_ask() -> None:
+    """All others push to each owner, so what it answers grows with the nodes, and what it asks with the owners."""
+    small, large = (owner_load(4096, nodes, 60.0) for nodes in (10_000, 100_000))
+
+    assert small.requests == pytest.approx(2 * owners(4096, 10_000) + 4 * 9_999 + 2 * 9_999 + 4096, rel=0.001)
+    assert large.requests > 5 * small.requests
+    assert large.core == pytest.approx(large.requests * REQUEST_END_S / 60.0)
 
 
 def test_a_node_alone_owns_all_and_a_crowd_at_least_a_shard_each() -> None:
