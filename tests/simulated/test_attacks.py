@@ -24,6 +24,8 @@ LEAVES_OUT = {
     # One delta of each node is on its way until the owner is gone, and is late then.
     "owns a shard, and says for ever that it is at work on each delta": 20,
     "owns a shard, and takes each delta a byte a second": 20,
+    # One on its way to an owner whose shard another is made to learn may be late: one or two with four of ten seeds.
+    "makes all learn every shard": 5,
     # A refusal is final (SECURITY.md).
     "owns a shard, and refuses each delta as late": 500,
 }
