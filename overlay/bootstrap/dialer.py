@@ -1,10 +1,10 @@
 """Dials the addresses of bootstraps and remembered peers until a node of this swarm answers, with backoff.
 
-Each round tries all remembered peers at the same time, and a moment later the bootstraps one by one in a random order,
-as RFC 8305 (section 5) has it: the next when all before have failed, or a quarter of a second after the one before. So
-of three bootstraps each is asked by a third of those that start at one moment, and one that is silent costs a joiner
-no more than that. Each failure keeps its reason. Names are resolved while other addresses are dialled; if the resolver
-does not answer, its last addresses are used.
+Each round tries all remembered peers at the same time, and a moment later the bootstraps one by one, in a random
+order (RFC 8305, section 5). The next is dialled when all before have failed, or a quarter of a second after the one
+before. So each of three bootstraps is asked first by a third of those that start at one moment, and a silent one costs
+a joiner that quarter. Each failure keeps its reason. Names are resolved while other addresses are dialled; if the
+resolver does not answer, its last addresses are used.
 Dialling ends without success in one case only: every bootstrap answered, and none belongs to this swarm
 (`NotThisSwarm`). A node never founds a swarm because no bootstrap answered.
 """

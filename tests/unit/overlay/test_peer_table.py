@@ -30,6 +30,18 @@ def test_steps_only_increase_within_an_incarnation() -> None:
     assert (peer.step, peer.incarnation, peer.activity) == (2, 2, Activity.TRAINING)
 
 
+def test_peers_of_one_host_share_its_text() -> None:
+    """Each datagram brings a copy of the text: neither a new peer keeps its own, nor one that has moved."""
+    table = PeerTable()
+    first, second = ids(2)
+    table.observe(heartbeat(first), "".join(["10.0.0", ".1"]), 1.0)
+    table.observe(heartbeat(second), "".join(["10.0.0", ".2"]), 1.0)
+    table.observe(heartbeat(second), "".join(["10.0.0.", "1"]), 2.0)
+
+    assert table.hosts[0] == "10.0.0.1"
+    assert table.hosts[0] is table.hosts[1]
+
+
 def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
     """`last_progress` changes with step, incarnation, READY and TRAINING, and with nothing else."""
     table = PeerTable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -183,6 +184,20 @@ def test_one_timer_serves_all_calls() -> None:
         await asyncio.sleep(1.0)
         assert loop._timers_made == made + 2, "its own and that of this sleep"
         assert len(world.given_up) == 2
+
+    play(story)
+
+
+def test_a_table_without_calls_takes_no_more_than_a_new_one() -> None:
+    """After a burst of calls that all were answered, their places are given back with the next timer."""
+
+    async def story(world: World) -> None:
+        empty_bytes = sys.getsizeof(world.table._outstanding)
+        for pending in [world.start(0.2, 0.3) for _ in range(200)]:
+            world.table.settle(pending)
+        assert sys.getsizeof(world.table._outstanding) > 20 * empty_bytes
+        await asyncio.sleep(1.0)
+        assert sys.getsizeof(world.table._outstanding) == empty_bytes
 
     play(story)
 
