@@ -106,6 +106,7 @@ class Overlay:
             local, context, transport, self._requests, members.peers, environment, client_only=node.client_only
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
+        membership.on_change(self._reachability.on_change)
         may_own = node.role != "master" and not node.client_only
         self._line_probe = LineProbe(local, transport, self._requests, members.peers, environment, may_own=may_own)
         self._capacity_store = CapacityStore(local.line, environment)
