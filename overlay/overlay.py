@@ -214,6 +214,11 @@ class Overlay:
         return self.local.node_id
 
     @property
+    def is_eligible(self) -> bool:
+        """Whether this node may own: others reach it, and it is willing."""
+        return self.local.heartbeat.eligible
+
+    @property
     def address(self) -> Address:
         """Where other nodes reach this one; it may change."""
         return self.local.address
@@ -375,6 +380,10 @@ class Overlay:
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
         return peer.eligible and self._stream_health.is_reachable(peer.node_id)
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """False for a peer behind a NAT, and for a while after streams to a node failed repeatedly."""
+        return self._stream_health.is_reachable(node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 
