@@ -67,6 +67,8 @@ class SwarmCallback(TrainerCallback):
         hook = model.register_forward_hook(self._note_forward, with_kwargs=True)
         self._training.callback(hook.remove)
         self._is_training = True
+        if self.swarm.done:
+            _logger.warning("train() was called when this node had finished or left its swarm: nothing is trained.")
         if args.eval_on_start:
             self._pause()
 

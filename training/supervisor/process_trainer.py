@@ -117,6 +117,7 @@ class ProcessTrainer:
         self._has_left = False
         self._pace = OrderPace(settings.hang_s)
         self._measured: list[Evaluation] = []
+        self._findings: dict[str, tuple[str, str]] = {}
 
     @property
     def state(self) -> str:
@@ -129,6 +130,10 @@ class ProcessTrainer:
     @property
     def busy(self) -> BusyWith | None:
         return self._busy
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        return list(self._findings.values())
 
     @property
     def pid(self) -> int | None:
@@ -144,6 +149,7 @@ class ProcessTrainer:
         self._end = TrainerEnd()
         self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
+        self._findings.clear()
         self._has_ended.clear()
         self._pace.new_process()
         self._set_state("starting")
@@ -406,6 +412,10 @@ class ProcessTrainer:
             case messages.Idle():
                 self._busy = None
                 self._silence.end_busy()
+            case messages.Warned(event, what, do) if do or not what:
+                self._findings.pop(event, None)
+                if what:
+                    self._findings[event] = (what, do)
             case messages.BuffersLoaded(turn) if self._link is not None:
                 self._link.on_loaded(turn)
             case messages.LeaveRequested():

@@ -321,8 +321,9 @@ class TrainerSession:
                     self._on_data(message)
             case EngineAsked() | PullDone() | CallAnswered():
                 self._on_engine(message)
-            case messages.Warned():
-                self._log.warning("trainer_warned", about=message.event, message=message.message)
+            case messages.Warned() if message.message:
+                hint = {"hint": message.do} if message.do else {}
+                self._log.warning("trainer_warned", about=message.event, message=message.message, **hint)
             case messages.Failed():
                 fatal = message.fatal or not self._is_proven
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)

@@ -96,7 +96,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
                 device=device,
                 evaluates=True,
                 pid=os.getpid(),
-                host_bytes=host_bytes(spec.optimizer),
+                host_bytes=sum(map(host_bytes, runner.given.optimizers)),
                 frozen=runner.model_vector.frozen,
             )
         )

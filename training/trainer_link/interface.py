@@ -238,6 +238,11 @@ class Trainer(Protocol):
         """What the script has said it is busy with, if it has."""
         ...
 
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What the trainer has found wrong, each with what to do."""
+        ...
+
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """Start the process and wait until its model is built. After the first start `vector` holds the model's own
         initial values, unless `resume` has filled it. `restore` names a file written by `save`: optimiser, schedule,

@@ -128,6 +128,7 @@ class StubTrainer:
         self._exit_code = 0
         self._end = TrainerEnd()
         self.busy: BusyWith | None = None
+        self.findings: list[tuple[str, str]] = []
         #: What it was told at its end: the reason of `finish`, and "stop".
         self.told: list[str] = []
 
