@@ -225,6 +225,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._count.forget()
         self._count = StepCount(given.optimizers, self._model_vector.tensors, self._warn)
         self._given = given
+        self._data.begin_anew()
         self._script_state = ScriptState(given, self._model_vector.local_buffers, self._data, self._warn)
         given.seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
 
