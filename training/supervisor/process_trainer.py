@@ -215,7 +215,7 @@ class ProcessTrainer:
             if self._hello is None:
                 raise
             # It has started before with the same code and data, so the fault may pass: a device's memory was full.
-            raise TrainerFailed(failure.reason, failure.hint) from failure
+            raise TrainerFailed(failure.reason, failure.hint, cause=failure.cause) from failure
 
     def _restorable(self, path: str) -> str:
         """The path, if the file is still there: its checkpoint may have been replaced by newer ones."""

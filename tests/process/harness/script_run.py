@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ START_S = 180.0
 class Run:
     """One `p2pnode run` process around a script, its files in a folder of its own."""
 
-    def __init__(self, folder: Path, script: str, *flags: str, seed: int = 0) -> None:
+    def __init__(self, folder: Path, script: str, *flags: str, seed: int = 0, launcher: Sequence[str] = ()) -> None:
         folder.mkdir()
         self.state_dir = folder / "state"
         self.result = folder / "result.json"
@@ -35,7 +36,7 @@ class Run:
                 [
                     *("run", "--port", "0", "--status-port", "0"),
                     *("--state-dir", str(self.state_dir), "--set", "training.threads=1", *flags),
-                    *("--", sys.executable, "train.py", str(self.result), str(seed)),
+                    *("--", sys.executable, *launcher, "train.py", str(self.result), str(seed)),
                 ],
                 cwd=folder,
                 env=environment | {"PYTHONPATH": str(ROOT)},
