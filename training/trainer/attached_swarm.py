@@ -28,6 +28,7 @@ from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
+from training.trainer.rounding import roundings
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer.script_settings import NodeKnowledge, ScriptSettings
@@ -96,10 +97,12 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         self._warned: list[messages.Warned] = []
         self._model_vector = ModelVector(model)
         self._describer = ModelDescriber(model, self._model_vector, self._warn)
+        for text in roundings(self._model_vector.named_tensors()):
+            self._warn("values_rounded", text)
         self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
         super().__init__(SharedData(ranks, connection, self._warn), self._end_turn)
         self._script_state = ScriptState(
-            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data, self._warn
+            inner.optimizer, self._schedule, scaler, self._model_vector.unshared, state, self._data, self._warn
         )
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)

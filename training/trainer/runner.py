@@ -23,6 +23,7 @@ from training.trainer.loading import user_code_errors
 from training.trainer.model_description import ModelDescriber
 from training.trainer.recent_losses import RecentLosses
 from training.trainer.records.batches import RecordBatches
+from training.trainer.rounding import roundings
 from training.trainer.schedule import Schedule
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
@@ -95,6 +96,8 @@ class TaskRunner:
         self._name = name
         self._progress = progress
         self._warn = warn
+        for text in roundings(self.model_vector.named_tensors()):
+            self._warn("values_rounded", text)
         self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
         self.records = records
         self._leaders = LeaderPulls(self.model_vector, ())
@@ -255,7 +258,7 @@ class TaskRunner:
             "optimizer": spec.optimizer.state_dict(),
             "schedule": self._schedule.state(),
             "scaler": spec.scaler.state_dict() if spec.scaler is not None else None,
-            "local_buffers": dict(self.model_vector.local_buffers),
+            "local_buffers": self.model_vector.unshared.own(),
             "data": self._data_state(),
             "samples_seen": self.samples_seen,
         }
@@ -268,8 +271,7 @@ class TaskRunner:
             self._schedule.restore(state["schedule"])
             if self.spec.scaler is not None and state["scaler"] is not None:
                 self.spec.scaler.load_state_dict(state["scaler"])
-            for name, value in self.model_vector.local_buffers.items():
-                value.copy_(state["local_buffers"][name])
+            self.model_vector.unshared.restore(state["local_buffers"])
             self._restore_data(state["data"])
             self.samples_seen = int(state["samples_seen"])
             snapshot.restore_random_state(state["random"])

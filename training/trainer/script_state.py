@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
+from training.trainer.unshared_tensors import UnsharedTensors
 from training.trainer_link.interface import TrainerFailed
 
 
@@ -28,7 +28,7 @@ class ScriptState:
         optimizer: Optimizer,
         schedule: Schedule,
         scaler: torch.amp.GradScaler | None,
-        local_buffers: dict[str, Tensor],
+        unshared: UnsharedTensors,
         own: MutableMapping[str, Any],
         shared_data: SharedData,
         warn: Callable[[str, str], None],
@@ -36,7 +36,7 @@ class ScriptState:
         self._optimizer = optimizer
         self._schedule = schedule
         self._scaler = scaler
-        self._local_buffers = local_buffers
+        self._unshared = unshared
         self._own = own
         self._shared_data = shared_data
         self._warn = warn
@@ -48,7 +48,7 @@ class ScriptState:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state(),
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
-            "local_buffers": dict(self._local_buffers),
+            "local_buffers": self._unshared.own(),
             "state": own,
             "data": self._shared_data.state(),
             "samples_seen": samples_seen,
@@ -67,8 +67,7 @@ class ScriptState:
             self._schedule.restore(saved["schedule"])
             if self._scaler is not None and saved["scaler"] is not None:
                 self._scaler.load_state_dict(saved["scaler"])
-            for name, value in self._local_buffers.items():
-                value.copy_(saved["local_buffers"][name])
+            self._unshared.restore(saved["local_buffers"])
             for name, value in saved["state"].items():
                 own: Any = self._own.get(name)
                 if hasattr(own, "load_state_dict"):

@@ -15,6 +15,7 @@ from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer.script_state import ScriptState
+from training.trainer.unshared_tensors import UnsharedTensors
 
 
 class Script:
@@ -27,7 +28,13 @@ class Script:
         schedule = Schedule(self.optimizer, self.scheduler, lambda *_: None)
         data = cast(SharedData, SimpleNamespace(state=dict, restore=lambda _state: None))
         self.state = ScriptState(
-            self.optimizer, schedule, None, {}, {}, data, lambda event, text: self.warned.append((event, text))
+            self.optimizer,
+            schedule,
+            None,
+            UnsharedTensors({}, {}),
+            {},
+            data,
+            lambda event, text: self.warned.append((event, text)),
         )
 
     def saved(self, path: Path, local_steps: int) -> Path:
