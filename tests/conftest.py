@@ -32,7 +32,7 @@ SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
 #: They parse all modules, once per process.
-PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path", "test_structure"})
+PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path"})
 
 #: It takes four minutes of the long run: it begins before everything else.
 LONGEST = frozenset({"test_swarm_scale"})

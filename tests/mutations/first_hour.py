@@ -102,7 +102,7 @@ FIRST_HOUR = (
         "a start with another model changes the founder's directory",
         f"{LIFECYCLE}/test_startup.py::test_another_model_is_refused_and_costs_nothing",
         "p2pnode/lifecycle/state_directory.py",
-        "        check_model(self.record, layout.digest(), _tensors(layout), self._path)\n",
+        "        check_model(self.record, layout.digest(), _tensors(layout), frozen, self._path)\n",
         "        pass\n",
     ),
     _found_by_user(

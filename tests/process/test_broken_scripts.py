@@ -86,7 +86,6 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             "model.bfloat16(); torch.set_default_dtype(torch.bfloat16)",
             "stem.weight is bfloat16 [8, 4] on cpu, and was float32",
         ),
-        ("", "model.stem.weight.mul_(0.5)", "the values of stem.weight have changed"),
         ("optimizer = torch.optim.AdamW(Net().parameters())", "pass", "AdamW holds no parameter of the model"),
         ("optimizer = torch.optim.AdamW([model.head.bias])", "pass", "the trainable parameter head.weight is in no"),
         (
@@ -96,7 +95,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         ),
         ("model, optimizer = optimizer, model", "pass", "the model is AdamW, not a torch.nn.Module"),
     ],
-    ids=["unfrozen", "assigned", "replaced", "converted", "teacher", "other-model", "half-of-it", "nan", "swapped"],
+    ids=["unfrozen", "assigned", "replaced", "converted", "other-model", "half-of-it", "nan", "swapped"],
 )
 def test_a_script_that_nobody_would_share_ends_its_node(
     launch: Callable[..., Run], before: str, after: str, says: str

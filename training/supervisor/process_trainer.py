@@ -30,6 +30,7 @@ from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
+    SAME_VALUES,
     BusyWith,
     Evaluation,
     ModelDescription,
@@ -177,6 +178,12 @@ class ProcessTrainer:
             raise TrainerFailed(
                 "the restarted trainer built another model than before",
                 "the model's code changed while the node ran: stop the node and start it again",
+                fatal=True,
+            )
+        if self._hello is not None and (name := self._hello.differing(hello)):
+            raise TrainerFailed(
+                f"the tensor {name}, which is not exchanged, is another in the restarted trainer than before",
+                SAME_VALUES,
                 fatal=True,
             )
         if hello.engine is not None:  # named values are not in shared memory

@@ -25,6 +25,7 @@ from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
 from training.trainer.ranks import Ranks, Turn
+from training.trainer.rounding import roundings
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_settings import NodeKnowledge, ScriptSettings
@@ -97,9 +98,11 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._contract = ModelContract(model, vector, given.optimizers, warnings)
         self._count = StepCount(given.optimizers, vector.tensors, warnings)
         self._describer = ModelDescriber(model, vector, warnings)
+        for text in roundings(vector.named_tensors()):
+            self._warn("values_rounded", text)
         SwarmData.__init__(self, SharedData(ranks, connection, warnings), self._end_turn)
         SignsOfLife.__init__(self, connection)
-        self._script_state = ScriptState(given, vector.local_buffers, self._data, warnings)
+        self._script_state = ScriptState(given, vector.unshared, self._data, warnings)
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
@@ -226,7 +229,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._count = StepCount(given.optimizers, self._model_vector.tensors, self._warn)
         self._given = given
         self._data.begin_anew()
-        self._script_state = ScriptState(given, self._model_vector.local_buffers, self._data, self._warn)
+        self._script_state = ScriptState(given, self._model_vector.unshared, self._data, self._warn)
         given.seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
 
     # --- opening ------------------------------------------------------------------------------------------------
@@ -356,7 +359,9 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                         turn, Path(path), self._script_state.content(self.samples_seen, self.local_steps)
                     )
                 case messages.Describe(turn, folder, wait):
-                    self._connection.send(self._described(turn, folder, wait=wait))
+                    described = self._described(turn, folder, wait=wait)
+                    self._warn.flush(self._connection.send)
+                    self._connection.send(described)
 
     def _report_turn(self) -> None:
         self._check_model()

@@ -8,8 +8,7 @@ its name. It compares identities and addresses, so that it takes some microsecon
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -17,11 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training.trainer.schedule import Warn
 from training.trainer.vector import ModelVector, canonical_name, dtype_name, storage_key
 from training.trainer_link.interface import TrainerFailed
-
-#: Values of each fixed tensor that are compared.
-SAMPLED_VALUES = 256
 
 _INCLUDE = "p2pnode.attach(..., include_frozen=True)"
 
@@ -29,8 +26,7 @@ _INCLUDE = "p2pnode.attach(..., include_frozen=True)"
 class ModelContract:
     """Of one model. Raises `TrainerFailed` for optimisers that do not train it.
 
-    With `own_copies` the optimisers step on copies of the parameters, so that their tensors are not looked at. `warn`
-    is called with an event and a text.
+    With `own_copies` the optimisers step on copies of the parameters, so that their tensors are not looked at.
     """
 
     def __init__(
@@ -38,7 +34,7 @@ class ModelContract:
         model: nn.Module,
         vector: ModelVector,
         optimizers: Sequence[Any],
-        warn: Callable[[str, str], None],
+        warn: Warn,
         *,
         own_copies: bool = False,
     ) -> None:
@@ -78,7 +74,6 @@ class ModelContract:
         self._tensors = list(dict.fromkeys(self._named.values()))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._frozen = [tensor for tensor in self._tensors if not tensor.requires_grad]
-        self._samples = {name: _sample(tensor) for name, tensor in self._vector.fixed.items()}
         self._in_groups = self._grouped()
 
     def check(self) -> None:
@@ -94,8 +89,8 @@ class ModelContract:
             self._require_optimizers()
             self._in_groups = self._grouped()
         self._turns += 1
-        if self._turns & (self._turns - 1) == 0:
-            self._look_closely()
+        if self._turns & (self._turns - 1) == 0 and any(self._empty):
+            self._compare_model()
 
     # --- the model ----------------------------------------------------------------------------------------------
 
@@ -134,18 +129,6 @@ class ModelContract:
             f"unfreeze it before p2pnode.attach(), or call {_INCLUDE} on all nodes",
             fatal=True,
         )
-
-    def _look_closely(self) -> None:
-        """At the turns 1, 2, 4, 8 and so on: what takes too long for each turn."""
-        if any(self._empty):
-            self._compare_model()
-        for name, sample in self._samples.items():
-            if name in self._vector.fixed and _sample(self._vector.fixed[name]) != sample:
-                raise TrainerFailed(
-                    f"the values of {name} have changed, and are not exchanged: it was frozen when the script attached",
-                    f"call {_INCLUDE} on all nodes, or leave its values as they are",
-                    fatal=True,
-                )
 
     # --- optimisers ---------------------------------------------------------------------------------------------
 
@@ -220,13 +203,6 @@ def _changed(what: str) -> TrainerFailed:
         "change the model before p2pnode.attach(), and load values in place (load_state_dict without assign)",
         fatal=True,
     )
-
-
-@torch.no_grad()
-def _sample(tensor: Tensor) -> int:
-    """A fingerprint of some values."""
-    flat = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLED_VALUES)]
-    return zlib.crc32(flat.cpu().contiguous().view(torch.uint8).numpy().data)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from training.trainer.loading import user_code_errors
 from training.trainer.model_description import ModelDescriber
 from training.trainer.recent_losses import RecentLosses
 from training.trainer.records.batches import RecordBatches
+from training.trainer.rounding import roundings
 from training.trainer.schedule import Warn
 from training.trainer.script_arguments import ScriptArguments, require_model
 from training.trainer.vector import ModelVector
@@ -85,7 +86,7 @@ class TaskRunner:
         *,
         records: RecordBatches | None = None,
         progress: Callable[[int], None] = lambda _: None,
-        warn: Warn = lambda _event, _text: None,
+        warn: Warn = lambda _event, _message, _do="": None,
     ) -> None:
         """With `records` these are trained, and the task's own `batches` are not asked for."""
         self.task = task
@@ -100,6 +101,8 @@ class TaskRunner:
         self._name = name
         self._progress = progress
         self._warn = warn
+        for text in roundings(self.model_vector.named_tensors()):
+            self._warn("values_rounded", text)
         self.records = records
         self._leaders = LeaderPulls(self.model_vector, ())
         self._losses = RecentLosses()
@@ -261,7 +264,7 @@ class TaskRunner:
         ones (`training.trainer.state_writer`)."""
         return {
             **self.given.state(),
-            "local_buffers": dict(self.model_vector.local_buffers),
+            "local_buffers": self.model_vector.unshared.own(),
             "data": self._data_state(),
             "samples_seen": self.samples_seen,
         }
@@ -271,8 +274,7 @@ class TaskRunner:
         state = snapshot.load(path)
         try:
             self.given.restore(state)
-            for name, value in self.model_vector.local_buffers.items():
-                value.copy_(state["local_buffers"][name])
+            self.model_vector.unshared.restore(state["local_buffers"])
             self._restore_data(state["data"])
             self.samples_seen = int(state["samples_seen"])
             snapshot.restore_random_state(state["random"])

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from training.trainer_link.interface import TrainerFailed
 
-#: Called with a constant event and a text.
-Warn = Callable[[str, str], None]
+
+class Warn(Protocol):
+    """Called with a constant event and a text. With `do`, what to do, it is a finding, which `/status` shows."""
+
+    def __call__(self, event: str, message: str, do: str = "", /) -> None: ...
 
 
 class Schedule:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Warn
 from training.trainer.script_arguments import ScriptArguments
+from training.trainer.unshared_tensors import UnsharedTensors
 from training.trainer_link.interface import TrainerFailed
 
 
@@ -24,12 +23,12 @@ class ScriptState:
     def __init__(
         self,
         given: ScriptArguments,
-        local_buffers: dict[str, Tensor],
+        unshared: UnsharedTensors,
         shared_data: SharedData,
         warn: Warn,
     ) -> None:
         self._given = given
-        self._local_buffers = local_buffers
+        self._unshared = unshared
         self._shared_data = shared_data
         self._warn = warn
 
@@ -41,7 +40,7 @@ class ScriptState:
         }
         return {
             **self._given.state(),
-            "local_buffers": dict(self._local_buffers),
+            "local_buffers": self._unshared.own(),
             "state": own,
             "data": self._shared_data.state(),
             "samples_seen": samples_seen,
@@ -57,8 +56,7 @@ class ScriptState:
             self._given.restore(saved)
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
-            for name, value in self._local_buffers.items():
-                value.copy_(saved["local_buffers"][name])
+            self._unshared.restore(saved["local_buffers"])
             for name, value in saved["state"].items():
                 own: Any = self._given.own.get(name)
                 if hasattr(own, "load_state_dict"):

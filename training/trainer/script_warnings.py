@@ -8,14 +8,17 @@ from training.trainer_link import messages
 
 
 class ScriptWarnings:
-    """Of one trainer. Called with a constant event and a text it keeps a warning for the log."""
+    """Of one trainer. Called with a constant event and a text it keeps a warning for the log; with `do`, a finding."""
 
     def __init__(self) -> None:
         self._pending: list[messages.Warned] = []
         self._found: dict[str, str] = {}
 
-    def __call__(self, event: str, message: str) -> None:
-        self._pending.append(messages.Warned(event, message))
+    def __call__(self, event: str, message: str, do: str = "") -> None:
+        if do:
+            self.finding(event, message, do)
+        else:
+            self._pending.append(messages.Warned(event, message))
 
     def finding(self, event: str, what: str, do: str) -> None:
         """`/status` shows `what` and what to do, until this event is found with another text; an empty one ends it."""

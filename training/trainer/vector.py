@@ -1,16 +1,15 @@
 """Maps a model to a vector: selects its tensors, loads the vector into them, and computes the delta of training.
 
 The vector holds the trainable parameters, tied ones once, sorted by name without the wrappers' prefixes, and then the
-persistent floating-point buffers. Frozen parameters, and buffers with values that are not finite (masks), are left out
-and covered by a digest; integer buffers stay local. The base of a delta is the vector as rounded to the model's own
-dtype, so that rounding is never pushed.
+persistent floating-point buffers. Frozen parameters, buffers with values that are not finite (masks), and tables of
+integers are left out and covered by a digest; counters stay local (`training.trainer.unshared_tensors`). The base of a
+delta is the vector as rounded to the model's own dtype, so that rounding is never pushed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import zlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from training.layout import Layout, LayoutEntry
 from training.model_file import digest_head
+from training.trainer.unshared_tensors import UnsharedTensors, is_averaged
 from training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
@@ -67,11 +67,12 @@ class ModelVector:
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
-        #: What training never changes, by canonical name: frozen parameters and constant buffers.
+        #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
         self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
+        self.unshared = UnsharedTensors(self.local_buffers, self.fixed)
         #: A fingerprint of each of them, for messages.
-        self.frozen = {name: _fingerprint(tensor) for name, tensor in sorted(self.fixed.items())}
+        self.frozen = self.unshared.fingerprints
         self._tensors = [tensor for _, (_, tensor) in named]
         # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
@@ -330,17 +331,19 @@ def _named(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator
 
 
 def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Persistent buffers by canonical name: shared ones, constant ones (not finite), and this node's own (integers)."""
+    """Persistent buffers by canonical name: shared ones, constant ones (not finite, and tables of integers), and this
+    node's own (counters)."""
     shared: dict[str, Tensor] = {}
     constant: dict[str, Tensor] = {}
     local: dict[str, Tensor] = {}
     known: set[tuple[object, ...]] = set()
     for name, buffer in sorted((canonical_name(name), value) for name, value in _named(model, "buffers")):
+        is_shared = is_averaged(name, buffer)
         if storage_key(buffer) in known:
             continue
         known.add(storage_key(buffer))
-        if not buffer.is_floating_point():
-            local[name] = buffer
+        if not is_shared:
+            (local if buffer.numel() <= 1 else constant)[name] = buffer
         elif bool(torch.isfinite(buffer).all()):
             shared[name] = buffer
         else:
@@ -373,12 +376,6 @@ def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
         digest.update(digest_head(name, dtype_name(tensor), tuple(tensor.shape)))
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _fingerprint(tensor: Tensor) -> str:
-    """Type, shape, and the CRC-32 of the bytes: enough to name the tensor that differs when the digest does."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return f"{dtype_name(tensor)} {list(tensor.shape)} {zlib.crc32(content):08x}"
 
 
 def _refuse_sharded(model: nn.Module) -> None:

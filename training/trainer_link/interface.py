@@ -26,6 +26,8 @@ from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFrom
 
 Vector = npt.NDArray[np.float32]
 
+SAME_VALUES = "load it from one file at every start, or seed what draws it by a constant"
+
 
 class TrainerHello(msgspec.Struct, frozen=True):
     """Describes the trainer's model, once it is built.
@@ -47,6 +49,11 @@ class TrainerHello(msgspec.Struct, frozen=True):
     frozen: dict[str, str] = {}
     #: A script that uses an engine of named values instead of training a model.
     engine: EngineOpened | None = None
+
+    def differing(self, other: TrainerHello) -> str:
+        """The first tensor beside the vector that the two hold with different values; empty if there is none."""
+        names = sorted(self.frozen.keys() | other.frozen.keys())
+        return next((name for name in names if self.frozen.get(name) != other.frozen.get(name)), "")
 
 
 class StepOrder(msgspec.Struct, frozen=True):

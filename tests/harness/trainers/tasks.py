@@ -271,6 +271,15 @@ class Growing(Plain):
         return nn.Sequential(nn.Linear(4, len(mark.read_text())), nn.Tanh(), nn.Linear(len(mark.read_text()), 2))
 
 
+class Requantised(Plain):
+    """Each start builds other packed weights than the one before."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("codes", torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8))
+        return model
+
+
 class Ledger:
     """A model that counts: row `part` of `rows` loses 1/1024 in each optimiser step of this node, exactly, and the
     others' rows stay. With plain sums and local_steps = 1 the shared model shows how many steps of each node are in it.

@@ -216,28 +216,6 @@ def test_an_unfrozen_layer_without_an_optimiser_is_named() -> None:
     assert attached.refused().startswith("the trainable parameter stem.weight and 1 more are in no optimiser")
 
 
-def test_a_frozen_value_that_changes_is_named() -> None:
-    """As those of a teacher that follows the student: the file would have its values of the start."""
-    attached = Attached()
-    attached.contract.check()
-
-    with torch.no_grad():
-        attached.net.stem.weight.mul_(0.9)
-
-    assert attached.refused().startswith("the values of stem.weight have changed")
-
-
-def test_frozen_values_that_change_are_exchanged_where_they_are_included() -> None:
-    """The same teacher with `include_frozen`."""
-    attached = Attached(include_frozen=True)
-
-    with torch.no_grad():
-        attached.net.stem.weight.mul_(0.9)
-
-    for _ in range(4):
-        attached.contract.check()
-
-
 def test_a_buffer_that_is_assigned_anew_is_followed() -> None:
     """As a running mean that a forward pass replaces: the vector has the new tensor."""
     attached = Attached()

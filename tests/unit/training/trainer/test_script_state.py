@@ -15,6 +15,7 @@ from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_state import ScriptState
+from training.trainer.unshared_tensors import UnsharedTensors
 
 
 class Script:
@@ -26,7 +27,9 @@ class Script:
         self.scheduler = StepLR(self.optimizer, 1, gamma=0.1) if scheduled else None
         given = ScriptArguments.of(self.optimizer, self.scheduler, None, lambda *_: None)
         data = cast(SharedData, SimpleNamespace(state=dict, restore=lambda _state: None))
-        self.state = ScriptState(given, {}, data, lambda event, text: self.warned.append((event, text)))
+        self.state = ScriptState(
+            given, UnsharedTensors({}, {}), data, lambda event, text: self.warned.append((event, text))
+        )
 
     def saved(self, path: Path, local_steps: int) -> Path:
         for _ in range(3):
