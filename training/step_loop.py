@@ -27,7 +27,7 @@ from training.settings import ExchangeSettings, TrainingSettings
 from training.step_rules import CARRY, node_index, own_carry
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
 FIRST_RESTART_S = 0.5
 MAX_RESTART_S = 30.0
@@ -95,6 +95,7 @@ class StepLoop:
         self._failures = Failures(training.max_restarts)
         #: Announced as stalled because it fails again and again.
         self._crash_loops = False
+        self._on_trained: Callable[[Vector], None] = _ignore
         #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
         self._uncounted = 0
         self._all_counted = asyncio.Event()
@@ -132,6 +133,10 @@ class StepLoop:
         """Tell these records which steps are counted, and end the run with them."""
         self._records = records
         self._steps.on_counted(records.count)
+
+    def on_trained(self, callback: Callable[[Vector], None]) -> None:
+        """Call `callback` with each delta, `float32[total]`, as the trainer has made it; replaces the previous one."""
+        self._on_trained = callback
 
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
@@ -239,6 +244,7 @@ class StepLoop:
     async def _one_step(self) -> None:
         """Train a step and exchange it; with `exchange.overlap` that exchange ends after the next step's training."""
         trained = await self._train()
+        self._on_trained(self._trainer.delta)
         self.take_measured()
         self._hold()
         former, exchanged = await self._settle(), None
@@ -446,3 +452,7 @@ class StepLoop:
         """Note what the user's own script has evaluated since the last call."""
         for evaluation in self._trainer.take_measured():
             self._evaluations.note(evaluation)
+
+
+def _ignore(_delta: Vector) -> None:
+    """Nobody looks at the deltas."""
