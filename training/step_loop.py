@@ -17,7 +17,7 @@ from training.barriers.waiter import BarrierWaiter
 from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
 from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
-from training.failures import Failures
+from training.failures import Failures, pause_s
 from training.goal import BestMetrics, End
 from training.loop_events import note_left, note_start
 from training.overlap_choice import OverlapChoice
@@ -29,8 +29,6 @@ from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
-FIRST_RESTART_S = 0.5
-MAX_RESTART_S = 30.0
 #: A trainer that failed this often is crash-looping: the node is announced as stalled and no longer sampled.
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
@@ -93,9 +91,8 @@ class StepLoop:
         self._not_finite = 0
         self._records: RecordsInTurns = NoRecords()
         self._failures = Failures(training.max_restarts)
-        #: Announced as stalled because it fails again and again.
         self._crash_loops = False
-        self._on_trained: Callable[[Vector], None] = _ignore
+        self._on_trained: Callable[[Vector], None] = lambda _delta: None
         #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
         self._uncounted = 0
         self._all_counted = asyncio.Event()
@@ -415,7 +412,7 @@ class StepLoop:
             if count >= CRASH_LOOP_FAILURES:
                 self._crash_loops = True
                 self.set_stalled(True)
-            await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (count - 1)))
+            await asyncio.sleep(pause_s(count))
             try:
                 await self._trainer.start(self._restore_file)
             except TrainerFailed as again:
@@ -428,11 +425,8 @@ class StepLoop:
 
         The base of each step is finite, so what is not must be in the optimiser's own state, such as its momentum.
         """
-        if not refused:
-            self._not_finite = 0
-            return
-        self._not_finite += 1
-        if self._not_finite % NOT_FINITE_STEPS == 0:
+        self._not_finite = self._not_finite + 1 if refused else 0
+        if refused and self._not_finite % NOT_FINITE_STEPS == 0:
             reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
             hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
             await self._restart(TrainerFailed(reason, hint))
@@ -452,7 +446,3 @@ class StepLoop:
         """Note what the user's own script has evaluated since the last call."""
         for evaluation in self._trainer.take_measured():
             self._evaluations.note(evaluation)
-
-
-def _ignore(_delta: Vector) -> None:
-    """Nobody looks at the deltas."""
