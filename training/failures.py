@@ -15,6 +15,9 @@ WINDOW_S = 86400.0
 #: Failures remembered: with pauses of 30 s between starts a day has fewer.
 MAX_KEPT = 4096
 
+#: Before a restart.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+
 #: Steps, addresses, sizes and names of temporary files differ from one failure to the next.
 _WITH_DIGITS = re.compile(r"\S*\d\S*")
 
@@ -22,6 +25,11 @@ _WITH_DIGITS = re.compile(r"\S*\d\S*")
 def cause_of(reason: str) -> str:
     """The reason without the words that have digits: equal for two failures of the same kind."""
     return _WITH_DIGITS.sub("#", reason)
+
+
+def pause_s(count: int) -> float:
+    """How long to wait before the start that follows the failure number `count`."""
+    return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (count - 1))
 
 
 class Failures:

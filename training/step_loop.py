@@ -17,7 +17,7 @@ from training.barriers.waiter import BarrierWaiter
 from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
 from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
-from training.failures import Failures
+from training.failures import Failures, pause_s
 from training.goal import BestMetrics, End
 from training.loop_events import note_left, note_start
 from training.overlap_choice import OverlapChoice
@@ -27,10 +27,8 @@ from training.settings import ExchangeSettings, TrainingSettings
 from training.step_rules import CARRY, node_index, own_carry
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
-FIRST_RESTART_S = 0.5
-MAX_RESTART_S = 30.0
 #: A trainer that failed this often is crash-looping: the node is announced as stalled and no longer sampled.
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
@@ -93,8 +91,8 @@ class StepLoop:
         self._not_finite = 0
         self._records: RecordsInTurns = NoRecords()
         self._failures = Failures(training.max_restarts)
-        #: Announced as stalled because it fails again and again.
         self._crash_loops = False
+        self._on_trained: Callable[[Vector], None] = lambda _delta: None
         #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
         self._uncounted = 0
         self._all_counted = asyncio.Event()
@@ -132,6 +130,10 @@ class StepLoop:
         """Tell these records which steps are counted, and end the run with them."""
         self._records = records
         self._steps.on_counted(records.count)
+
+    def on_trained(self, callback: Callable[[Vector], None]) -> None:
+        """Call `callback` with each delta, `float32[total]`, as the trainer has made it; replaces the previous one."""
+        self._on_trained = callback
 
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
@@ -239,6 +241,7 @@ class StepLoop:
     async def _one_step(self) -> None:
         """Train a step and exchange it; with `exchange.overlap` that exchange ends after the next step's training."""
         trained = await self._train()
+        self._on_trained(self._trainer.delta)
         self.take_measured()
         self._hold()
         former, exchanged = await self._settle(), None
@@ -409,7 +412,7 @@ class StepLoop:
             if count >= CRASH_LOOP_FAILURES:
                 self._crash_loops = True
                 self.set_stalled(True)
-            await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (count - 1)))
+            await asyncio.sleep(pause_s(count))
             try:
                 await self._trainer.start(self._restore_file)
             except TrainerFailed as again:
@@ -422,11 +425,8 @@ class StepLoop:
 
         The base of each step is finite, so what is not must be in the optimiser's own state, such as its momentum.
         """
-        if not refused:
-            self._not_finite = 0
-            return
-        self._not_finite += 1
-        if self._not_finite % NOT_FINITE_STEPS == 0:
+        self._not_finite = self._not_finite + 1 if refused else 0
+        if refused and self._not_finite % NOT_FINITE_STEPS == 0:
             reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
             hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
             await self._restart(TrainerFailed(reason, hint))

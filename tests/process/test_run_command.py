@@ -331,3 +331,39 @@ def test_a_script_that_is_killed_for_memory_says_so(memory_group: Path, tmp_path
     assert done.returncode == 8, done.stderr
     assert "because the memory limit of 524 MB of its control group was reached" in done.stderr
     assert "lower the batch size" in done.stderr
+
+
+#: Draws its batches with the seed that it is given.
+SEEDED = """\
+import sys, time, torch, p2pnode
+from torch import nn
+from training.trainer.lazy_dynamo import import_later
+
+import_later()
+torch.manual_seed(1337)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+swarm = p2pnode.attach(model, optimizer)
+torch.manual_seed(int(SEED))
+while not swarm.done:
+    inputs = torch.randn(16, 32)
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), inputs.relu().sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+    swarm.step(samples=16, loss=loss)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "told"), [("1337", True), ("sys.argv[2]", False)], ids=["same", "own"])
+def test_scripts_that_train_on_the_same_batches_are_told(seed: str, told: bool, launch: Callable[..., Run]) -> None:
+    """With the default codecs, which round the first weights of the node that joins. Own seeds are no finding."""
+    script = SEEDED.replace("SEED", seed)
+    flags = ["--set", "training.min_nodes=2", "--set", "training.max_steps=12", "--set", 'log.format="json"']
+    founder = launch(script, *flags)
+    joiner = launch(script, "--bootstrap", address_of(founder), *flags)
+
+    for run in (founder, joiner):
+        assert run.wait() == 0, run.error
+        assert run.error.count('"event": "same_data"') == told, run.error

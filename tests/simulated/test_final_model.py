@@ -191,13 +191,13 @@ def test_one_node_that_reaches_the_goal_ends_the_run_of_all() -> None:
 
 
 def test_nodes_on_the_same_data_are_told_both() -> None:
-    """Two trainers of one name make the same first delta; the third does not."""
+    """Two trainers with the same batches make the same first deltas; the third does not."""
 
     async def scenario(world: World) -> None:
         for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
             host = world.start(name, bootstrap=bootstrap)
             assert host.trainer is not None
-            host.trainer.name = "twin" if name != "n2" else "other"
+            host.trainer.batches = "same" if name != "n2" else "other"
         await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
         await world.ended(*world.hosts.values())
 

@@ -28,7 +28,7 @@ from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.dispatch.messages import WhoServes
-from training.duplicate_data import FirstDelta
+from training.duplicate_data import FirstDeltas
 from training.encoding.frames import Part, frames
 from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
 from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
@@ -44,7 +44,7 @@ EVERY_KIND: dict[str, Any] = {
     **{name: request for name, (request, _) in KINDS.items()},
     "dialback": DialBackAnswer,
     "dispatch_master": WhoServes,
-    "first_delta": FirstDelta,
+    "first_deltas": FirstDeltas,
     "goal_reached": GoalReached,
     "manifest": Manifest,
     "probe": ProbeRequest,

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from overlay.environment import Environment
-from training.failures import Failures
+from training.failures import Failures, pause_s
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 from training.trainer_link.step_messages import StepAnswer
-
-FIRST_RESTART_S = 0.5
-MAX_RESTART_S = 30.0
 
 
 class DeviceTrainer(Trainer, Protocol):
@@ -170,7 +167,7 @@ class Device:
     async def _restart(self, failure: TrainerFailed, count: int) -> None:
         try:
             while True:
-                await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (count - 1)))
+                await asyncio.sleep(pause_s(count))
                 try:
                     await self._start(self.index)
                 except TrainerFailed as again:
