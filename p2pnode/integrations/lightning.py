@@ -56,6 +56,9 @@ class SwarmCallback(Callback):
     # --- training -----------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation.close()
+        self._samples = 0
+        self._losses.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.swarm = p2pnode.attach(pl_module, trainer.optimizers, _schedules(trainer), scaler, state=self._state)
         self._optimizer_steps = trainer.global_step

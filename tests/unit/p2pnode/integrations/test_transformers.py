@@ -241,4 +241,7 @@ def test_a_smaller_batch_after_an_error_goes_on_in_the_same_node(
     assert all(
         torch.equal(one, two) for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True)
     )
-    assert [report.optimizer_steps for report in together.trainers["n0"].reports] == [LOCAL_STEPS] * 10
+    reports = together.trainers["n0"].reports
+    assert [report.optimizer_steps for report in reports] == [LOCAL_STEPS] * 10
+    # It begins anew four times, with one sample less in a batch each time. Each sample is counted once.
+    assert [report.samples for report in reports][4:] == [LOCAL_STEPS * 2 * 4] * 6
