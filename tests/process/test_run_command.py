@@ -182,6 +182,7 @@ def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.promise(12)
 def test_a_script_that_returns_early_ends_its_node_cleanly(launch: Callable[..., Run]) -> None:
     """Seven calls, three turns: the node leaves with exit code 0 and one line that says why."""
     run = launch(
@@ -223,6 +224,7 @@ while swarm.step_number < first + 2:
     ],
     ids=["exception", "code", "signal"],
 )
+@pytest.mark.promise(12)
 def test_a_script_that_fails_in_each_start_is_given_up(end: str, reason: str, launch: Callable[..., Run]) -> None:
     """Each of five starts completes steps and ends in the same way: the fifth ends the node, with the exception, the
     code or the signal."""
