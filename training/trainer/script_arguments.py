@@ -60,6 +60,15 @@ class ScriptArguments(NamedTuple):
         for schedule in self.schedules:
             schedule.seek(position)
 
+    def end_turn(self, steps: int, warn: Warn) -> None:
+        """Compare the script's own calls of its schedules with the optimiser steps of the turn."""
+        found = [schedule.differs(steps) for schedule in self.schedules]
+        do = (
+            "call it after each optimiser step, with lengths in optimiser steps of the swarm; leave a schedule that "
+            "counts epochs out of attach"
+        )
+        warn("schedule_steps_differ", next(filter(None, found), ""), do)
+
     def advance(self) -> None:
         """Move all schedules on by one optimiser step."""
         for schedule in self.schedules:
