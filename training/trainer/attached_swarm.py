@@ -295,6 +295,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         if self._ranks.is_first:
             self._load(self._carry)
         self._ranks.share_weights(self._model_vector, self._carry)
+        self._count.loaded()
         if turn is None:
             self._done = True
             return
@@ -366,6 +367,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
     def _report_turn(self) -> None:
         self._check_model()
         self._count.end_turn(may_skip=self._given.scaler is not None)
+        self._given.end_turn(self._turn_steps, self._warn)
         loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from training.trainer.accelerated import bare_optimizer, bare_scheduler
 from training.trainer.schedule import Schedule, Warn
+from training.trainer.script_warnings import ScriptWarnings
 from training.trainer_link.interface import TrainerFailed
 
 #: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.
@@ -59,6 +60,15 @@ class ScriptArguments(NamedTuple):
         """Move all schedules to `position` optimiser steps of the swarm."""
         for schedule in self.schedules:
             schedule.seek(position)
+
+    def end_turn(self, steps: int, warnings: ScriptWarnings) -> None:
+        """Compare the script's own calls of its schedules with the optimiser steps of the turn."""
+        found = [schedule.differs(steps) for schedule in self.schedules]
+        do = (
+            "call it after each optimiser step, with lengths in optimiser steps of the swarm; leave a schedule that "
+            "counts epochs out of attach"
+        )
+        warnings.finding("schedule_steps_differ", next(filter(None, found), ""), do)
 
     def advance(self) -> None:
         """Move all schedules on by one optimiser step."""
