@@ -25,6 +25,8 @@ from training.duplicate_data import ADVICE
 LONG_WAIT_S = 10.0
 #: A refusal of a node is a finding for this long; a node that is refused tries again sooner.
 RECENT_S = 60.0
+#: Phases of a node that wants no peers any more.
+ENDING = ("finished", "leaving")
 #: Lost peers that a sentence names.
 NAMED_LOSSES = 3
 
@@ -76,9 +78,9 @@ def _ago(seconds: float) -> str:
 
 
 def _joining(node: Node) -> list[Finding]:
-    """Addresses that did not lead into the swarm, as long as this node is not in it or knows nobody there."""
+    """Addresses that did not lead into the swarm, as long as this node wants to be in it and knows nobody there."""
     found = []
-    if node.phase == "joining" or not node.overlay.peers:
+    if node.phase == "joining" or not (node.overlay.peers or node.phase in ENDING):
         found = [
             _warning(f"bootstrap {address}: {reason}", what_to_do(reason))
             for address, reason in node.overlay.attempts.items()
@@ -91,7 +93,7 @@ def _joining(node: Node) -> list[Finding]:
 def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
     """All peers are gone, and at least one did not say good-bye."""
     dead = [one for one in lost if one.how == "dead"]
-    if node.overlay.peers or not dead or node.phase in ("finished", "leaving"):
+    if node.overlay.peers or not dead or node.phase in ENDING:
         return []
     return [
         _warning(
