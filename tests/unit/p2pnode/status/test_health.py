@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pnode import __version__
-from p2pnode.status.health import LONG_WAIT_S, RECENT_S
+from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
 from training.trainer_link.interface import Evaluation
@@ -195,7 +195,8 @@ def test_broken_shards_are_a_finding_until_they_are_repaired() -> None:
 
 
 def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
-    """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
+    """With what to do about the very reason; a node that others have found needs no bootstrap any more, and one at its
+    end, whose peers have left before it, does not either."""
 
     async def scenario(swarm: Swarm) -> None:
         host, _ = swarm.start_many(2)
@@ -206,6 +207,10 @@ def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
         await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
         (finding,) = [each for each in report(swarm, host).status().health if "old:1" in each.what]
         assert "node.port" in finding.do
+        for phase in ENDING:
+            host.living.phase = phase
+            assert found(swarm, host, "bootstrap") == []
+        host.living.phase = "training"
 
     simulate(scenario, barrier__method="asp")
 
