@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from training.trainer import snapshot
+from training.trainer.rank_states import optimizer_state
 from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Schedule
 from training.trainer.unshared_tensors import UnsharedTensors
@@ -45,7 +46,7 @@ class ScriptState:
         """What is to be saved; its tensors are the live ones."""
         own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
         return {
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": [optimizer_state(self._optimizer)],
             "schedule": self._schedule.state(),
             "scaler": self._scaler.state_dict() if self._scaler is not None else None,
             "local_buffers": self._unshared.own(),
@@ -55,13 +56,12 @@ class ScriptState:
             "local_steps": local_steps,
         }
 
-    def restore(self, path: Path, local_steps: int) -> int:
-        """Restore what was saved; returns `samples_seen`. A learning rate or a number of `local_steps` that was another
-        one then is warned of. Raises `TrainerFailed`."""
-        saved = snapshot.load(path)
+    def restore(self, saved: dict[str, Any], path: Path, local_steps: int) -> int:
+        """Restore what was saved in the file `path`; returns `samples_seen`. A learning rate or a number of
+        `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
-            self._optimizer.load_state_dict(saved["optimizer"])
+            self._optimizer.load_state_dict(saved["optimizer"][0])
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
             self._schedule.restore(saved["schedule"])
@@ -76,7 +76,8 @@ class ScriptState:
                     self._own[name] = value
             self._shared_data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
-            snapshot.restore_random_state(saved["random"])
+            if "random" in saved:
+                snapshot.restore_random_state(saved["random"])
         except (KeyError, ValueError, RuntimeError) as error:
             raise TrainerFailed(
                 f"the saved state {path} does not fit the script: {error}",
