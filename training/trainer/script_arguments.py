@@ -14,6 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from training.trainer.accelerated import bare_optimizer, bare_scheduler
+from training.trainer.rank_states import optimizer_state
 from training.trainer.schedule import Schedule, Warn
 from training.trainer.script_warnings import ScriptWarnings
 from training.trainer_link.interface import TrainerFailed
@@ -78,7 +79,7 @@ class ScriptArguments(NamedTuple):
     def state(self) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
         return {
-            "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer": [optimizer_state(optimizer) for optimizer in self.optimizers],
             "schedule": [schedule.state() for schedule in self.schedules],
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }
