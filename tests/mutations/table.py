@@ -615,7 +615,7 @@ MUTATIONS = (
         "a node that may own nothing begins the values of a dead server anew",
         f"{VALUES}::test_a_node_that_may_own_nothing_takes_no_values_over",
         "directory.py",
-        "if to is None and self._store.holds_values and not has_copy:",
+        "if to is None and not has_state(self._store, shard):",
         "if False:",
     ),
     _mutation(

@@ -17,6 +17,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.store.copy_status import has_state
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 
 #: For requests without bodies, which a living node answers at once.
@@ -318,9 +319,9 @@ class OwnerDirectory:
     async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:
         requests: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, to in orphans.items():
-            has_copy = shard in self._store.stored or self._store.unowned_copy(shard) is not None
-            if to is None and self._store.holds_values and not has_copy:
-                # No node may own it, and this one has nothing of it. Its owner may start again, with its disk.
+            if to is None and not has_state(self._store, shard):
+                # No node that may own it is in reach, and this one has never owned or backed it up. Its owner may start
+                # again, with its disk.
                 continue
             if to is None or to.node_id == self._swarm.node_id:
                 self._rebalance.take_over(shard)

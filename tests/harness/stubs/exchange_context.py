@@ -43,11 +43,14 @@ class ScriptedSwarm:
     def __init__(self, me: Contact, others: Sequence[Contact] = ()) -> None:
         self.node_id = me.node_id
         self.address = me.address
+        self.is_eligible = True
         self.peers: dict[bytes, Any] = {one.node_id: self._peer(one) for one in others}
         #: The candidates of every shard, best first.
         self.candidate_list: list[Contact] = [me, *others]
         self.suspects: list[bytes] = []
         self.gone: list[bytes] = []
+        #: Nodes that nobody can dial.
+        self.hidden: list[bytes] = []
         self.handlers: dict[str, Handler] = {}
         self.callbacks: list[Callable[[PeerChange], None]] = []
         #: Answers by name of the request: called with the receiver and the payload.
@@ -117,6 +120,9 @@ class ScriptedSwarm:
 
     def may_own(self, peer: Any) -> bool:
         return bool(peer.eligible)
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        return node_id not in self.hidden
 
     async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
         return [await self.candidates(key) for key in keys]

@@ -213,9 +213,13 @@ class Rebalancer:
                 contact for contact in ranked if contact.node_id != me and not self._swarm.is_suspect(contact.node_id)
             ]
             if not others:
+                if owned.backup is not None and not self._swarm.takes_streams(owned.backup.node_id):
+                    # It lives, and no delta reaches it. Nobody else could be the backup: the others need not wait.
+                    self._store.drop_backup(shard, self._context.me())
                 continue
             minimum_time_over = not owned.by_handover or now - owned.since >= self._tenure_s(owned)
-            tenure_over = self._run.is_leaving or minimum_time_over
+            # One that others cannot dial any more holds them up.
+            tenure_over = minimum_time_over or self._run.is_leaving or not self._swarm.is_eligible
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0], ranked)):
                 if owned.backup is not None:
