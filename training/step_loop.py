@@ -289,7 +289,7 @@ class StepLoop:
             return 0.0  # the swarm does not go on from that delta
         weight = exchanged.row.get("weight", 1.0)
         together = self._exchange.context.synchronous or self._waiter.is_abreast
-        return own_carry(self._settings, weight, together=together)
+        return own_carry(self._settings, weight, together=together, is_apart=self._exchange.is_apart)
 
     async def _settle(self) -> ExchangedStep | None:
         """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
@@ -383,7 +383,7 @@ class StepLoop:
         return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
 
     async def _ordered(self, order: StepOrder) -> StepReport:
-        await self._steps.keep_base(None if self._overlap.is_on or self._in_flight is not None else order.carry)
+        await self._steps.keep_base(None if self._overlap.is_on or order.carry == CARRY else order.carry)
         if not order.carry:
             return await self._trainer.train(order)
         handshake = BufferHandshake() if self._in_flight is None else self._in_flight.handshake

@@ -29,6 +29,18 @@ RECENT_S = 60.0
 ENDING = ("finished", "leaving")
 #: Lost peers that a sentence names.
 NAMED_LOSSES = 3
+#: What to do where no owner is in reach.
+OWNER_LOST = (
+    "start a node that others can reach again, with its state directory: it is dialled every few seconds, and what was "
+    "trained meanwhile is merged. If it is lost for good, copy the state directory of this node to a machine that "
+    "others can reach, remove identity.key and incarnation from the copy, and run `p2pnode start --reopen` there"
+)
+#: What a member says of an address at which its own swarm was, and what to do.
+OTHER = "belongs to another swarm"
+NEW_SWARM = (
+    "the node at that address has begun a new swarm, without the model of this one: stop it, and give it its old state "
+    "directory, or a copy of this node's without identity.key and incarnation, to be started with --reopen"
+)
 
 
 def findings(
@@ -41,7 +53,7 @@ def findings(
     """What needs attention now."""
     found = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
     found += _joining(node)
-    found += _alone(node, lost)
+    found += _apart(node, lost) or _alone(node, lost)
     found += _crowded(node, overlay)
     found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
     if node.progress.stalled:
@@ -78,16 +90,41 @@ def _ago(seconds: float) -> str:
 
 
 def _joining(node: Node) -> list[Finding]:
-    """Addresses that did not lead into the swarm, as long as this node wants to be in it and knows nobody there."""
-    found = []
-    if node.phase == "joining" or not (node.overlay.peers or node.phase in ENDING):
+    """Addresses that did not lead into the swarm, as long as this node wants to be in it and knows no owner there."""
+    found, is_member = [], node.exchange is not None
+    if node.phase == "joining" or _is_apart(node) or not (node.overlay.peers or node.phase in ENDING):
         found = [
-            _warning(f"bootstrap {address}: {reason}", what_to_do(reason))
+            _warning(
+                f"bootstrap {address}: {reason}", NEW_SWARM if is_member and OTHER in reason else what_to_do(reason)
+            )
             for address, reason in node.overlay.attempts.items()
         ]
     if node.waits_for_swarm:
         found.append(_warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))
     return found
+
+
+def _is_apart(node: Node) -> bool:
+    return node.exchange is not None and node.phase == "training" and node.exchange.directory.is_apart()
+
+
+def _apart(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
+    """No node that may own shards is in reach, and this one may not."""
+    if node.exchange is None or not _is_apart(node):
+        return []
+    client, now = node.exchange.push_client, node.environment.clock.monotonic()
+    since_s = client.outstanding_s if client.apart_since is None else now - client.apart_since[0]
+    dead = [one for one in lost if one.how == "dead"]
+    named = f": {last_loss(dead)} ({dead[0].reason or 'no answer'})" if dead else ""
+    waits = node.exchange.context.synchronous
+    meanwhile = (
+        "waits" if waits or client.apart_since is None else f"trains by itself since step {client.apart_since[1]}"
+    )
+    return [
+        _warning(
+            f"no node that can own shards is in reach for {_ago(since_s)}{named}; this node {meanwhile}", OWNER_LOST
+        )
+    ]
 
 
 def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
@@ -123,7 +160,7 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
     if line is not None:
         found += line_findings(line, exchange.context.codec, overlaps=control.facts().overlaps)
     client = exchange.push_client
-    if client.outstanding_s > LONG_WAIT_S:
+    if client.outstanding_s > LONG_WAIT_S and not _is_apart(node):
         count, longest_s = len(client.outstanding_steps), client.outstanding_s
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))

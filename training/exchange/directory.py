@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
@@ -109,6 +109,17 @@ class OwnerDirectory:
         order = sorted(groups)
         start = next((place for place, node in enumerate(order) if node >= me), 0)
         return [groups[node] for node in order[start:] + order[:start]], unknown
+
+    def is_apart(self) -> bool:
+        """Whether no shard has an owner in reach, nor any node that could be one, this node included. Then it trains by
+        itself, and is no owner: the others would have another. One that has been started again is in reach when it has
+        its vector."""
+        if self._store.owned or self._swarm.is_eligible:
+            return False
+        in_reach = {peer.node_id: peer for peer in self._swarm.members() if peer.activity is not Activity.JOINING}
+        if any(self._swarm.may_own(peer) for peer in in_reach.values()):
+            return False
+        return not any(owner.node_id in in_reach for owner, _ in self.by_owner(range(len(self._store)))[0])
 
     def failed(self, owner: Contact, error: TransportError) -> None:
         """An owner did not answer: have it probed now, and ask other nodes about its shards.

@@ -351,6 +351,11 @@ class Exchange:
         self.codec_control.before_push()
         await self.push_client.prepare(delta, is_last=is_last)
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the step that was trained last could be sent to no owner (`OwnerDirectory.is_apart`)."""
+        return self.push_client.apart_since is not None
+
     def expected_s(self) -> float | None:
         """How long the line carries the exchange of a step; None before it is measured."""
         return self.codec_control.expected_s()

@@ -28,6 +28,7 @@ from training.exchange.terms import (
     TermNode,
     TermNumber,
     Weight,
+    Workers,
 )
 from training.shards.applied import DeltaId
 
@@ -43,7 +44,9 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
     `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
-    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it.
+    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: so
+    many the sender counted when it weighed the delta. `apart`: no owner was in reach then; the delta may be of many
+    steps, and is added as one from the other side of a split.
     """
 
     genesis: Genesis
@@ -56,6 +59,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     streams: bool = False
     keeps: bool = False
+    workers: Workers = 1.0
+    apart: bool = False
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]

@@ -145,6 +145,8 @@ class ExchangeServices:
         if change.kind in ("restarted", "dead", "left"):
             context.claims.forget(change.node_id)
         if change.kind in ("restarted", "returned"):
+            context.acknowledged.doubt(change.node_id)
+            context.wait_credit.forgive(change.node_id)
             context.view.reliability.returned(change.node_id, context.environment.clock.monotonic())
         if change.kind == "dead":
             context.rpc.found_dead(change.node_id)

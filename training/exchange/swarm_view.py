@@ -181,6 +181,11 @@ class SwarmView:
             self._worker_count = (now, count)
         return count
 
+    def merged_weight(self, weight: float, workers: float) -> float:
+        """What a delta weighs here that was trained apart from this node, and weighed among so many workers:
+        `w · N_side / N_merged`."""
+        return weight * workers / max(workers, self.worker_count())
+
     def population(self) -> float:
         """How many nodes there are in all, as far as this one knows or estimates."""
         return max(len(self._swarm.members()) + 1.0, self.worker_count())

@@ -25,6 +25,7 @@ MAX_BELIEVED = 1 << 47
 TermNumber = Annotated[int, Meta(ge=0, lt=1 << 62)]
 #: Far below one part of a million workers. A product of the smallest weight and the smallest scale is above 0.
 Weight = Annotated[float, Meta(ge=1e-12, le=1e6)]
+Workers = Annotated[float, Meta(ge=1, le=1e9)]
 Scale = Annotated[float, Meta(ge=1e-100, le=1)]
 #: The node that raised a term; empty where there is no term.
 TermNode = Annotated[bytes, Meta(max_length=20)]

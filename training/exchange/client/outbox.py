@@ -116,17 +116,32 @@ class Outbox:
         return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())
 
     def take_back(self) -> list[tuple[Outgoing, Push]]:
-        """Take out the shards of which no byte has been sent, each with the push that it belonged to."""
-        taken: list[tuple[Outgoing, Push]] = []
-        for delivery in list(self._deliveries.values()):
-            waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
-            for item in waiting:
-                del delivery.unacknowledged[item.shard]
-                delivery.taken_back += 1
-                taken.append((item, delivery.push))
-            if not delivery.unacknowledged and delivery.task is not None:
-                delivery.task.cancel()
+        """Take out the shards of which no byte has been sent, each with the push that it belonged to. What was trained
+        apart stays: it is added by another rule."""
+        return [one for delivery in self._all() if not delivery.push.apart for one in self._taken(delivery)]
+
+    def take_apart(self) -> list[Outgoing]:
+        """No owner is in reach: take out all of which no byte has been sent. What was begun to be sent keeps its
+        identity, and is sent however old it is."""
+        taken = list[Outgoing]()
+        for delivery in self._all():
+            taken += [item for item, _ in self._taken(delivery)]
+            delivery.push = msgspec.structs.replace(delivery.push, apart=True)
         return taken
+
+    def _all(self) -> list[Delivery]:
+        return list(self._deliveries.values())
+
+    def _taken(self, delivery: Delivery) -> list[tuple[Outgoing, Push]]:
+        waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
+        for item in waiting:
+            del delivery.unacknowledged[item.shard]
+            delivery.taken_back += 1
+        if waiting and not (delivery.unacknowledged or delivery.acknowledged or delivery.refused):
+            self._context.record.leave_out(delivery.identity)  # it counts as a part of the later one
+        if not delivery.unacknowledged and delivery.task is not None:
+            delivery.task.cancel()
+        return [(item, delivery.push) for item in waiting]
 
     async def detach(self, delivery: Delivery) -> None:
         """Continue a delivery from a copy, because the trainer is about to overwrite its memory.
@@ -230,7 +245,9 @@ class Outbox:
     def _groups(self, delivery: Delivery, shards: list[int]) -> tuple[Groups, list[int]]:
         """Shards by the node that they are sent to, and those without an owner."""
         groups, unknown = self._directory.by_owner(shards)
-        return groups if self._relays is None else self._relays.joined(groups, delivery.direct), unknown
+        if self._relays is None or delivery.push.apart:
+            return groups, unknown
+        return self._relays.joined(groups, delivery.direct), unknown
 
     async def _pause(self, delivery: Delivery, left: list[int], pause_s: float) -> float:
         """After an attempt: wait, and look for other owners, if not all have their answers; returns the next pause."""

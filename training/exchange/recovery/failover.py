@@ -136,7 +136,7 @@ class Failover:
         deadline = self._clock.monotonic() + wait_s
         while True:
             members = self._swarm.members()
-            asked = [peer for peer in members if peer.activity is Activity.JOINING or self._swarm.may_own(peer)]
+            asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
             answers = await asyncio.gather(*(self._is_ready(peer.contact) for peer in asked))
             answered = sum(answers) + len(members) - len(asked)
             if answered >= expected or self._clock.monotonic() >= deadline:

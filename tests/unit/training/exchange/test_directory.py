@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
@@ -367,5 +367,30 @@ def test_a_node_that_others_cannot_dial_takes_nothing_over_that_it_has_no_state_
         store.stored = {1: StoredState(term(1, "a"), zeros(store, 1), clean=False)}
         await directory.refresh([0, 1])
         assert context.rebalance.collect_orphans() == ([0, 1] if is_eligible else [1])
+
+    run(scenario())
+
+
+def test_a_node_is_apart_while_nobody_is_in_reach_that_could_own() -> None:
+    """Not where it could itself, nor where the owner or another candidate lives. One that joins is not in reach yet."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        for peer in swarm.peers.values():
+            peer.eligible = False
+        assert not directory.is_apart(), "it may own itself"
+        swarm.is_eligible = False
+        assert directory.is_apart()
+        swarm.peers[IDS["c"]].eligible = True
+        assert not directory.is_apart(), "another node may"
+        swarm.peers[IDS["c"]].activity = Activity.JOINING
+        assert directory.is_apart(), "it has no vector yet"
+        store.note_owner(3, term(1, "b"), B)
+        assert not directory.is_apart(), "an owner lives, whatever it announces"
+        swarm.gone.append(IDS["b"])
+        assert directory.is_apart()
+        store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
+        assert not directory.is_apart(), "it owns a shard"
 
     run(scenario())

@@ -133,6 +133,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         await asyncio.sleep(0)
 
     finding: Any = SimpleNamespace(
+        is_apart=lambda: False,
         by_owner=lambda shards: ([(OWNER, list(shards))] if shards else [], []),
         answered=lambda *_: None,
         outdated=lambda *_: None,
