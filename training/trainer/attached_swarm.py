@@ -187,6 +187,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         `SwarmLost`, and `ModelChanged` where the model or its optimisers are not those of the start.
         """
         if self.done:
+            self._count.after_end()
             return
         self._samples += int(samples)
         self._data.count(int(samples))
