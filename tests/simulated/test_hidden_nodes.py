@@ -449,3 +449,32 @@ def test_a_backup_whose_router_closes_holds_nobody_up(seed: int) -> None:
         np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
     play(story, seed=seed)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("one", 91), *more(("each", 92), ("own", 93))])
+def test_under_bsp_all_wait_for_the_server(kind: str, seed: int) -> None:
+    """None makes a step without it, and all go on with it: a delta that it had acknowledged is sent again."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, 3, kind)
+        await swarm.kill("n0")
+        await asyncio.sleep(5.0)
+        before = [host.living.progress.step for host in at_home(swarm)]
+        await asyncio.sleep(RETURN_S)
+        assert [host.living.progress.step for host in at_home(swarm)] == before
+        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+        swarm.start("n0")
+        goal = max(before) + 5
+        await swarm.until(
+            lambda: len(swarm.running()) == 4 and all(host.living.progress.step >= goal for host in swarm.running()),
+            within_s=RETURN_S,
+            what="they go on together",
+        )
+        await settle(swarm)
+        for host in swarm.running():
+            for owned in host.living.exchange.store.owned.values():
+                owned.state.fold(goal + 5, host.living.exchange.store.rule)
+        np.testing.assert_array_equal(swarm.value(), sum_of(swarm, "n0"))
+
+    swarm = play(story, seed=seed, barrier__method="bsp")
+    assert swarm.of("deltas_sent_again")
