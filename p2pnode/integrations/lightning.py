@@ -41,15 +41,19 @@ PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign
 
 
 class SwarmCallback(Callback):
-    """For modules with one optimiser or several. `state` is that of `p2pnode.attach`. With `share_data` the nodes
-    divide the training data, if it is one `DataLoader` without a sampler of the user's own (docs/frameworks.md).
+    """For modules with one optimiser or several. `state` and `include_frozen` are those of `p2pnode.attach`: a callback
+    that unfreezes layers, as `BaseFinetuning`, needs the latter. With `share_data` the nodes divide the training data,
+    if it is one `DataLoader` without a sampler of the user's own (docs/frameworks.md).
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `fit` raises `NotAttached` and `SwarmLost`.
     """
 
-    def __init__(self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True) -> None:
+    def __init__(
+        self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True, include_frozen: bool = False
+    ) -> None:
         self.swarm: AttachedSwarm | None = None
         self._state = state
+        self._include_frozen = include_frozen
         self._data = DividedData(is_wanted=share_data)
         self._validation = ExitStack()
         self._optimizer_steps = 0
@@ -63,7 +67,14 @@ class SwarmCallback(Callback):
         self._samples = 0
         self._losses.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.swarm = p2pnode.attach(pl_module, trainer.optimizers, _schedules(trainer), scaler, state=self._state)
+        self.swarm = p2pnode.attach(
+            pl_module,
+            trainer.optimizers,
+            _schedules(trainer),
+            scaler,
+            self._state,
+            include_frozen=self._include_frozen,
+        )
         self._optimizer_steps = trainer.global_step
         loader = trainer.train_dataloader
         if not trainer.overfit_batches and self._data.take(loader, self.swarm) and loader.num_workers:

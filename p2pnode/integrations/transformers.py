@@ -43,15 +43,19 @@ _logger = logging.getLogger("p2pnode")
 
 
 class SwarmCallback(TrainerCallback):
-    """For one `Trainer`, and one call of `train()` at a time. `state` is that of `p2pnode.attach`. With `share_data`
-    the nodes divide the `train_dataset`, if the Trainer's own sampler reads it (docs/frameworks.md).
+    """For one `Trainer`, and one call of `train()` at a time. `state` and `include_frozen` are those of
+    `p2pnode.attach`. With `share_data` the nodes divide the `train_dataset`, if the Trainer's own sampler reads it
+    (docs/frameworks.md).
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `train()` raises `NotAttached` and `SwarmLost`.
     """
 
-    def __init__(self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True) -> None:
+    def __init__(
+        self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True, include_frozen: bool = False
+    ) -> None:
         self.swarm: AttachedSwarm | None = None
         self._state = state
+        self._include_frozen = include_frozen
         self._data = DividedData(is_wanted=share_data)
         self._is_training = False
         self._training = ExitStack()
@@ -71,7 +75,8 @@ class SwarmCallback(TrainerCallback):
         self._training.close()
         self._samples = 0
         self._losses.clear()
-        self.swarm = p2pnode.attach(model, kwargs["optimizer"], kwargs["lr_scheduler"], state=self._state)
+        optimizer, schedule = kwargs["optimizer"], kwargs["lr_scheduler"]
+        self.swarm = p2pnode.attach(model, optimizer, schedule, state=self._state, include_frozen=self._include_frozen)
         if self._data.take(kwargs["train_dataloader"], self.swarm):
             args.ignore_data_skip = True  # the swarm knows what is trained
         hook = model.register_forward_hook(self._note_forward, with_kwargs=True)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
 
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from p2pnode.integrations.lightning import SwarmCallback  # noqa: E402
 from training.settings import ExchangeSettings  # noqa: E402
@@ -58,7 +58,7 @@ def data(seed: int, size: int = 64) -> TensorDataset:
 def fit(folder: Path, number: int, module: Any = None, **chosen: Any) -> Any:
     """Train until something ends it; the Trainer."""
     torch.manual_seed(number)
-    callbacks = [SwarmCallback(), *chosen.pop("callbacks", [])]
+    callbacks = [SwarmCallback(**chosen.pop("swarm", {})), *chosen.pop("callbacks", [])]
     settings = {
         "max_epochs": -1,
         "accelerator": "cpu",
@@ -143,6 +143,40 @@ def test_a_trainer_that_ends_first_leaves_with_the_shared_weights(in_two_nodes: 
         torch.cat([value.flatten() for value in weights(together.results["n1"])]).sort().values,
         torch.tensor(vector).sort().values,
     )
+
+
+class Unfrozen(BaseFinetuning):
+    """Trains the first layer from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+
+
+class Deep(Sums):
+    def __init__(self) -> None:
+        super().__init__("epoch")
+        torch.manual_seed(5)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # type: ignore[assignment]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
+
+
+def test_layers_that_a_callback_unfreezes_are_shared(in_two_nodes: Any, tmp_path: Path) -> None:
+    """With `include_frozen`, from the step on at which Lightning's own callback unfreezes them."""
+
+    def made(number: int) -> dict[str, Any]:
+        return {"module": Deep(), "callbacks": [Unfrozen()], "swarm": {"include_frozen": True}}
+
+    together = in_two_nodes(*scripts(tmp_path, made))
+
+    first, second = together.results.values()
+    assert all(torch.equal(one, two) for one, two in zip(weights(first), weights(second), strict=True))
+    assert not torch.equal(weights(first)[0], Deep().net[0].weight)
 
 
 def test_a_schedule_by_epochs_is_left_to_lightning(in_two_nodes: Any, tmp_path: Path) -> None:

@@ -88,6 +88,18 @@ def test_a_schedule_that_is_stepped_after_the_swarm_is_no_finding() -> None:
     assert told(warnings) == []
 
 
+def test_a_schedule_goes_back_although_a_group_was_added() -> None:
+    """As when layers are unfrozen: the new group keeps its rate, which no beginning is known of."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    given = of(optimizer, StepLR(optimizer, 2))
+    given.seek(4)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters(), "lr": 0.5})
+
+    given.seek(2)
+
+    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.1), pytest.approx(0.05)]
+
+
 def test_a_schedule_of_schedules_belongs_to_its_optimiser() -> None:
     """As PyTorch's chains, of which one has no optimiser of its own."""
     optimizer, other = SGD(nn.Linear(2, 2).parameters(), lr=1.0), SGD(nn.Linear(2, 2).parameters(), lr=1.0)
