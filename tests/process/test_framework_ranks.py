@@ -78,7 +78,7 @@ print(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("package", SCRIPTS)
 def test_the_ranks_of_a_callback_train_as_one_node(package: str, tmp_path: Path) -> None:
-    """Each rank makes the steps of the run on its part of the data, which the nodes divide, and has its last weights; the
+    """Each rank makes the steps of the run, on its part of data that the nodes divide, and has its last weights; the
     samples of both count; the node ends cleanly and writes the model."""
     if find_spec(package) is None:
         pytest.skip(f"{package} not installed: make test-frameworks installs it")
