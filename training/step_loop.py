@@ -249,6 +249,7 @@ class StepLoop:
             # Its base is as old as that of the delta before it: late, or of values that this node has left.
             self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
             self._records.drop(trained.step)
+            self.progress.note_dropped()
             self._release()
         else:
             self._note_training(trained.report)

@@ -17,6 +17,7 @@ from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
 from p2pnode.status.line import line_findings
+from p2pnode.status.refused import refusal_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
@@ -67,7 +68,9 @@ def findings(
     found += _exchange(node, line)
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
         found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
+    found += [_warning(what, do) for what, do in refusal_findings(node.progress.refusals)]
     found += _same_data(node)
+    found += _few_changes(node)
     found += version_findings(__version__, (peer.version for peer in node.overlay.members() if peer.version))
     waiting = node.gate.waiting
     if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
@@ -182,6 +185,18 @@ def _same_data(node: Node) -> list[Finding]:
         return []
     others = f" and {len(same) - 1} more" if len(same) > 1 else ""
     return [_warning(f"this node and {short(same[0])}{others} train on exactly the same data", ADVICE)]
+
+
+def _few_changes(node: Node) -> list[Finding]:
+    """Weights in half precision whose changes are rounded away."""
+    changes = node.beside.changes
+    if changes is None or changes.share is None:
+        return []
+    rate = node.progress.training_metrics.get("learning_rate")
+    named = "" if rate is None else f" at a learning rate of {rate:.3g}"
+    what = f"about {changes.share:.0%} of the {changes.dtype} weights change in a step{named}: the rest is rounded away"
+    do = 'keep the weights in float32 and train under autocast (bf16=True, precision="bf16-mixed"); or raise the rate'
+    return [_warning(what, do)]
 
 
 def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:

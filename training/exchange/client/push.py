@@ -46,7 +46,8 @@ LIGHT_TURNS = 2
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """How a push went: shards acknowledged, refused (by reason), and still in the outbox."""
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` grows when one of
+    these is refused later."""
 
     acknowledged: int
     refused: dict[str, int]
@@ -243,7 +244,7 @@ class PushClient:
             await self._deliver(delivery)
         return PushReport(
             delivery.acknowledged,
-            dict(delivery.refused),
+            delivery.refused,
             len(delivery.unacknowledged),
             self._counters.bytes_sent - sent_before,
         )
