@@ -21,6 +21,7 @@ from p2pnode.status.refused import refusal_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
+from training.exchange.obstacles import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0
@@ -28,8 +29,8 @@ LONG_WAIT_S = 10.0
 RECENT_S = 60.0
 #: Phases of a node that wants no peers any more.
 ENDING = ("finished", "leaving")
-#: Lost peers that a sentence names.
-NAMED_LOSSES = 3
+#: Lost peers that a sentence names, and owners that shards wait for.
+NAMED_LOSSES, NAMED_OWNERS = 3, 3
 #: What to do where no owner is in reach.
 OWNER_LOST = (
     "start a node that others can reach again, with its state directory: it is dialled every few seconds, and what was "
@@ -159,13 +160,15 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
     exchange = node.exchange
     if exchange is None:
         return []
-    found, control = [], exchange.codec_control
+    found, control = _unserved(node), exchange.codec_control
     if line is not None:
         found += line_findings(line, exchange.context.codec, overlaps=control.facts().overlaps)
     client = exchange.push_client
     if client.outstanding_s > LONG_WAIT_S and not _is_apart(node):
         count, longest_s = len(client.outstanding_steps), client.outstanding_s
-        what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s"
+        waits = waits_for(client.obstacles, node.environment.clock.monotonic())
+        why = waits and f": {waits}"
+        what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
     if broken := sum(owned.is_broken for owned in exchange.store.owned.values()):
         what = f"{broken} shards of this node have values that no training makes, and wait for a good copy"
@@ -173,6 +176,34 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
             "one is found within seconds, in memory or in a checkpoint; see the log, and this machine's memory and disk"
         )
         found.append(Finding(level="error", what=what, do=do))
+    return found
+
+
+def waits_for(obstacles: Obstacles, now_s: float) -> str:
+    """Whom shards have waited for `LONG_WAIT_S` or longer, where it is, and why."""
+    named = []
+    for one, count in obstacles.since(now_s - LONG_WAIT_S).items():
+        owner = "an unknown owner" if one.owner is None else f"{short(one.owner.node_id)} at {one.owner.address}"
+        named.append(f"{count} of {owner} for {now_s - one.since_s:.0f} s ({one.reason})")
+    more = f", and {len(named) - NAMED_OWNERS} more" if len(named) > NAMED_OWNERS else ""
+    return ", ".join(named[:NAMED_OWNERS]) + more
+
+
+def _unserved(node: Node) -> list[Finding]:
+    """Shards that do not come, and owners that this node reaches only by way of others."""
+    exchange, now_s = node.exchange, node.environment.clock.monotonic()
+    assert exchange is not None
+    found = []
+    if waits := waits_for(exchange.pull_client.obstacles, now_s):
+        what = f"shards do not come: {waits}"
+        do = "other members are asked too; see that the owner runs, and both firewalls, networks and clocks"
+        found.append(_warning(what, do))
+    owners = {known.owner.node_id for known in exchange.store.ownership.known_owners.values()}
+    for member, route in exchange.view.reliability.routes.rows().items():
+        if member in owners and route.relay and now_s - route.since_s >= LONG_WAIT_S:
+            what = f"{short(member)} at {route.address} is reached only by way of {short(route.relay)}: {route.reason}"
+            do = "training goes on; see both firewalls, networks and clocks, for the detour costs a line twice as much"
+            found.append(_warning(what, do))
     return found
 
 

@@ -34,6 +34,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
 from training.exchange.store.division import sizes_of_parts
@@ -167,6 +168,11 @@ class PushClient:
     def outstanding_s(self) -> float:
         """How long the oldest of those steps has waited; 0 without any."""
         return self._outbox.oldest_s
+
+    @property
+    def obstacles(self) -> Obstacles:
+        """Why deltas wait for their owners."""
+        return self._outbox.obstacles
 
     @property
     def outbox_bytes(self) -> int:
