@@ -37,6 +37,8 @@ class Route:
     look_s: float
     relay: bytes = b""
     search_pause_s: float = SEARCH_S
+    #: When a look ended last.
+    looked_s: float = float("-inf")
 
 
 class MemberRoutes:
@@ -93,11 +95,17 @@ class MemberRoutes:
             return False
         return bool(route.relay) or not is_doubted or now_s - route.since_s >= DOUBTED_LOOK_S
 
+    def was_looked_for(self, node: bytes, now_s: float) -> bool:
+        """Whether a look has ended in the last `DOUBTED_LOOK_S`: take-overs are not held up by another one."""
+        route = self._routes.get(node)
+        return route is not None and now_s - route.looked_s < DOUBTED_LOOK_S
+
     def found(self, node: bytes, relay: bytes, now_s: float) -> bool:
         """A look has ended: this member relays, or none does where that is empty. True if it is another than before."""
         route = self._routes.get(node)
         if route is None:
             return False
+        route.looked_s = now_s
         if relay:
             route.look_s, route.search_pause_s = now_s + CONFIRM_S, SEARCH_S
         else:

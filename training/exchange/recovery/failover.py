@@ -137,7 +137,10 @@ class Failover:
         known = (self._store.ownership.known_owners.get(shard) for shard in shards)
         owners = {one.owner.node_id: one.owner for one in known if one is not None}
         owners.pop(self._swarm.node_id, None)
-        return {node: owner for node, owner in owners.items() if self._view.is_gone(node)}
+        routes, now_s, is_gone = self._view.reliability.routes, self._clock.monotonic(), self._view.is_gone
+        return {
+            node: owner for node, owner in owners.items() if is_gone(node) and not routes.was_looked_for(node, now_s)
+        }
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.

@@ -110,3 +110,12 @@ def test_memory_is_bounded() -> None:
         routes.failed(number.to_bytes(20, "big"), AT, "refused", float(number))
     assert len(routes.rows()) == MAX_MEMBERS
     assert not routes.is_unreached((0).to_bytes(20, "big"))
+
+
+def test_a_take_over_waits_for_one_look() -> None:
+    """Those that follow it within `DOUBTED_LOOK_S` do not look again: the next attempt would come too late."""
+    routes = failing()
+    assert not routes.was_looked_for(B, 12.0)
+    routes.found(B, b"", 12.0)
+    assert routes.was_looked_for(B, 12.0 + DOUBTED_LOOK_S - 0.1)
+    assert not routes.was_looked_for(B, 12.0 + DOUBTED_LOOK_S)
