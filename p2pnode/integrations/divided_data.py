@@ -27,7 +27,7 @@ class DividedData:
         """Let the nodes divide the data of this loader. False: it is left as it is, because its order is the user's own
         (another sampler or batch sampler, an iterable data set), or the script shares data already."""
         self._batch_size = 0
-        if not self._is_wanted:
+        if not self._is_wanted or swarm.done:
             return False
         ranks = _ranks()
         batches: Any = getattr(loader, "batch_sampler", None)
