@@ -102,7 +102,7 @@ class Failover:
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
-        await self._routes.look(self._gone_owners(shards))  # first: a survey that is out of date takes too much
+        await self._routes.search(self._gone_owners(shards))  # first: a survey that is out of date takes too much
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
