@@ -47,17 +47,20 @@ PASSING_SECTIONS = ("log",)
 #: Paths that a later start may read from another working directory.
 PATHS = frozenset({"swarm.key_file", "training.data_dir", "status.token_file"})
 
+OTHER_FROZEN = "what is not exchanged (frozen parameters, masks, tables of integers) had other values"
+
 
 class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`node.json`. `founder` None: not known, as in a directory of an earlier version. `model` is the digest of the
-    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64". `shards` 0: not known;
-    `shard_parts` of them are one that the run began with."""
+    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64"; `frozen` is the digest of what is
+    not exchanged. `shards` 0: not known; `shard_parts` of them are one that the run began with."""
 
     schema: int = 1
     run: str = ""
     founder: bool | None = None
     model: str = ""
     tensors: dict[str, str] = {}
+    frozen: str = ""
     shards: int = 0
     shard_parts: int = 1
     settings: dict[str, Any] = {}
@@ -153,13 +156,15 @@ def check_run(run_there: str, config: Config, folder: Path) -> None:
         )
 
 
-def check_model(record: DirectoryRecord, model: str, tensors: Mapping[str, str], folder: object) -> None:
-    """Raise `UserError` (exit code 5) if the directory belongs to a model of another layout; names a difference."""
-    if not record.model or record.model == model:
+def check_model(record: DirectoryRecord, model: str, tensors: Mapping[str, str], frozen: str, folder: object) -> None:
+    """Raise `UserError` (exit code 5) if the directory belongs to a model of another layout, or with other values in
+    what is not exchanged; names a difference."""
+    is_other = record.model not in ("", model)
+    if not is_other and record.frozen in ("", frozen):
         return
     raise UserError(
         f'the state directory {folder} of run "{record.run}" belongs to another model: '
-        f"{_difference(record.tensors, tensors)}",
+        f"{_difference(record.tensors, tensors) if is_other else OTHER_FROZEN}",
         "train a changed model under another name (--run) or in another directory (--state-dir); "
         f"`p2pnode forget --state-dir {folder}` removes what is there",
         ExitCode.MISMATCH,

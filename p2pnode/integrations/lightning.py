@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import p2pnode
+from p2pnode.integrations.divided_data import DividedData
 from p2pnode.integrations.readings import batch_size, mean, numbers
 
 try:
@@ -40,31 +41,45 @@ PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign
 
 
 class SwarmCallback(Callback):
-    """For modules with one optimiser. `state` is that of `p2pnode.attach`.
+    """For modules with one optimiser or several. `state` and `include_frozen` are those of `p2pnode.attach`: a callback
+    that unfreezes layers, as `BaseFinetuning`, needs the latter. With `share_data` the nodes divide the training data,
+    if it is one `DataLoader` without a sampler of the user's own (docs/frameworks.md).
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `fit` raises `NotAttached` and `SwarmLost`.
     """
 
-    def __init__(self, state: MutableMapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True, include_frozen: bool = False
+    ) -> None:
         self.swarm: AttachedSwarm | None = None
         self._state = state
+        self._include_frozen = include_frozen
+        self._data = DividedData(is_wanted=share_data)
         self._validation = ExitStack()
         self._optimizer_steps = 0
-        self._samples = self._validated = 0
+        self._batches = self._samples = self._validated = 0
         self._losses: list[torch.Tensor] = []
 
     # --- training -----------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if len(trainer.optimizers) != 1:
-            raise ValueError(
-                f"the module has {len(trainer.optimizers)} optimisers and a turn of the swarm counts the steps of one: "
-                "call p2pnode.attach and swarm.step in a loop of your own"
-            )
+        self._validation.close()
+        self._samples = 0
+        self._losses.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        schedule = _schedule(trainer)
-        self.swarm = p2pnode.attach(pl_module, trainer.optimizers[0], schedule, scaler, state=self._state)
+        self.swarm = p2pnode.attach(
+            pl_module,
+            trainer.optimizers,
+            _schedules(trainer),
+            scaler,
+            self._state,
+            include_frozen=self._include_frozen,
+        )
         self._optimizer_steps = trainer.global_step
+        loader = trainer.train_dataloader
+        if not trainer.overfit_batches and self._data.take(loader, self.swarm) and loader.num_workers:
+            # Its workers have been given batches of the sampler before.
+            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - as at each new epoch
         self._stop_together(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -73,15 +88,17 @@ class SwarmCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._batches += 1
         self._samples += batch_size(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             # Lightning has divided it, so that the losses of one optimiser step add up to their mean.
             self._losses.append(loss.detach().reshape(()) * trainer.accumulate_grad_batches)
         done, self._optimizer_steps = trainer.global_step - self._optimizer_steps, trainer.global_step
-        for _ in range(done):  # None while gradients are accumulated; several only with manual optimisation.
-            self._swarm().step(samples=self._samples, loss=mean(self._losses))
-            self._samples = 0
+        if done:  # None while gradients are accumulated; several with manual optimisation, which `step` counts itself.
+            samples = self._data.samples(self._batches, self._samples)
+            self._swarm().step(samples=samples, loss=mean(self._losses))
+            self._batches = self._samples = 0
             self._losses.clear()
         self._stop_together(trainer)
 
@@ -125,13 +142,15 @@ class SwarmCallback(Callback):
         return self.swarm
 
 
-def _schedule(trainer: Trainer) -> Any:
-    """The schedule that counts optimiser steps, or none."""
+def _schedules(trainer: Trainer) -> list[Any]:
+    """The schedules that count optimiser steps."""
+    found = []
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau or (config.interval == "step" and config.frequency == 1):
-            return config.scheduler  # `attach` refuses one that follows a metric of this node.
+            found.append(config.scheduler)  # `attach` refuses one that follows a metric of this node.
+            continue
         rank_zero_warn(
             f"The schedule {type(config.scheduler).__name__} counts epochs of this node's own data, so the learning "
             'rates of the nodes may differ. With "interval": "step" in configure_optimizers they follow the swarm.'
         )
-    return None
+    return found

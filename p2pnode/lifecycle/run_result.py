@@ -1,8 +1,8 @@
 """The end of a run: the model that all nodes agree on, its file, and what to tell the user.
 
 Values are agreed shard by shard: every node takes those that the shard's owner and backup hold to the same bits
-(`training.exchange.owner.final_values`). Integer buffers of the model are those of one node. So nodes that finish
-together write the same bytes; `docs/faults.md` says when they do not.
+(`training.exchange.owner.final_values`). What no vector holds and training changes, as counters, is that of one node.
+So nodes that finish together write the same bytes; `docs/faults.md` says when they do not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from training.trainer_link.interface import ModelDescription, Vector
 #: A node waits this long for final values, and for integer buffers. A dead owner is replaced within ten seconds.
 FINAL_VALUES_S = 60.0
 BUFFERS_S = 30.0
+#: Tensors that a sentence names.
+NAMED_TENSORS = 3
 _BUFFERS = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -117,21 +119,34 @@ class RunEnding:
     async def _with_agreed_buffers(
         self, description: ModelDescription, exchange: Exchange, reasons: list[str]
     ) -> ModelDescription:
-        """The description with the integer buffers that all nodes take."""
-        if not description.local or not self._config.exchange.enabled:
+        """The description with those of its own tensors that all nodes take: counters, and what training has changed.
+
+        A node without any asks too, if it has fixed tensors: another one may have changed them.
+        """
+        if not self._config.exchange.enabled or all(source.kind == "vector" for source in description.tensors):
             return description
         mine = msgspec.msgpack.encode(dict(sorted(description.local.items())))
         if len(mine) > MAX_BUFFERS_BYTES:
-            reasons.append(f"its integer buffers have {len(mine)} bytes; at most {MAX_BUFFERS_BYTES} are exchanged")
+            named = _named(sorted(description.local, key=lambda name: (-len(description.local[name]), name)))
+            reasons.append(
+                f"its own tensors ({named}) have {len(mine)} bytes; at most {MAX_BUFFERS_BYTES} are exchanged"
+            )
             return description
         agreed = await exchange.agree_on_buffers(mine, BUFFERS_S)
+        if agreed is None:
+            if description.local:
+                named = _named(sorted(description.local))
+                reasons.append(f"its own tensors ({named}) are this node's: no other node has sent any")
+            return description
         try:
-            local = None if agreed is None else _BUFFERS.decode(agreed)
+            local = _BUFFERS.decode(agreed)
         except msgspec.DecodeError:
-            local = None
-        sizes = {name: len(raw) for name, raw in description.local.items()}
-        if local is None or {name: len(raw) for name, raw in local.items()} != sizes:
-            reasons.append("its integer buffers are this node's own: no other node has sent any that fit")
+            local = {}
+        ours, theirs = ({name: len(raw) for name, raw in each.items()} for each in (description.local, local))
+        if ours != theirs:
+            known = sorted({source.source for source in description.tensors})  # a peer's names are not shown
+            named = _named([name for name in known if ours.get(name) != theirs.get(name)])
+            reasons.append(f"training has changed tensors ({named}) on some nodes, where they are each node's own")
             return description
         return msgspec.structs.replace(description, local=local)
 
@@ -145,3 +160,8 @@ class RunEnding:
             return result
         self._log.info("exported", path=model, step=result.step, sha256=sha256)
         return replace(result, model=model, sha256=sha256)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_TENSORS} more" if len(names) > NAMED_TENSORS else ""
+    return ", ".join(names[:NAMED_TENSORS]) + more

@@ -198,6 +198,7 @@ class Startup:
             founder=self.founder,
             given=self._environment.given,
             partition=manifest.partition,
+            frozen=manifest.frozen_digest,
         )
 
     async def remember_division(self, manifest: Manifest) -> None:
@@ -231,7 +232,7 @@ class Startup:
     async def _resume(self, hello: TrainerHello, vector: Vector) -> Restored:
         """Load the newest complete checkpoint of this swarm and this model. One that is passed over gives nothing:
         neither its vector nor its optimiser. Raises `UserError` if the state directory belongs to another model."""
-        self._directory.check_model(hello.layout)
+        self._directory.check_model(hello.layout, hello.frozen_digest)
         disk, run = self._environment.disk, self._environment.executor.run
         layout, genesis = hello.layout, (self._directory.genesis or b"").hex()
         try:

@@ -45,9 +45,9 @@ class StateDirectory:
             raise state_directory_unusable(path, error) from error
         self.record = DirectoryRecord() if content is None else decode(content, path)
 
-    def check_model(self, layout: Layout) -> None:
-        """Raise `UserError` if the directory belongs to a model of another layout."""
-        check_model(self.record, layout.digest(), _tensors(layout), self._path)
+    def check_model(self, layout: Layout, frozen: str = "") -> None:
+        """Raise `UserError` if the directory belongs to a model of another layout, or with other frozen values."""
+        check_model(self.record, layout.digest(), _tensors(layout), frozen, self._path)
 
     async def keep_genesis(self, genesis: bytes) -> None:
         """Without it the next start would not know its swarm."""
@@ -64,6 +64,7 @@ class StateDirectory:
         founder: bool,
         given: Mapping[str, Given],
         partition: Partition | None = None,
+        frozen: str = "",
     ) -> None:
         """The node is in its swarm: keep whose the directory is from now on, and the settings of this start. `layout`
         None: the node has no model. `partition` None: what was there stays."""
@@ -74,6 +75,7 @@ class StateDirectory:
             founder=founder or before.founder is True,
             model=before.model if layout is None else layout.digest(),
             tensors=before.tensors if layout is None else _tensors(layout),
+            frozen=before.frozen if layout is None else frozen,
             shards=cut.shards,
             shard_parts=cut.parts,
             settings=kept_settings(given, before.settings),

@@ -343,10 +343,14 @@ def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str,
 
 @pytest.mark.parametrize(
     ("kind", "reason", "fatal"),
-    [("BuildsOnce", "out of memory", False), ("Growing", "another model than before", True)],
+    [
+        ("BuildsOnce", "out of memory", False),
+        ("Growing", "another model than before", True),
+        ("Requantised", "the tensor codes, which is not exchanged", True),
+    ],
 )
 def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:
-    """A fault on a restart may pass; a model that has changed cannot use the old vector."""
+    """A fault on a restart may pass; a model that has changed, or its quantised part, cannot use the old vector."""
 
     async def scenario(world: World) -> None:
         trainer = world.trainer(kind, options={"mark": str(tmp_path / "mark")})

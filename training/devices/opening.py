@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import Sequence
 
 from training.devices.device import Device
-from training.trainer_link.interface import Restored, Resume, TrainerFailed, TrainerHello, TrainerLeft, Vector
+from training.trainer_link.interface import (
+    SAME_VALUES,
+    Restored,
+    Resume,
+    TrainerFailed,
+    TrainerHello,
+    TrainerLeft,
+    Vector,
+)
 
 _FLOAT32_BYTES = 4
 
@@ -69,6 +77,12 @@ def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello]) -> Tr
             raise TrainerFailed(
                 f"the trainer on {device.name} built another model than the one on {devices[0].name}",
                 "build the same model on every device: it may not depend on swarm.device_index",
+                fatal=True,
+            )
+        if name := first.differing(hello):
+            raise TrainerFailed(
+                f"the tensor {name}, which is not exchanged, is another on {device.name} than on {devices[0].name}",
+                SAME_VALUES,
                 fatal=True,
             )
     return TrainerHello(

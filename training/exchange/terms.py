@@ -34,6 +34,7 @@ Genesis = Annotated[bytes, Meta(max_length=16)]
 Length = Annotated[float, Meta(ge=0, le=MAX_LENGTH)]
 #: The longest literal address, and the longest reason for a refusal.
 Host = Annotated[str, Meta(max_length=45)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Reason = Annotated[str, Meta(max_length=200)]
 
 
@@ -85,7 +86,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
     term_node: TermNode
     owner: NodeId
     host: Host
-    port: Annotated[int, Meta(ge=1, le=65535)]
+    port: Port
 
     @property
     def term(self) -> Term:

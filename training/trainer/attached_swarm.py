@@ -10,42 +10,43 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from training.errors import TrainingError
-from training.trainer.accelerated import unwrapped
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, report_failure
+from training.trainer.contract import ModelContract
 from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
+from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.rank_states import RankStates
 from training.trainer.ranks import Ranks, Turn
+from training.trainer.rounding import roundings
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_settings import NodeKnowledge, ScriptSettings
 from training.trainer.script_state import ScriptState
+from training.trainer.script_warnings import ScriptWarnings
+from training.trainer.signs_of_life import SignsOfLife
 from training.trainer.snapshot import CannotWrite
-from training.trainer.state_writer import StateWriter
+from training.trainer.step_count import StepCount
 from training.trainer.swarm_data import SwarmData
 from training.trainer.vector import ModelVector
 from training.trainer_link import messages
-from training.trainer_link.interface import StepReport, TrainerHello, Vector
+from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
 from training.trainer_link.shared_memory import map_vectors
 from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
 
-#: `swarm.alive()` sends at most this often.
-ALIVE_INTERVAL_S = 0.2
+RANKS_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
 
 LOST = "the p2pnode daemon that started this script has ended"
 
@@ -57,7 +58,11 @@ class SwarmLost(TrainingError, RuntimeError):
     """The daemon has ended; the model holds what this node trained last."""
 
 
-class AttachedSwarm(SwarmData, NodeKnowledge):
+class ModelChanged(TrainingError, RuntimeError):
+    """The model or its optimisers are not those that the script attached, so that it would train alone."""
+
+
+class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
     """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
@@ -70,14 +75,15 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        scaler: torch.amp.GradScaler | None,
-        state: MutableMapping[str, Any],
+        given: ScriptArguments,
         ranks: Ranks,
         connection: DaemonConnection | None,
+        warnings: ScriptWarnings,
+        *,
+        include_frozen: bool = False,
     ) -> None:
-        """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared."""
+        """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared,
+        and for optimisers of another one."""
         self._done = False
         self.step_number = 0
         self.samples_seen = 0
@@ -87,30 +93,28 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         self._settings = ScriptSettings()
         self._holds_shared = False
         self._has_warned_of_own_weights = False
-        inner = unwrapped(optimizer, scheduler, scaler)
-        self._optimizer = inner.optimizer
-        self._scaler = scaler = inner.scaler
+        self._given = given
         self._ranks = ranks
-        self._connection = connection
-        self._state_writer = StateWriter(connection.send) if connection is not None else None
-        self._warned: list[messages.Warned] = []
-        self._model_vector = ModelVector(model)
-        self._describer = ModelDescriber(model, self._model_vector, self._warn)
-        self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
-        super().__init__(SharedData(ranks, connection, self._warn), self._end_turn)
-        self._script_state = ScriptState(
-            inner.optimizer, self._schedule, scaler, self._model_vector.local_buffers, state, self._data, self._warn
-        )
+        self._warn = warnings
+        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
+        vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
+        self._contract = ModelContract(model, vector, given.optimizers, warnings)
+        self._count = StepCount(given.optimizers, vector.tensors, warnings)
+        parameters = [tensor for tensor in vector.tensors if tensor.requires_grad]
+        self._agreement = RankAgreement(parameters) if ranks.count > 1 else None
+        self._describer = ModelDescriber(model, vector, warnings)
+        for text in roundings(vector.named_tensors()):
+            self._warn("values_rounded", text)
+        SwarmData.__init__(self, SharedData(ranks, connection, warnings), self._end_turn)
+        SignsOfLife.__init__(self, connection)
+        self._script_state = ScriptState(given, vector.unshared, self._data, warnings)
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
         self._carry = 0.0
         self._devices = DeviceTurns(self._model_vector, connection)
         self._turn_steps = 0
-        self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
-        self._alive_s = 0.0
-        self._busy_with: list[str] = []
         self._means = MetricMeans()
         self._samples = 0
 
@@ -178,20 +182,25 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
 
-        Every `local_steps` calls it reports the delta, and returns with the next weights loaded or `done` set. A step
-        that the scaler skipped does not count. Raises `SwarmLost`.
+        After `local_steps` optimiser steps it reports the delta, and returns with the next weights loaded or `done`
+        set. The steps of the optimisers themselves count: a step that the scaler has skipped is none. Raises
+        `SwarmLost`, and `ModelChanged` where the model or its optimisers are not those of the start.
         """
         if self.done:
+            self._count.after_end()
             return
         self._samples += int(samples)
         self._data.count(int(samples))
         for name, value in {"loss": loss, **metrics}.items():
             self._means.add(name, value)
-        if not self._skipped():
-            self._turn_steps += 1
+        steps = self._count.call()
+        self._turn_steps += steps
+        if steps:
             self._devices.stepped(loss)
         try:
-            if self._devices.asks:
+            if not steps:
+                self._report_idle()
+            elif self._devices.asks:
                 if not self._goes_on():
                     self._next_turn()
             elif self._turn_steps < self.local_steps:
@@ -202,26 +211,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         except DaemonGone as gone:
             self._done = True
             raise SwarmLost(LOST) from gone
-
-    def alive(self) -> None:
-        """Say that all is well, in work between two steps that takes long: a silent script counts as stalled after
-        `training.hang_s`. May be called as often as you like, from any thread, and on any rank."""
-        now_s = time.monotonic()
-        if self._connection is not None and now_s - self._alive_s >= ALIVE_INTERVAL_S:
-            self._alive_s = now_s
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(messages.SignOfLife())
-
-    @contextlib.contextmanager
-    def busy(self, what: str) -> Iterator[None]:
-        """Say that the block does something else than a step, however long it takes; `/status` shows `what`."""
-        self._busy_with.append(what)
-        self._tell_busy()
-        try:
-            yield
-        finally:
-            self._busy_with.pop()
-            self._tell_busy()
 
     def leave(self) -> None:
         """Let this node leave the swarm. Returns with `done` set and the swarm's weights in the model, without the
@@ -239,22 +228,39 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             self._done = True
             raise SwarmLost(LOST) from gone
 
+    def _take(self, given: ScriptArguments) -> None:
+        """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""
+        self._contract.take(given.optimizers)
+        self._count.forget()
+        self._count = StepCount(given.optimizers, self._model_vector.tensors, self._warn)
+        self._given = given
+        self._data.begin_anew()
+        self._script_state = ScriptState(given, self._model_vector.unshared, self._data, self._warn)
+        given.seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
+
     # --- opening ------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Describe the model to the daemon and take its first order. Raises as the connection does."""
-        if self._connection is not None:
-            self._greet(self._connection)
-        self._settings = self._ranks.share(self._settings)
-        self._next_turn()
-
-    def _greet(self, connection: DaemonConnection) -> None:
-        start = connection.receive_start()
-        refuse_ranks(start, self._ranks.count)
-        self._data.begin(start)
+        vector, connection = self._model_vector, self._connection
+        self._ranks.require_equal(vector.layout.digest(), vector.frozen)
+        start, restore = self._ranks.share((None, "") if connection is None else self._greet(connection))
+        assert start is not None
         self._settings = ScriptSettings.of(start)
         if start.threads:
             torch.set_num_threads(start.threads)
+        if restore:
+            saved = self._rank_states.load(Path(restore))
+            self.samples_seen = self._script_state.restore(saved, Path(restore), start.local_steps)
+        if connection is not None:
+            connection.send(messages.Ready())
+        self._next_turn()
+
+    def _greet(self, connection: DaemonConnection) -> tuple[messages.Start | None, str]:
+        """The daemon's first message, and the file of the saved state or none."""
+        start = connection.receive_start()
+        refuse_ranks(start, self._ranks.count)
+        self._data.begin(start)
         vector = self._model_vector
         connection.send(
             messages.Hello(
@@ -266,7 +272,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
                     device=str(vector.base.device),
                     evaluates=False,
                     pid=os.getpid(),
-                    host_bytes=host_bytes(self._optimizer),
+                    host_bytes=sum(map(host_bytes, self._given.optimizers)),
                     frozen=vector.frozen,
                 )
             )
@@ -276,11 +282,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         self._devices.follow(tuple(leaders))
         if memory.initialise:
             vector.read(self._vector)
-        if memory.restore:
-            self.samples_seen = self._script_state.restore(Path(memory.restore), start.local_steps)
-            if self._scaler is not None:
-                self._scale = self._scaler.get_scale()
-        connection.send(messages.Ready())
+        return start, memory.restore
 
     # --- turns --------------------------------------------------------------------------------------------------
 
@@ -299,18 +301,21 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
 
     def _take_turn(self) -> None:
         """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
-        turn = self._wait() if self._ranks.is_first else self._ranks.follow()
+        turn = self._wait() if self._ranks.is_first else self._ranks.follow(self._save)
         self._carry = turn.carry if turn is not None else 0.0
         if self._ranks.is_first:
             self._load(self._carry)
         self._ranks.share_weights(self._model_vector, self._carry)
+        self._count.loaded()
         if turn is None:
             self._done = True
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._schedule.seek((turn.step - 1) * turn.local_steps + self._devices.done)
+        self._given.seek((turn.step - 1) * turn.local_steps + self._devices.done)
         self._devices.begin()
+        if self._agreement is not None:
+            self._agreement.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
@@ -337,7 +342,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
 
     def _wait(self) -> Turn | None:
         assert self._connection is not None
-        self._flush_warnings(self._connection)
+        self._warn.flush(self._connection.send)
         while True:
             try:
                 message = self._connection.receive(RANKS_WAIT_S if self._ranks.count > 1 else None)
@@ -363,15 +368,30 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
                 case messages.Evaluate(turn, _):
                     self._connection.send(messages.Evaluated(turn, None))
                 case messages.Save(turn, path):
-                    assert self._state_writer is not None
-                    self._state_writer.save(
-                        turn, Path(path), self._script_state.content(self.samples_seen, self.local_steps)
-                    )
+                    self._ranks.lead_save()
+                    self._save(turn, path)
                 case messages.Describe(turn, folder, wait):
-                    self._connection.send(self._described(turn, folder, wait=wait))
+                    described = self._described(turn, folder, wait=wait)
+                    self._warn.flush(self._connection.send)
+                    self._connection.send(described)
+
+    def _save(self, turn: int = 0, path: str = "") -> None:
+        """On all ranks: save the state between two turns; rank 0 has the order."""
+        self._rank_states.save(turn, path, self._script_state.content(self.samples_seen, self.local_steps))
 
     def _report_turn(self) -> None:
-        loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
+        self._check_model()
+        scaler = self._given.scaler
+        self._count.end_turn(may_skip=scaler is not None)
+        self._given.end_turn(self._turn_steps, self._warn)
+        rate = float(self._given.optimizers[0].param_groups[0]["lr"])
+        statement: list[float] = []
+        if self._agreement is not None:
+            scale = scaler.get_scale() if scaler is not None else 0.0
+            statement = self._agreement.statement(self._turn_steps, scale, rate)
+        loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
+        if statement:
+            self._warn.finding("ranks_apart", difference(statements), RANKS_HINT)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
@@ -379,7 +399,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = float(self._optimizer.param_groups[0]["lr"])
+        metrics["learning_rate"] = rate
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.
@@ -399,27 +419,23 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
             self._next_turn()
 
-    def _tell_busy(self) -> None:
+    # --- the contract -------------------------------------------------------------------------------------------
+
+    def _check_model(self) -> None:
+        """Raises `ModelChanged`, and tells the daemon."""
+        try:
+            self._contract.check()
+        except TrainerFailed as failure:
+            if self._connection is not None:
+                report_failure(self._connection, failure)
+            raise ModelChanged(f"{failure.reason}: {failure.hint}") from failure
+
+    def _report_idle(self) -> None:
+        """A call without an optimiser step."""
+        self._report_progress()
         if self._connection is not None:
-            message = messages.Busy(self._busy_with[-1]) if self._busy_with else messages.Idle()
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(message)
-
-    # --- numbers ------------------------------------------------------------------------------------------------
-
-    def _skipped(self) -> bool:
-        if self._scaler is None:
-            return False
-        before, self._scale = self._scale, self._scaler.get_scale()
-        return self._scale < before
-
-    def _warn(self, event: str, message: str) -> None:
-        self._warned.append(messages.Warned(event, message))
-
-    def _flush_warnings(self, connection: DaemonConnection) -> None:
-        for warned in self._warned:
-            connection.send(warned)
-        self._warned.clear()
+            with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
+                self._warn.flush(self._connection.send)
 
     # --- files --------------------------------------------------------------------------------------------------
 

@@ -8,73 +8,79 @@ may have gigabytes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from training.trainer.schedule import Warn
 from training.trainer.snapshot import CannotWrite, write_whole
 from training.trainer.vector import ModelVector, bare_model, canonical_name, dtype_name, storage_key, tensors_digest
 from training.trainer_link.interface import ModelDescription, TensorSource
 
-#: Integer buffers of at most this size are sent with every description: counters, as BatchNorm's. Larger ones are
-#: sent only if they have changed since the model was built; otherwise they are written once, as masks are.
-SMALL_BUFFER_BYTES = 64 * 1024
 #: A trainer that says nothing for ten seconds counts as hung.
 ALIVE_INTERVAL_S = 1.0
+#: Of tensors that are sent with each description: counters, fixed tensors that have changed, and what a module adds to
+#: its state_dict. What exceeds it, the largest first, is left out of the model's file.
 MAX_LOCAL_BYTES = 32 * 1024 * 1024
+#: Names in a warning.
+MAX_NAMES = 5
+
+CHANGED = "training changes these tensors, which are not exchanged: the model's file has those of one node"
+INCLUDE = (
+    "leave them as they are, or exchange them: p2pnode.attach or SwarmCallback with include_frozen=True on all nodes"
+)
+TOO_LARGE = (
+    f"of this node's own tensors the model's file has at most {MAX_LOCAL_BYTES >> 20} MiB; save them in the script"
+)
+NO_TENSOR = "a model's file has plain tensors only; save them in the script"
 
 
 class ModelDescriber:
-    """Made when the model is built. `warn` is called with an event and a text."""
+    """Made when the model is built."""
 
-    def __init__(self, model: nn.Module, vector: ModelVector, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn) -> None:
         self._model = bare_model(model)
         self._vector = vector
         self._warn = warn
         self._layout_digest = vector.layout.digest()
-        #: Large integer buffers as the model was built with them.
-        self._built = {
-            name: tensors_digest([(name, buffer)])
-            for name, buffer in vector.local_buffers.items()
-            if _size_bytes(buffer) > SMALL_BUFFER_BYTES
-        }
         self._fixed_digest: dict[tuple[str, ...], str] = {tuple(sorted(vector.fixed)): vector.frozen_digest}
         self._writer: _FixedWriter | None = None
-        self._has_warned = False
+        self._warned: set[tuple[str, str]] = set()
 
     def describe(self, folder: str, *, wait: bool, alive: Callable[[], None] = lambda: None) -> ModelDescription:
         """The model as it is now; the fixed tensors are written to `folder`, if it is named. `alive` is called now and
         then while they are waited for. Raises `CannotWrite`."""
-        unchanged = {
-            name: buffer
-            for name, buffer in self._vector.local_buffers.items()
-            if name in self._built and tensors_digest([(name, buffer)]) == self._built[name]
-        }
-        fixed = self._vector.fixed | unchanged
-        local: dict[str, bytes] = {}
-        sources = list(self._sources(fixed, local))
+        changed = self._vector.unshared.changed()
+        self._warn_once("fixed_tensor_changed", changed, CHANGED, INCLUDE)
+        fixed = {name: tensor for name, tensor in self._vector.fixed.items() if name not in changed}
+        local: dict[str, Tensor] = {}
+        sources = list(self._sources(fixed, changed, local))
         # Only what a state_dict names: a frozen tensor may be under a name of the vector too.
         named = {source.source for source in sources if source.kind == "fixed"}
         fixed = {name: tensor for name, tensor in fixed.items() if name in named}
-        if (total := sum(map(len, local.values()))) > MAX_LOCAL_BYTES:
-            reason = f"its integer buffers that training changes have {total} bytes; at most {MAX_LOCAL_BYTES} are kept"
-            raise CannotWrite(Path(folder), reason)
+        left_out = _too_large(local)
+        self._warn_once("not_in_the_model_file", left_out, TOO_LARGE)
+        sources = [source for source in sources if source.kind != "local" or source.source not in left_out]
+        raw = {name: _raw(tensor) for name, tensor in local.items() if name not in left_out}
         digest = self._digest(fixed) if fixed else ""
         if folder and fixed:
             writer = self._write(Path(folder) / fixed_name(digest), fixed)
             if wait and writer is not None:
                 writer.finish(alive)
-        return ModelDescription(self._layout_digest, digest, tuple(sources), local)
+        return ModelDescription(self._layout_digest, digest, tuple(sources), raw)
 
-    def _sources(self, fixed: dict[str, Tensor], local: dict[str, bytes]) -> Iterator[TensorSource]:
+    def _sources(
+        self, fixed: dict[str, Tensor], changed: dict[str, Tensor], local: dict[str, Tensor]
+    ) -> Iterator[TensorSource]:
         """Where each entry of the `state_dict` is; fills `local`."""
         entries = {entry.name: entry for entry in self._vector.layout.entries}
         in_vector = {storage_key(tensor): name for name, tensor in self._vector.named_tensors()}
         in_fixed = {storage_key(tensor): name for name, tensor in fixed.items()}
-        in_local = {storage_key(tensor): name for name, tensor in self._vector.local_buffers.items()}
+        own = self._vector.local_buffers | changed
+        in_local = {storage_key(tensor): name for name, tensor in own.items()}
         others: list[str] = []
         for full_name, value in self._model.state_dict().items():
             name = canonical_name(full_name)
@@ -88,20 +94,23 @@ class ModelDescriber:
             entry = entries.get(name)
             by_name = entry is not None and entry.shape == shape
             if (key in in_vector or by_name) and dtype in VECTOR_DTYPES:
-                # A state_dict hook may return a copy of a trained tensor, under its own name.
+                # A state_dict hook may return a copy of a tensor, under its own name.
                 yield TensorSource(name, dtype, shape, "vector", in_vector.get(key, name))
-            elif key in in_fixed:
-                yield TensorSource(name, dtype, shape, "fixed", in_fixed[key])
+            elif key in in_fixed or _is_like(value, fixed.get(name)):
+                yield TensorSource(name, dtype, shape, "fixed", in_fixed.get(key, name))
             else:
                 source = in_local.get(key, name)
-                local.setdefault(source, _raw(value))
+                local.setdefault(source, value)
                 yield TensorSource(name, dtype, shape, "local", source)
-        if others and not self._has_warned:
-            self._has_warned = True
-            self._warn(
-                "not_in_the_model_file",
-                f"{', '.join(others[:5])}: a model's file has plain tensors only; save them in the script",
-            )
+        self._warn_once("not_in_the_model_file", others, NO_TENSOR)
+
+    def _warn_once(self, event: str, names: Iterable[str], text: str, do: str = "") -> None:
+        """Warn of names that this event has not named before."""
+        new = [name for name in names if (event, name) not in self._warned]
+        self._warned.update((event, name) for name in new)
+        if new:
+            more = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
+            self._warn(event, f"{', '.join(new[:MAX_NAMES])}{more}: {text}", do)
 
     def _digest(self, fixed: dict[str, Tensor]) -> str:
         names = tuple(sorted(fixed))
@@ -154,8 +163,20 @@ class _FixedWriter:
             self._error = error
 
 
-def _size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _is_like(value: Tensor, other: Tensor | None) -> bool:
+    return other is not None and (value.dtype, value.shape) == (other.dtype, other.shape)
+
+
+def _too_large(local: Mapping[str, Tensor]) -> list[str]:
+    """The largest of them, without which the others have at most `MAX_LOCAL_BYTES`."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in local.items()}
+    total, found = sum(sizes.values()), []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if total <= MAX_LOCAL_BYTES:
+            break
+        total -= sizes[name]
+        found.append(name)
+    return found
 
 
 def _raw(tensor: Tensor) -> bytes:

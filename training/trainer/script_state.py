@@ -6,78 +6,66 @@ Written by the daemon's order (`training.trainer.state_writer`) and restored whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
-
 from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.schedule import Warn
+from training.trainer.script_arguments import ScriptArguments
+from training.trainer.unshared_tensors import UnsharedTensors
 from training.trainer_link.interface import TrainerFailed
 
 
 class ScriptState:
-    """`own` is the mapping given to `attach`: entries with `state_dict` and `load_state_dict` are saved by these."""
+    """Entries of the script's own state with `state_dict` and `load_state_dict` are saved by these."""
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        scaler: torch.amp.GradScaler | None,
-        local_buffers: dict[str, Tensor],
-        own: MutableMapping[str, Any],
+        given: ScriptArguments,
+        unshared: UnsharedTensors,
         shared_data: SharedData,
-        warn: Callable[[str, str], None],
+        warn: Warn,
     ) -> None:
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._scaler = scaler
-        self._local_buffers = local_buffers
-        self._own = own
+        self._given = given
+        self._unshared = unshared
         self._shared_data = shared_data
         self._warn = warn
 
     def content(self, samples_seen: int, local_steps: int) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
-        own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
+        own = {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in self._given.own.items()
+        }
         return {
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state(),
-            "scaler": self._scaler.state_dict() if self._scaler is not None else None,
-            "local_buffers": dict(self._local_buffers),
+            **self._given.state(),
+            "local_buffers": self._unshared.own(),
             "state": own,
             "data": self._shared_data.state(),
             "samples_seen": samples_seen,
             "local_steps": local_steps,
         }
 
-    def restore(self, path: Path, local_steps: int) -> int:
-        """Restore what was saved; returns `samples_seen`. A learning rate or a number of `local_steps` that was another
-        one then is warned of. Raises `TrainerFailed`."""
-        saved = snapshot.load(path)
+    def restore(self, saved: dict[str, Any], path: Path, local_steps: int) -> int:
+        """Restore what was saved in the file `path`; returns `samples_seen`. A learning rate or a number of
+        `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
-            self._optimizer.load_state_dict(saved["optimizer"])
+            self._given.restore(saved)
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
-            self._schedule.restore(saved["schedule"])
-            if self._scaler is not None and saved["scaler"] is not None:
-                self._scaler.load_state_dict(saved["scaler"])
-            for name, value in self._local_buffers.items():
-                value.copy_(saved["local_buffers"][name])
+            self._unshared.restore(saved["local_buffers"])
             for name, value in saved["state"].items():
-                own: Any = self._own.get(name)
+                own: Any = self._given.own.get(name)
                 if hasattr(own, "load_state_dict"):
                     own.load_state_dict(value)
                 else:
-                    self._own[name] = value
+                    self._given.own[name] = value
             self._shared_data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
-            snapshot.restore_random_state(saved["random"])
+            if "random" in saved:
+                snapshot.restore_random_state(saved["random"])
         except (KeyError, ValueError, RuntimeError) as error:
             raise TrainerFailed(
                 f"the saved state {path} does not fit the script: {error}",
@@ -88,7 +76,8 @@ class ScriptState:
 
     def _rates(self) -> list[float]:
         """The learning rate of each parameter group, as it was before any schedule."""
-        return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
+        groups = [group for optimizer in self._given.optimizers for group in optimizer.param_groups]
+        return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def _compare_rates(self, asked: list[float]) -> None:
         """Say that the restored optimiser's learning rates are not those that the script has asked for."""

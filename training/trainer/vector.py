@@ -1,16 +1,15 @@
 """Maps a model to a vector: selects its tensors, loads the vector into them, and computes the delta of training.
 
 The vector holds the trainable parameters, tied ones once, sorted by name without the wrappers' prefixes, and then the
-persistent floating-point buffers. Frozen parameters, and buffers with values that are not finite (masks), are left out
-and covered by a digest; integer buffers stay local. The base of a delta is the vector as rounded to the model's own
-dtype, so that rounding is never pushed.
+persistent floating-point buffers. Frozen parameters, buffers with values that are not finite (masks), and tables of
+integers are left out and covered by a digest; counters stay local (`training.trainer.unshared_tensors`). The base of a
+delta is the vector as rounded to the model's own dtype, so that rounding is never pushed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import zlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from training.layout import Layout, LayoutEntry
 from training.model_file import digest_head
+from training.trainer.unshared_tensors import UnsharedTensors, is_averaged
 from training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
@@ -50,27 +50,31 @@ class ModelVector:
     `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. For a
     float32 model on the CPU they copy directly between tensors and the given vectors: the base of a delta is then the
     loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`). After `load_carried`
-    it may.
+    it may. With `include_frozen` frozen parameters are in the vector too, so that they may be unfrozen at any step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, include_frozen: bool = False) -> None:
         _refuse_sharded(model)
-        parameters, frozen = _parameters(model)
+        parameters, frozen = _parameters(model, include_frozen=include_frozen)
         if not parameters:
             raise TrainerFailed(
                 "the model has no trainable parameter",
-                "set requires_grad of the parameters to be trained before the optimiser is made",
+                "set requires_grad of the parameters to be trained before the optimiser is made"
+                if frozen
+                else "it has no parameter at all; PyTorch sees modules in an nn.ModuleList, but not in a plain list",
                 fatal=True,
             )
         buffers, constant, self.local_buffers = _buffers(model)
+        self._buffer_names = {canonical_name(name) for name, _ in _named(model, "buffers")}
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
-        #: What training never changes, by canonical name: frozen parameters and constant buffers.
+        #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
         self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
+        self.unshared = UnsharedTensors(self.local_buffers, self.fixed)
         #: A fingerprint of each of them, for messages.
-        self.frozen = {name: _fingerprint(tensor) for name, tensor in sorted(self.fixed.items())}
+        self.frozen = self.unshared.fingerprints
         self._tensors = [tensor for _, (_, tensor) in named]
         # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
@@ -84,11 +88,40 @@ class ModelVector:
         self._carried: list[Tensor] = []
         self._carry = 0.0
         self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
-        self._rounded = [
+        self._rounded = self._find_rounded()
+
+    def _find_rounded(self) -> list[tuple[Tensor, Tensor]]:
+        return [
             (tensor, base)
             for tensor, base in zip(self._tensors, self._bases, strict=True)
             if tensor.dtype not in (torch.float32, torch.float64)
         ]
+
+    def follow_buffers(self, model: nn.Module) -> list[str]:
+        """Take the tensors that the buffers are now: a module may assign a new one. Returns the names of persistent
+        buffers that are new. Raises `TrainerFailed` for one of another shape, type or device, or that is gone."""
+        now = {canonical_name(name): buffer for name, buffer in _named(model, "buffers")}
+        for index, entry in enumerate(self.layout.entries):
+            if entry.kind != "buffer":
+                continue
+            before, buffer = self._tensors[index], now.get(entry.name)
+            facts = (before.shape, before.dtype, before.device)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != facts:
+                raise TrainerFailed(
+                    f"the buffer {entry.name} has another shape, type or device than it had, or is gone",
+                    "change the model before p2pnode.attach()",
+                    fatal=True,
+                )
+            self._tensors[index] = buffer
+        self._rounded = self._find_rounded()
+        for known in (self.fixed, self.local_buffers):
+            known.update({name: now[name] for name in known if name in now})
+        return [name for name in now if name not in self._buffer_names]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The model's tensors in the vector's order."""
+        return list(self._tensors)
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """The model's tensors that the vector holds, each with the name of its entry."""
@@ -261,8 +294,9 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
-def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Trainable and frozen parameters by canonical name, tied ones under the first of their names."""
+def _parameters(model: nn.Module, *, include_frozen: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the vector holds of the parameters, and what not, by canonical name, tied ones under the first of their
+    names."""
     named = sorted((canonical_name(name), value) for name, value in _named(model, "parameters"))
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
@@ -274,7 +308,8 @@ def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
         if storage in known:
             continue
         known[storage] = name
-        into = trainable if parameter.requires_grad else frozen
+        may_train = parameter.is_floating_point() and parameter.layout == torch.strided and parameter.numel()
+        into = trainable if parameter.requires_grad or (include_frozen and may_train) else frozen
         if name in into:
             raise TrainerFailed(
                 f"two parameters of the model share the name {name} once wrappers' prefixes are stripped",
@@ -298,17 +333,19 @@ def _named(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator
 
 
 def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Persistent buffers by canonical name: shared ones, constant ones (not finite), and this node's own (integers)."""
+    """Persistent buffers by canonical name: shared ones, constant ones (not finite, and tables of integers), and this
+    node's own (counters)."""
     shared: dict[str, Tensor] = {}
     constant: dict[str, Tensor] = {}
     local: dict[str, Tensor] = {}
     known: set[tuple[object, ...]] = set()
     for name, buffer in sorted((canonical_name(name), value) for name, value in _named(model, "buffers")):
+        is_shared = is_averaged(name, buffer)
         if storage_key(buffer) in known:
             continue
         known.add(storage_key(buffer))
-        if not buffer.is_floating_point():
-            local[name] = buffer
+        if not is_shared:
+            (local if buffer.numel() <= 1 else constant)[name] = buffer
         elif bool(torch.isfinite(buffer).all()):
             shared[name] = buffer
         else:
@@ -343,12 +380,6 @@ def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint(tensor: Tensor) -> str:
-    """Type, shape, and the CRC-32 of the bytes: enough to name the tensor that differs when the digest does."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return f"{dtype_name(tensor)} {list(tensor.shape)} {zlib.crc32(content):08x}"
-
-
 def _refuse_sharded(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -359,10 +390,18 @@ def _refuse_unusable(name: str, parameter: Tensor) -> None:
     kinds = {kind.__name__ for kind in type(parameter).__mro__}
     if "DTensor" in kinds or "DTensor" in {kind.__name__ for kind in type(parameter.data).__mro__}:
         raise _sharded(name)
+    if hasattr(parameter, "ds_id"):
+        raise TrainerFailed(
+            f"the parameter {name} is partitioned by DeepSpeed (ZeRO-3), and a node needs the whole model",
+            "use stage 1 or 2 with on_load (docs/own-model.md), or one p2pnode node per device",
+            fatal=True,
+        )
     if nn.parameter.is_lazy(parameter):
         raise TrainerFailed(f"the parameter {name} has no shape yet", "run one forward pass in build()", fatal=True)
     if parameter.is_meta:
         raise TrainerFailed(f"the parameter {name} is on the meta device", "give it values in build()", fatal=True)
+    if parameter.requires_grad and not parameter.numel():
+        raise TrainerFailed(f"the parameter {name} is empty", "freeze it, or give it values before", fatal=True)
     if parameter.requires_grad and not (parameter.is_floating_point() and parameter.layout == torch.strided):
         raise TrainerFailed(
             f"the parameter {name} is {parameter.dtype}, {parameter.layout}: only dense real numbers can be shared",

@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.requests import Handler
-from overlay.transport import Body, ReceivedResponse, Response
+from overlay.transport import Body, ReceivedResponse, Response, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
@@ -54,7 +54,9 @@ class ScriptedSwarm:
         self.handlers: dict[str, Handler] = {}
         self.callbacks: list[Callable[[PeerChange], None]] = []
         #: Answers by name of the request: called with the receiver and the payload.
-        self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {}
+        self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {
+            "indirect": lambda to, _: TransportError("timeout", to.address, "no answer")
+        }
         #: Nodes whose own handlers answer instead.
         self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []

@@ -28,6 +28,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.push_results import read_results
@@ -64,6 +65,8 @@ class Outbox:
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         self._turns = OwnerTurns()
+        #: Why deltas wait.
+        self.obstacles = Obstacles()
 
     @property
     def steps(self) -> list[int]:
@@ -302,11 +305,14 @@ class Outbox:
                 for result in await self._accept_own(push, items):
                     self._settle(delivery, owner, result)
                 return True
+            asked_s = self._context.environment.clock.monotonic()
             try:
                 await self._request(delivery, push, owner, items)
             except TransportError as error:
+                self._note_obstacle(delivery, shards, owner, error.detail, asked_s)
                 self._directory.failed(owner, error)
             except BadFrame as error:
+                self._note_obstacle(delivery, shards, owner, f"bad answer: {error}", asked_s)
                 self._context.misbehaved(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
@@ -350,6 +356,11 @@ class Outbox:
                 async for results in read_results(answer.body):
                     self._settle_all(delivery, owner, results, push.shards, asked_s)
 
+    def _note_obstacle(
+        self, delivery: Delivery, shards: Sequence[int], owner: Contact, reason: str, asked_s: float
+    ) -> None:
+        self.obstacles.note([shard for shard in shards if shard in delivery.unacknowledged], owner, reason, asked_s)
+
     def _settle_all(
         self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int], asked_s: float
     ) -> None:
@@ -357,6 +368,8 @@ class Outbox:
         self._directory.answered(owner, results, asked_s)
         for result in results:
             self._settle(delivery, owner, result)
+            if result.status == "retry":
+                self._note_obstacle(delivery, [result.shard], owner, f"answers {result.reason!r}", asked_s)
         if delivery.wait is not None:
             if any(result.status in ("ok", "refused") for result in results):
                 delivery.wait.note(sent)
@@ -379,6 +392,7 @@ class Outbox:
             return
         if result.status in ("ok", "refused"):
             item = delivery.unacknowledged.pop(result.shard)
+            self.obstacles.clear(result.shard)
             if result.status == "ok":
                 note_acknowledged(self._context, delivery.push, owner, item)
             self._answered.set()

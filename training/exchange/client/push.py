@@ -34,6 +34,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
 from training.exchange.store.division import sizes_of_parts
@@ -46,7 +47,8 @@ LIGHT_TURNS = 2
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """How a push went: shards acknowledged, refused (by reason), and still in the outbox."""
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` grows when one of
+    these is refused later."""
 
     acknowledged: int
     refused: dict[str, int]
@@ -168,6 +170,11 @@ class PushClient:
         return self._outbox.oldest_s
 
     @property
+    def obstacles(self) -> Obstacles:
+        """Why deltas wait for their owners."""
+        return self._outbox.obstacles
+
+    @property
     def outbox_bytes(self) -> int:
         """Memory of the encoded deltas that no owner has acknowledged."""
         return self._outbox.size_bytes
@@ -243,7 +250,7 @@ class PushClient:
             await self._deliver(delivery)
         return PushReport(
             delivery.acknowledged,
-            dict(delivery.refused),
+            delivery.refused,
             len(delivery.unacknowledged),
             self._counters.bytes_sent - sent_before,
         )

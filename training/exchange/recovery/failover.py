@@ -1,6 +1,7 @@
 """Takes over shards without a living owner, and answers fences. Both begin with a survey of the copies.
 
-A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard. An owner
+A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard, nor while
+another member reaches the owner. An owner
 that learns of a term above its own makes the same survey. If that term has an owner, it yields. If another node has a
 better copy with history, it yields to that node. Otherwise it raises its term above the fence: a node that remembers
 the fence would reject this owner as long as its term is lower.
@@ -27,6 +28,7 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.recovery.copy_rank import rank_copy
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
 from training.exchange.store.losses import recorded_deltas, spans, write_off
@@ -67,6 +69,7 @@ class Failover:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._directory = directory
+        self._routes = RouteFinder(context, directory)
         #: Shards of which only replicas were found: since when, and at which time last.
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
@@ -99,6 +102,7 @@ class Failover:
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
+        await self._routes.search(self._gone_owners(shards))  # first: a survey that is out of date takes too much
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
@@ -126,6 +130,19 @@ class Failover:
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
+
+    def _gone_owners(self, shards: list[int]) -> dict[bytes, Contact]:
+        """Owners that this node alone counts as gone: others may reach them, and then nothing is taken from them. One
+        that the failure detector has declared dead was asked by way of others already."""
+        known = (self._store.ownership.known_owners.get(shard) for shard in shards)
+        owners = {one.owner.node_id: one.owner for one in known if one is not None}
+        owners.pop(self._swarm.node_id, None)
+        routes, now_s = self._view.reliability.routes, self._clock.monotonic()
+        return {
+            node: owner
+            for node, owner in owners.items()
+            if self._view.is_gone(node) and not self._swarm.is_gone(node) and not routes.was_looked_for(node, now_s)
+        }
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.

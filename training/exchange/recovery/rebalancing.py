@@ -11,6 +11,7 @@ transfer never delays a take-over:
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
 * `audit.owner_audit` and `audit.resending`: owners are asked what became of the deltas of this node, and what one has
   lost is sent to its successor.
+* `route_finder`: owners and backups that do not answer are asked by way of other members.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
@@ -39,6 +40,7 @@ from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
@@ -83,6 +85,7 @@ class Rebalancer:
         self._publisher = publisher
         self._inspector = inspector
         self._repair = ShardRepair(context)
+        self._routes = RouteFinder(context, directory)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
         self._identities = IdentityKeeper(context)
@@ -126,6 +129,8 @@ class Rebalancer:
         self._rebalance.challenge_own()
         for node in self._view.reliability.to_ask(self._clock.monotonic()):
             self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
+        if unreached := self._routes.due():
+            self._jobs.start(JobKind.FIND_ROUTES, b"", partial(self._routes.look, unreached))
         self._drop_gone_partners()
         self._deltas.close_windows()
         self._publisher.drop_unused()

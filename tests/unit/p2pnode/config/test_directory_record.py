@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overlay.settings import SwarmSettings
@@ -130,11 +131,23 @@ def test_another_run_is_refused_with_what_to_do() -> None:
 )
 def test_another_model_is_refused_by_its_first_difference(tensors: dict[str, str], difference: str) -> None:
     """The tensor is named with both shapes; exit code 5."""
-    check_model(RECORD, "abc", tensors, "here")
-    check_model(DirectoryRecord(run="digits"), "xyz", tensors, "here")
+    check_model(RECORD, "abc", tensors, "", "here")
+    check_model(DirectoryRecord(run="digits"), "xyz", tensors, "", "here")
     with pytest.raises(UserError, match=difference) as refused:
-        check_model(RECORD, "xyz", tensors, "here")
+        check_model(RECORD, "xyz", tensors, "", "here")
 
     assert refused.value.exit_code == ExitCode.MISMATCH
     assert "--run" in refused.value.hint
     assert "p2pnode forget" in refused.value.hint
+
+
+def test_other_frozen_values_are_refused() -> None:
+    """The vector of the directory was trained for them; a directory of an earlier version does not know them."""
+    frozen = msgspec.structs.replace(RECORD, frozen="f1")
+
+    check_model(frozen, "abc", RECORD.tensors, "f1", "here")
+    check_model(RECORD, "abc", RECORD.tensors, "f2", "here")
+    with pytest.raises(UserError, match="tables of integers") as refused:
+        check_model(frozen, "abc", RECORD.tensors, "f2", "here")
+
+    assert refused.value.exit_code == ExitCode.MISMATCH

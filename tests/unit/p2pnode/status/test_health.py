@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2pnode import __version__
-from p2pnode.status.health import LONG_WAIT_S, RECENT_S
+from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
@@ -86,7 +86,7 @@ def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
         for name, bootstrap in (("n0", None), ("n1", "n0")):
             host = swarm.start(name, bootstrap=bootstrap)
             assert host.trainer is not None
-            host.trainer.name = "twin"
+            host.trainer.batches = "same"
         hosts = list(swarm.hosts.values())
         await swarm.until(lambda: len(swarm.of("same_data")) == 2, within_s=60, what="both know")
 
@@ -197,7 +197,8 @@ def test_broken_shards_are_a_finding_until_they_are_repaired() -> None:
 
 
 def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
-    """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
+    """With what to do about the very reason; a node that others have found needs no bootstrap any more, and one at its
+    end, whose peers have left before it, does not either."""
 
     async def scenario(swarm: Swarm) -> None:
         host, _ = swarm.start_many(2)
@@ -208,6 +209,10 @@ def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
         await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
         (finding,) = [each for each in report(swarm, host).status().health if "old:1" in each.what]
         assert "node.port" in finding.do
+        for phase in ENDING:
+            host.living.phase = phase
+            assert found(swarm, host, "bootstrap") == []
+        host.living.phase = "training"
 
     simulate(scenario, barrier__method="asp")
 
@@ -247,7 +252,7 @@ def test_a_node_without_an_owner_in_reach_says_since_when_and_what_to_do(method:
         said = [finding for finding in own.status().health if "can join" not in finding.what]
 
         (apart,) = [finding for finding in said if "can own shards" in finding.what]
-        assert re.match(rf"no node that can own shards is in reach for \d\d s: {lost} was lost \d\d s ago", apart.what)
+        assert re.match(rf"no node that can own shards is in reach for \d+ s: {lost} was lost \d\d s ago", apart.what)
         assert f"this node {does}" in apart.what
         assert "with its state directory" in apart.do
         assert "--reopen" in apart.do

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -120,6 +121,12 @@ def test_the_trainers_as_one() -> None:
     assert [one.pid for one in found] == [10, 11]
     with pytest.raises(TrainerFailed, match="stub:1 built another model than the one on stub:0"):
         joint_hello(found, [hello(10, layout), hello(11)])
+    quantised = [
+        msgspec.structs.replace(hello(pid, layout), frozen={"mask": "bool [2] 1", "codes": f"uint8 [2] {pid}"})
+        for pid in (1, 2)
+    ]
+    with pytest.raises(TrainerFailed, match="the tensor codes, which is not exchanged, is another on stub:"):
+        joint_hello(found, quantised)
 
 
 def test_an_engine_wants_one_process() -> None:

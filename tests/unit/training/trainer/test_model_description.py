@@ -15,7 +15,7 @@ from torch import nn
 from training.model_file import TensorFile, model_pieces, open_fixed
 from training.trainer import model_description
 from training.trainer.convert import convert
-from training.trainer.model_description import MAX_LOCAL_BYTES, SMALL_BUFFER_BYTES, ModelDescriber
+from training.trainer.model_description import MAX_LOCAL_BYTES, ModelDescriber
 from training.trainer.snapshot import CannotWrite
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import ModelDescription
@@ -42,7 +42,7 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(torch.randn(2, 4))
         self.up = nn.Parameter(torch.zeros(4, 2))
         self.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
-        self.register_buffer("positions", torch.arange(SMALL_BUFFER_BYTES))  # large, and never changed
+        self.register_buffer("positions", torch.arange(12))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
 
 
@@ -74,7 +74,7 @@ class Described:
         self.vector = ModelVector(model)
         self.values = np.zeros(self.vector.layout.total, np.float32)
         self.vector.read(self.values)
-        self.describer = ModelDescriber(model, self.vector, lambda _event, text: self.warned.append(text))
+        self.describer = ModelDescriber(model, self.vector, lambda _event, text, do="": self.warned.append(text))
 
     def write(self, folder: Path, description: ModelDescription) -> Path:
         """The model's file, as a daemon writes it."""
@@ -161,30 +161,53 @@ def test_fixed_tensors_are_written_once_and_named_by_their_digest(tmp_path: Path
     assert not list((tmp_path / "plain").iterdir())
 
 
-def test_a_large_integer_buffer_that_changes_is_sent_with_the_description(tmp_path: Path) -> None:
-    """Until then it is in the file that is written once; small ones are always sent."""
-    model = LowRank()
-    described = Described(model)
+@pytest.mark.parametrize("name", ["positions", "mask", "base.weight"])
+def test_a_fixed_tensor_that_changes_is_sent_with_the_description(tmp_path: Path, name: str) -> None:
+    """Until then it is in the file that is written once; a table of integers, a mask and a frozen parameter (of a
+    teacher, say) alike. The user is told its name, once."""
+    described = Described(LowRank())
+    tensor = described.vector.fixed[name]
     before = described.describer.describe(str(tmp_path), wait=True)
 
-    model.positions += 1
+    with torch.no_grad():
+        tensor.data[0] = 7
     after = described.describer.describe(str(tmp_path), wait=True)
+    again = described.describer.describe(str(tmp_path), wait=True)
 
-    assert "positions" not in before.local
-    assert np.frombuffer(after.local["positions"], np.int64)[:2].tolist() == [1, 2]
+    assert (list(before.local), list(after.local)) == ([], [name])
+    assert after == again
     assert before.fixed_digest != after.fixed_digest
-    assert torch.equal(load_file(described.write(tmp_path, after))["positions"], model.positions)
+    assert torch.equal(load_file(described.write(tmp_path, after))[name], tensor)
+    assert [text.split(":")[0] for text in described.warned] == [name]
 
 
-def test_buffers_too_large_to_send_are_an_error_that_gives_the_size(tmp_path: Path) -> None:
-    """The message between trainer and daemon is bounded."""
+def test_a_changed_tensor_that_is_too_large_to_send_is_named_and_left_out(tmp_path: Path) -> None:
+    """A file with its first values would pass for a whole one. What is smaller is in the file."""
     model = nn.Linear(1, 1)
-    model.register_buffer("table", torch.zeros(MAX_LOCAL_BYTES + 8, dtype=torch.uint8))
+    model.register_buffer("table", torch.zeros(MAX_LOCAL_BYTES, dtype=torch.uint8))
+    model.register_buffer("queue", torch.zeros(8, dtype=torch.uint8))
     described = Described(model)
     model.table += 1
+    model.queue += 1
 
-    with pytest.raises(CannotWrite, match=f"have {MAX_LOCAL_BYTES + 8} bytes"):
-        described.describer.describe(str(tmp_path), wait=True)
+    state = load_file(described.write(tmp_path, described.describer.describe(str(tmp_path), wait=True)))
+
+    assert sorted(state) == ["bias", "queue", "weight"]
+    assert state["queue"].tolist() == [1] * 8
+    changed, left_out = described.warned
+    assert changed.startswith("queue, table: training changes")
+    assert left_out.startswith("table: ")
+    assert "32 MiB" in left_out
+
+
+def test_a_copy_of_a_fixed_tensor_is_found_by_its_name(tmp_path: Path) -> None:
+    """A frozen layer whose `state_dict` returns copies is in the file that is written once, whatever its size."""
+    model = nn.Sequential(nn.Linear(1, 1), Hooked().requires_grad_(requires_grad=False))
+
+    description = Described(model).describer.describe(str(tmp_path), wait=True)
+
+    assert {source.name: source.kind for source in description.tensors}["1.weight"] == "fixed"
+    assert description.local == {}
 
 
 def test_a_folder_that_cannot_be_written_is_reported_when_it_is_waited_for(tmp_path: Path) -> None:

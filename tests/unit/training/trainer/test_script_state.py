@@ -13,8 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_state import ScriptState
+from training.trainer.unshared_tensors import UnsharedTensors
 
 
 class Script:
@@ -24,10 +25,10 @@ class Script:
         self.warned: list[tuple[str, str]] = []
         self.optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=lr)
         self.scheduler = StepLR(self.optimizer, 1, gamma=0.1) if scheduled else None
-        schedule = Schedule(self.optimizer, self.scheduler, lambda *_: None)
+        given = ScriptArguments.of(self.optimizer, self.scheduler, None, lambda *_: None)
         data = cast(SharedData, SimpleNamespace(state=dict, restore=lambda _state: None))
         self.state = ScriptState(
-            self.optimizer, schedule, None, {}, {}, data, lambda event, text: self.warned.append((event, text))
+            given, UnsharedTensors({}, {}), data, lambda event, text: self.warned.append((event, text))
         )
 
     def saved(self, path: Path, local_steps: int) -> Path:
@@ -39,6 +40,9 @@ class Script:
         snapshot.write(path, snapshot.content_of(content))
         return path
 
+    def restored(self, path: Path, local_steps: int) -> int:
+        return self.state.restore(snapshot.load(path), path, local_steps)
+
 
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_another_learning_rate_than_the_restored_one_is_said(tmp_path: Path, scheduled: bool) -> None:
@@ -46,7 +50,7 @@ def test_another_learning_rate_than_the_restored_one_is_said(tmp_path: Path, sch
     file = Script(0.01, scheduled=scheduled).saved(tmp_path / "state", 5)
     other, same = Script(0.1, scheduled=scheduled), Script(0.01, scheduled=scheduled)
 
-    assert other.state.restore(file, 5) == same.state.restore(file, 5) == 64
+    assert other.restored(file, 5) == same.restored(file, 5) == 64
 
     ((event, text),) = other.warned
     assert event == "learning_rate_restored"
@@ -61,7 +65,7 @@ def test_another_number_of_local_steps_is_said(tmp_path: Path) -> None:
     file = Script(0.1).saved(tmp_path / "state", 5)
     script = Script(0.1)
 
-    script.state.restore(file, 10)
+    script.restored(file, 10)
 
     ((event, text),) = script.warned
     assert event == "local_steps_changed"

@@ -13,7 +13,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import LocateOwnersAnswer
+from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, encode
 from training.exchange.ownership_messages import (
     CopyStatus,
     StateTransfer,
@@ -43,6 +43,27 @@ def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, Scrip
     swarm.answers["appeal"] = lambda *_: TransferResult([0], [])
     context = context_of(swarm, store)
     return Failover(context, OwnerDirectory(context)), swarm, context
+
+
+def test_an_owner_that_another_member_reaches_is_not_replaced() -> None:
+    """Its backup counts it as gone by itself: there is a hole between the two, and it goes on owning."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "x", 3)
+        failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 1))
+        context.view.note_failure(IDS["x"])
+        owned = encode(SurveyAnswer([copy("owner", term(3, "x"), 2)]))
+        swarm.answers["indirect"] = lambda to, _: (
+            IndirectAnswer(owned) if to == C else TransportError("timeout", to.address, "did not answer")
+        )
+        assert context.view.is_gone(IDS["x"])
+        await failover.take_over([0])
+
+        assert 0 not in store.owned
+        assert not context.view.is_gone(IDS["x"])
+        assert context.view.reliability.routes.relay(IDS["x"]) == C.node_id
+
+    run(scenario())
 
 
 def test_a_backup_takes_over_and_announces_it() -> None:
