@@ -97,6 +97,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     ],
     ids=["unfrozen", "assigned", "replaced", "converted", "other-model", "half-of-it", "nan", "swapped"],
 )
+@pytest.mark.promise(21)
 def test_a_script_that_nobody_would_share_ends_its_node(
     launch: Callable[..., Run], before: str, after: str, says: str
 ) -> None:
@@ -119,6 +120,7 @@ def found(run: Run, *texts: str) -> dict[str, Any]:
     raise AssertionError(f"no finding: {run.status().get('health')}")
 
 
+@pytest.mark.promise(21)
 def test_calls_without_an_optimiser_step_count_none_and_are_found(launch: Callable[..., Run]) -> None:
     """Two calls a step: the learning rate's schedule and the swarm's step follow the optimiser, and `/status` has both
     counts."""

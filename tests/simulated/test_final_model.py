@@ -82,6 +82,7 @@ def simulate(
         *more(("bfloat16", "bfloat16", "asp", ""), ("int8", "float32", "bsp", "trimmed-mean")),
     ],
 )
+@pytest.mark.promise(11)
 def test_all_nodes_write_the_same_bytes(codec: str, pull_codec: str, method: str, robust: str) -> None:
     """Whatever is rounded on the way, and though each node counts its own steps in the model's integer buffer."""
 

@@ -130,6 +130,7 @@ def damaged(shard: int) -> Iterator[tuple[str, list[Buffer]]]:
     yield "malformed", [good[0]]
 
 
+@pytest.mark.promise(7)
 def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing() -> None:
     """NaN, infinity, too few and too many values, another shard's, an unknown codec, half a frame."""
 
@@ -330,6 +331,7 @@ def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
     assert owner_of("a").owned[0].state.applied.rows() == []
 
 
+@pytest.mark.promise(7)
 def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> None:
     """As a delta and as a repair, once and again: they are refused with a reason, nothing of them stays in a value, and
     the honest deltas that follow are added."""

@@ -24,6 +24,8 @@ from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
+from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.rank_states import RankStates
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.rounding import roundings
 from training.trainer.sampling.shared_data import SharedData
@@ -33,7 +35,6 @@ from training.trainer.script_state import ScriptState
 from training.trainer.script_warnings import ScriptWarnings
 from training.trainer.signs_of_life import SignsOfLife
 from training.trainer.snapshot import CannotWrite
-from training.trainer.state_writer import StateWriter
 from training.trainer.step_count import StepCount
 from training.trainer.swarm_data import SwarmData
 from training.trainer.vector import ModelVector
@@ -45,6 +46,8 @@ from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
+
+RANKS_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
 
 LOST = "the p2pnode daemon that started this script has ended"
 
@@ -94,13 +97,15 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._has_warned_of_own_weights = False
         self._given = given
         self._ranks = ranks
-        self._state_writer = StateWriter(connection.send) if connection is not None else None
         self._warn = warnings
+        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
         has_own_copies = given.on_load is not None
         self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
         self._loads = WeightLoads(vector, given.optimizers, given.on_load)
         self._count = StepCount(given.optimizers, vector.tensors, warnings)
+        parameters = [tensor for tensor in vector.tensors if tensor.requires_grad]
+        self._agreement = RankAgreement(parameters) if ranks.count > 1 else None
         self._describer = ModelDescriber(model, vector, warnings)
         for text in roundings(vector.named_tensors()):
             self._warn("values_rounded", text)
@@ -183,6 +188,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         `SwarmLost`, and `ModelChanged` where the model or its optimisers are not those of the start.
         """
         if self.done:
+            self._count.after_end()
             return
         self._samples += int(samples)
         self._data.count(int(samples))
@@ -240,18 +246,25 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _open(self) -> None:
         """Describe the model to the daemon and take its first order. Raises as the connection does."""
-        if self._connection is not None:
-            self._greet(self._connection)
-        self._settings = self._ranks.share(self._settings)
-        self._next_turn()
-
-    def _greet(self, connection: DaemonConnection) -> None:
-        start = connection.receive_start()
-        refuse_ranks(start, self._ranks.count)
-        self._data.begin(start)
+        vector, connection = self._model_vector, self._connection
+        self._ranks.require_equal(vector.layout.digest(), vector.frozen)
+        start, restore = self._ranks.share((None, "") if connection is None else self._greet(connection))
+        assert start is not None
         self._settings = ScriptSettings.of(start)
         if start.threads:
             torch.set_num_threads(start.threads)
+        if restore:
+            saved = self._rank_states.load(Path(restore))
+            self.samples_seen = self._script_state.restore(saved, Path(restore), start.local_steps)
+        if connection is not None:
+            connection.send(messages.Ready())
+        self._next_turn()
+
+    def _greet(self, connection: DaemonConnection) -> tuple[messages.Start | None, str]:
+        """The daemon's first message, and the file of the saved state or none."""
+        start = connection.receive_start()
+        refuse_ranks(start, self._ranks.count)
+        self._data.begin(start)
         vector = self._model_vector
         connection.send(
             messages.Hello(
@@ -274,9 +287,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         if memory.initialise:
             with self._loads.exchanging():
                 vector.read(self._vector)
-        if memory.restore:
-            self.samples_seen = self._script_state.restore(Path(memory.restore), start.local_steps)
-        connection.send(messages.Ready())
+        return start, memory.restore
 
     # --- turns --------------------------------------------------------------------------------------------------
 
@@ -295,12 +306,13 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _take_turn(self) -> None:
         """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
-        turn = self._wait() if self._ranks.is_first else self._ranks.follow()
+        turn = self._wait() if self._ranks.is_first else self._ranks.follow(self._save)
         self._carry = turn.carry if turn is not None else 0.0
         with self._loads.load(ends=turn is None):
             if self._ranks.is_first:
                 self._load(self._carry)
             self._ranks.share_weights(self._model_vector, self._carry)
+        self._count.loaded()
         if turn is None:
             self._done = True
             return
@@ -308,6 +320,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
         self._seek((turn.step - 1) * turn.local_steps + self._devices.done)
         self._devices.begin()
+        if self._agreement is not None:
+            self._agreement.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
@@ -364,19 +378,31 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 case messages.Evaluate(turn, _):
                     self._connection.send(messages.Evaluated(turn, None))
                 case messages.Save(turn, path):
-                    assert self._state_writer is not None
-                    with self._loads.saving():
-                        content = self._script_state.content(self.samples_seen, self.local_steps)
-                        self._state_writer.save(turn, Path(path), content)
+                    self._ranks.lead_save()
+                    self._save(turn, path)
                 case messages.Describe(turn, folder, wait):
                     described = self._described(turn, folder, wait=wait)
                     self._warn.flush(self._connection.send)
                     self._connection.send(described)
 
+    def _save(self, turn: int = 0, path: str = "") -> None:
+        """On all ranks: save the state between two turns; rank 0 has the order."""
+        with self._loads.saving():
+            self._rank_states.save(turn, path, self._script_state.content(self.samples_seen, self.local_steps))
+
     def _report_turn(self) -> None:
         self._check_model()
-        self._count.end_turn(may_skip=self._given.scaler is not None)
-        loss, metrics, samples = self._ranks.combine(self._means.means(), self._samples)
+        scaler = self._given.scaler
+        self._count.end_turn(may_skip=scaler is not None)
+        self._given.end_turn(self._turn_steps, self._warn)
+        rate = float(self._given.optimizers[0].param_groups[0]["lr"])
+        statement: list[float] = []
+        if self._agreement is not None:
+            scale = scaler.get_scale() if scaler is not None else 0.0
+            statement = self._agreement.statement(self._turn_steps, scale, rate)
+        loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
+        if statement:
+            self._warn.finding("ranks_apart", difference(statements), RANKS_HINT)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
@@ -384,7 +410,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = float(self._given.optimizers[0].param_groups[0]["lr"])
+        metrics["learning_rate"] = rate
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.

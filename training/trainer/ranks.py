@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
@@ -19,7 +20,7 @@ from training.trainer_link.interface import TrainerFailed
 
 Shared = TypeVar("Shared")
 
-_STILL_WAITING, _TURN, _DONE, _LOST = 0.0, 1.0, 2.0, 3.0
+_STILL_WAITING, _TURN, _DONE, _LOST, _SAVE = 0.0, 1.0, 2.0, 3.0, 4.0
 
 
 class Turn(NamedTuple):
@@ -31,6 +32,15 @@ class Turn(NamedTuple):
     is_first: bool
     node_index: int = 0
     carry: float = 0.0
+
+
+class Combined(NamedTuple):
+    """What all ranks report of a turn. `statements` are by rank."""
+
+    loss: float
+    metrics: dict[str, float]
+    samples: int
+    statements: list[list[float]]
 
 
 class Ranks:
@@ -75,14 +85,21 @@ class Ranks:
         """On rank 0: keep the collective of the other ranks from timing out."""
         self._broadcast_turn(_STILL_WAITING, Turn(0, 0, 0.0, is_first=False))
 
-    def follow(self) -> Turn | None:
-        """On the other ranks: wait for the next turn; None is the end. Raises `DaemonGone`."""
+    def lead_save(self) -> None:
+        """On rank 0: let the other ranks save their state, as it does itself."""
+        self._broadcast_turn(_SAVE, Turn(0, 0, 0.0, is_first=False))
+
+    def follow(self, save: Callable[[], None]) -> Turn | None:
+        """On the other ranks: wait for the next turn; None is the end. `save` is called where rank 0 saves its state.
+        Raises `DaemonGone`."""
         while True:
             values = self._exchange([0.0] * 7)
             if values[0] == _TURN:
                 return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]), values[6])
             if values[0] == _DONE:
                 return None
+            if values[0] == _SAVE:
+                save()
             if values[0] == _LOST:
                 raise DaemonGone
 
@@ -103,16 +120,47 @@ class Ranks:
         torch.distributed.broadcast_object_list(found, src=0, device=torch.device(self._device))
         return found[0]
 
-    def combine(self, means: dict[str, float], samples: int) -> tuple[float, dict[str, float], int]:
-        """Mean loss, mean metrics and total samples of the turn over all ranks, which give the same names."""
+    def gather(self, value: Shared) -> list[Shared]:
+        """On all ranks: what each of them gives, by rank."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    def require_equal(self, layout_digest: str, fixed: dict[str, str]) -> None:
+        """On all ranks: raise `TrainerFailed` on all if one has another model, or other values in the tensors that are
+        not exchanged, whose fingerprints are given."""
+        found = self.gather((layout_digest, fixed))
+        first_layout, first = found[0]
+        for rank, (layout, other) in enumerate(found):
+            names = [name for name in sorted(first.keys() | other.keys()) if first.get(name) != other.get(name)]
+            if layout != first_layout or names:
+                what = "another model" if layout != first_layout else f"other values of {names[0]}"
+                raise TrainerFailed(
+                    f"rank {rank} has {what} than rank 0",
+                    "build the same model on all ranks, and wrap it in DistributedDataParallel before attach",
+                    fatal=True,
+                )
+
+    def combine(self, means: dict[str, float], samples: int, statement: Sequence[float] = ()) -> Combined:
+        """Mean loss, mean metrics and total samples of the turn over all ranks, which give the same names, and what
+        each rank has stated, in as many numbers."""
         names = sorted(means)
-        values = torch.tensor([*(means[name] for name in names), float(samples)], dtype=torch.float64)
-        if self.count > 1:
-            values = values.to(self._device)
-            torch.distributed.all_reduce(values)
-            values = values.cpu()
-        combined = {name: float(value) / self.count for name, value in zip(names, values, strict=False)}
-        return combined.pop("loss", math.nan), combined, round(float(values[-1]))
+        rows = self._gather_numbers([*(means[name] for name in names), float(samples), *statement])
+        combined = {
+            name: sum(values) / self.count for name, values in zip(names, zip(*rows, strict=True), strict=False)
+        }
+        total = round(sum(row[len(names)] for row in rows))
+        return Combined(combined.pop("loss", math.nan), combined, total, [row[len(names) + 1 :] for row in rows])
+
+    def _gather_numbers(self, values: list[float]) -> list[list[float]]:
+        if self.count == 1:
+            return [values]
+        mine = torch.tensor(values, dtype=torch.float64, device=self._device)
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        torch.distributed.all_gather(found, mine)
+        return [[float(value) for value in row] for row in torch.stack(found).cpu()]
 
     def share_numbers(self, numbers: list[int]) -> list[int]:
         """On all ranks: the numbers that rank 0 gives."""

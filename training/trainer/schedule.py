@@ -14,6 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from training.trainer_link.interface import TrainerFailed
 
+#: Optimiser steps before the script's own calls are compared.
+MIN_STEPS = 4
+
 
 class Warn(Protocol):
     """Called with a constant event and a text. With `do`, what to do, it is a finding, which `/status` shows."""
@@ -52,6 +55,7 @@ class Schedule:
             for group in optimizer.param_groups
         ]
         self._origin = _count(scheduler)
+        self._sought = self._stepped = self._steps = 0
 
     @property
     def position(self) -> int:
@@ -67,8 +71,23 @@ class Schedule:
             self._over = True
             self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
 
+    def differs(self, steps: int) -> str:
+        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule until
+        now, if that is less than half or more than twice as often as its optimiser. A script may call it after
+        `swarm.step`, so that the first turn lacks one."""
+        self._steps += steps
+        self._stepped += self.position - self._sought
+        if self._over or self._steps < MIN_STEPS or self._steps <= 2 * self._stepped <= 4 * self._steps:
+            return ""
+        name = type(self._scheduler).__name__
+        return (
+            f"the script has stepped the schedule {name} {self._stepped} times in {self._steps} optimiser steps, but "
+            "the swarm moves it on once in each"
+        )
+
     def seek(self, position: int) -> None:
         """Move to where a node is that took part from the beginning."""
+        self._sought = position
         if position == self.position or self._over:
             return
         if position < self.position:
@@ -87,7 +106,8 @@ class Schedule:
 
     def _reset(self) -> None:
         self._scheduler.load_state_dict(copy.deepcopy(self._initial))
-        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=True):
+        # Groups that were added since, as those of unfrozen layers, have no beginning to go back to.
+        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=False):
             group.update(copy.deepcopy(initial))
 
 

@@ -14,7 +14,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from training.trainer.accelerated import bare_optimizer, bare_scheduler
+from training.trainer.rank_states import optimizer_state
 from training.trainer.schedule import Schedule, Warn
+from training.trainer.script_warnings import ScriptWarnings
 from training.trainer.weight_loads import OnLoad
 from training.trainer_link.interface import TrainerFailed
 
@@ -71,6 +73,15 @@ class ScriptArguments(NamedTuple):
         for schedule in self.schedules:
             schedule.seek(position)
 
+    def end_turn(self, steps: int, warnings: ScriptWarnings) -> None:
+        """Compare the script's own calls of its schedules with the optimiser steps of the turn."""
+        found = [schedule.differs(steps) for schedule in self.schedules]
+        do = (
+            "call it after each optimiser step, with lengths in optimiser steps of the swarm; leave a schedule that "
+            "counts epochs out of attach"
+        )
+        warnings.finding("schedule_steps_differ", next(filter(None, found), ""), do)
+
     def advance(self) -> None:
         """Move all schedules on by one optimiser step."""
         for schedule in self.schedules:
@@ -79,7 +90,7 @@ class ScriptArguments(NamedTuple):
     def state(self) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
         return {
-            "optimizer": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer": [optimizer_state(optimizer) for optimizer in self.optimizers],
             "schedule": [schedule.state() for schedule in self.schedules],
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }

@@ -51,10 +51,9 @@ class ScriptState:
             "local_steps": local_steps,
         }
 
-    def restore(self, path: Path, local_steps: int) -> int:
-        """Restore what was saved; returns `samples_seen`. A learning rate or a number of `local_steps` that was another
-        one then is warned of. Raises `TrainerFailed`."""
-        saved = snapshot.load(path)
+    def restore(self, saved: dict[str, Any], path: Path, local_steps: int) -> int:
+        """Restore what was saved in the file `path`; returns `samples_seen`. A learning rate or a number of
+        `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
             with self._loads.restoring(saved["loads"]):
@@ -70,7 +69,8 @@ class ScriptState:
                     self._given.own[name] = value
             self._shared_data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
-            snapshot.restore_random_state(saved["random"])
+            if "random" in saved:
+                snapshot.restore_random_state(saved["random"])
         except (KeyError, ValueError, RuntimeError) as error:
             raise TrainerFailed(
                 f"the saved state {path} does not fit the script: {error}",

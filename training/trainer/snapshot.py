@@ -62,11 +62,12 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, lambda temporary: torch.save(content, temporary))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read what `save` wrote, tensors on the CPU. Raises `TrainerFailed`."""
+def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read what `save` wrote, tensors on the CPU; `mapped`: in memory that processes share until they write. Raises
+    `TrainerFailed`."""
     try:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         except pickle.UnpicklingError:
             # Objects of the user's own; this node wrote the file into its own state directory.
             content = torch.load(path, map_location="cpu", weights_only=False)

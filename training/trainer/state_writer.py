@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from training.trainer_link.shared_memory import available_memory_bytes
 
 #: A copy may take this much of the free memory; the rest is for the next step.
 MEMORY_SHARE = 0.5
+#: The other ranks of a node write their files at the same time.
+RANKS_S = 60.0
+POLL_S = 0.02
 
 
 class StateWriter:
@@ -38,12 +42,17 @@ class StateWriter:
         self._send = send
         self._available_bytes = available_bytes
 
-    def save(self, turn: int, path: Path, state: dict[str, Any]) -> None:
-        """Copy the state, answer `Copied`, and later `Written` or `NotWritten`. Raises `DaemonGone`."""
+    def save(
+        self, turn: int, path: Path, state: dict[str, Any], size_bytes: int = 0, others: Sequence[Path] = ()
+    ) -> None:
+        """Copy the state, answer `Copied`, and later `Written` or `NotWritten`. Raises `DaemonGone`.
+
+        With several ranks `size_bytes` are those of all states. The file is written when the `others` are there.
+        """
         content = snapshot.content_of(state)
         available = self._available_bytes()
-        if available is not None and tensor_bytes(content) > MEMORY_SHARE * available:
-            answer = _written(turn, path, content)
+        if available is not None and max(size_bytes, tensor_bytes(content)) > MEMORY_SHARE * available:
+            answer = _written(turn, path, content, others)
             self._send(messages.Copied(turn))
             self._send(answer)
             self._send(
@@ -53,19 +62,27 @@ class StateWriter:
         copied = copy_of(content)
         self._send(messages.Copied(turn))
         # Not a daemon thread: a process that ends waits for its file.
-        threading.Thread(target=self._write, args=(turn, path, copied), name="p2pnode-state").start()
+        threading.Thread(target=self._write, args=(turn, path, copied, others), name="p2pnode-state").start()
 
-    def _write(self, turn: int, path: Path, content: dict[str, Any]) -> None:
-        answer = _written(turn, path, content)
+    def _write(self, turn: int, path: Path, content: dict[str, Any], others: Sequence[Path]) -> None:
+        answer = _written(turn, path, content, others)
         with contextlib.suppress(DaemonGone):
             self._send(answer)
 
 
-def _written(turn: int, path: Path, content: dict[str, Any]) -> messages.Written | messages.NotWritten:
+def _written(
+    turn: int, path: Path, content: dict[str, Any], others: Sequence[Path]
+) -> messages.Written | messages.NotWritten:
     try:
         if (name := not_finite(content["optimizer"])) is not None:
             reason = f"the optimiser's state {name} has values that are not finite"
             return messages.NotWritten(turn, reason, "lower the learning rate, or clip the gradients")
+        end_s = time.monotonic() + RANKS_S
+        while missing := [other for other in others if not other.exists()]:
+            if time.monotonic() > end_s:
+                reason = f"another rank has not written {missing[0]} within {RANKS_S:.0f} s"
+                return messages.NotWritten(turn, reason, "see what it has printed")
+            time.sleep(POLL_S)
         snapshot.write(path, content)
     except CannotWrite as error:
         return messages.NotWritten(turn, error.reason, error.hint)

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Muon
-from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 
 from training.trainer.script_arguments import ScriptArguments, require_model
+from training.trainer.script_warnings import ScriptWarnings
 from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.messages import FromTrainer
 
 
 def silent(*_: str) -> None:
@@ -20,6 +22,12 @@ def silent(*_: str) -> None:
 
 def of(optimizer: Any, scheduler: Any = None, scaler: Any = None, own: Any = None) -> ScriptArguments:
     return ScriptArguments.of(optimizer, scheduler, scaler, silent, own)
+
+
+def told(warnings: ScriptWarnings) -> list[Any]:
+    found: list[FromTrainer] = []
+    warnings.flush(found.append)
+    return found
 
 
 def test_a_late_joiner_has_the_rates_of_each_optimiser() -> None:
@@ -38,6 +46,58 @@ def test_a_late_joiner_has_the_rates_of_each_optimiser() -> None:
         twin.step()
         schedule.step()
     assert muon.param_groups[0]["lr"] == pytest.approx(twin.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("each_turn", "is_found"),
+    [(0, True), (1, True), (2, False), (4, False), (8, False), (9, True)],
+    ids=["never", "by-epoch", "half", "each-step", "twice", "each-micro-batch"],
+)
+def test_a_schedule_that_does_not_count_optimiser_steps_is_found(each_turn: int, is_found: bool) -> None:
+    """The swarm moves it on at each of them, so that one by epochs would fall within seconds."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    schedule = StepLR(optimizer, 100)
+    given, warnings = of(optimizer, schedule), ScriptWarnings()
+
+    for turn in range(6):
+        given.seek(4 * turn)
+        optimizer.step()
+        for _ in range(each_turn):
+            schedule.step()
+        given.end_turn(4, warnings)
+
+    assert [one.message for one in told(warnings)[-1:]] == is_found * [
+        f"the script has stepped the schedule StepLR {6 * each_turn} times in 24 optimiser steps, "
+        "but the swarm moves it on once in each"
+    ]
+
+
+def test_a_schedule_that_is_stepped_after_the_swarm_is_no_finding() -> None:
+    """Turns of one optimiser step: the first of them ends before the script has stepped its schedule."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    schedule = StepLR(optimizer, 100)
+    given, warnings = of(optimizer, schedule), ScriptWarnings()
+
+    given.seek(0)
+    for turn in range(1, 9):
+        optimizer.step()
+        given.end_turn(1, warnings)
+        given.seek(turn)
+        schedule.step()
+
+    assert told(warnings) == []
+
+
+def test_a_schedule_goes_back_although_a_group_was_added() -> None:
+    """As when layers are unfrozen: the new group keeps its rate, which no beginning is known of."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    given = of(optimizer, StepLR(optimizer, 2))
+    given.seek(4)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters(), "lr": 0.5})
+
+    given.seek(2)
+
+    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.1), pytest.approx(0.05)]
 
 
 def test_a_schedule_of_schedules_belongs_to_its_optimiser() -> None:

@@ -44,6 +44,9 @@ class Script:
         snapshot.write(path, snapshot.content_of(content))
         return path
 
+    def restored(self, path: Path, local_steps: int) -> int:
+        return self.state.restore(snapshot.load(path), path, local_steps)
+
 
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_another_learning_rate_than_the_restored_one_is_said(tmp_path: Path, scheduled: bool) -> None:
@@ -51,7 +54,7 @@ def test_another_learning_rate_than_the_restored_one_is_said(tmp_path: Path, sch
     file = Script(0.01, scheduled=scheduled).saved(tmp_path / "state", 5)
     other, same = Script(0.1, scheduled=scheduled), Script(0.01, scheduled=scheduled)
 
-    assert other.state.restore(file, 5) == same.state.restore(file, 5) == 64
+    assert other.restored(file, 5) == same.restored(file, 5) == 64
 
     ((event, text),) = other.warned
     assert event == "learning_rate_restored"
@@ -66,7 +69,7 @@ def test_another_number_of_local_steps_is_said(tmp_path: Path) -> None:
     file = Script(0.1).saved(tmp_path / "state", 5)
     script = Script(0.1)
 
-    script.state.restore(file, 10)
+    script.restored(file, 10)
 
     ((event, text),) = script.warned
     assert event == "local_steps_changed"

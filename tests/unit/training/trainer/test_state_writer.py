@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer import snapshot
+from training.trainer import snapshot, state_writer
 from training.trainer.connection import DaemonGone
-from training.trainer.state_writer import StateWriter, not_finite
+from training.trainer.state_writer import StateWriter, not_finite, tensor_bytes
 from training.trainer_link import messages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,3 +137,36 @@ def test_a_daemon_that_ends_meanwhile_is_no_error_of_the_thread(tmp_path: Path) 
 
     assert gone.wait(30)
     assert snapshot.load(tmp_path / "state")["optimizer"]["state"]
+
+
+def test_the_file_of_the_first_rank_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands for the whole set: without the file of another rank there is none, and the reason names that file."""
+    _, optimizer = trained()
+    link = Link()
+    others = [tmp_path / "state.1", tmp_path / "state.2"]
+    others[1].touch()
+
+    monkeypatch.setattr(state_writer, "RANKS_S", 0.0)
+    StateWriter(link.send).save(5, tmp_path / "state", state_of(optimizer), 0, others)
+    assert isinstance(refused := link.wait(2)[1], messages.NotWritten)
+    assert f"another rank has not written {others[0]} within" in refused.reason
+    assert not (tmp_path / "state").exists()
+
+    monkeypatch.setattr(state_writer, "RANKS_S", 30.0)
+    StateWriter(link.send).save(6, tmp_path / "state", state_of(optimizer), 0, others)
+    assert link.wait(3)[2] == messages.Copied(6)
+    others[0].touch()
+    assert link.wait(4)[3] == messages.Written(6)
+
+
+def test_all_copies_of_a_host_have_to_fit(tmp_path: Path) -> None:
+    """Each rank's would, but not those of all together: the step waits for the disk."""
+    _, optimizer = trained()
+    link = Link()
+    available = 10 * tensor_bytes(snapshot.content_of(state_of(optimizer)))
+
+    writer = StateWriter(link.send, lambda: available)
+    writer.save(1, tmp_path / "alone", state_of(optimizer))
+    assert link.wait(2) == [messages.Copied(1), messages.Written(1)]
+    writer.save(2, tmp_path / "among others", state_of(optimizer), available)
+    assert [type(message) for message in link.wait(5)[2:]] == [messages.Copied, messages.Written, messages.Warned]

@@ -90,6 +90,17 @@ def test_of_two_optimisers_the_one_with_the_fewest_steps_counts() -> None:
     assert loop.found() == []
 
 
+def test_optimisers_that_step_by_turns_are_no_finding() -> None:
+    """One after the other, with a call after each, as layers that are trained one by one: each step counts."""
+    loop = Loop(2)
+
+    for index in (0, 0, 1, 1):
+        loop.step(index)
+        assert loop.count.call() == 1
+
+    assert loop.found() == []
+
+
 def test_an_optimiser_that_never_steps_is_found_at_once() -> None:
     """Its turn would never end, so that the finding does not wait for it."""
     loop = Loop()
@@ -119,6 +130,34 @@ def test_weights_that_change_without_a_step_make_calls_count(steps_before: int) 
     assert counted == FIRST_LOOK + 1
     assert found.event == "optimizer_steps_unseen"
     assert "SGD, given to attach, took no step" in found.message
+
+
+def test_weights_that_were_loaded_are_no_step() -> None:
+    """A turn that is cut off loads others between two calls that have none: calls go on counting none."""
+    loop = Loop()
+    for call in range(4 * FIRST_LOOK):
+        if call == FIRST_LOOK // 2:
+            with torch.no_grad():
+                loop.net.weight.add_(0.01)
+            loop.count.loaded()
+        assert loop.count.call() == 0
+
+
+def test_training_on_after_the_end_of_the_run_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    """Once; calls without a step are nothing, and neither is one more step of a loop that ends after it."""
+    loop = Loop()
+
+    loop.count.after_end()
+    loop.step()
+    loop.count.after_end()
+    loop.count.after_end()
+    assert [str(one.message) for one in recwarn] == []
+    for _ in range(3):
+        loop.step()
+        loop.count.after_end()
+
+    (warned,) = [str(one.message) for one in recwarn]
+    assert "goes on training after the end of the run" in warned
 
 
 def test_an_optimiser_without_hooks_is_counted_by_calls() -> None:

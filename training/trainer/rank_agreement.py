@@ -1,0 +1,64 @@
+"""Finds ranks that train apart. Only rank 0's weights are exchanged: what another rank trains for itself is lost, and
+gradients that are averaged over unequal weights belong to no model.
+
+Every rank gives, at the end of a turn, its optimiser steps, the scaler's scale, the learning rate, and by how much a
+few of its weights have moved. Rank 0 compares. Ranks under DistributedDataParallel are equal to the bit, or to the
+rounding of unlike devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Of so many parameters, spread over the model, so many values are compared.
+TENSORS = 8
+VALUES = 32
+#: Moves that differ by more than this share of the larger one are no rounding.
+SHARE = 0.1
+#: What is compared beside the weights.
+FACTS = ("has taken {:g} optimiser steps in a turn", "has a scaler at {:g}", "has a learning rate of {:g}")
+
+
+class RankAgreement:
+    """One rank's part. `parameters` are those that are exchanged."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._chosen = [parameters[i * len(parameters) // TENSORS] for i in range(TENSORS)]
+        self._begun: Tensor | None = None
+
+    def begin(self) -> None:
+        """A turn begins, with the weights that are in the model now."""
+        self._begun = self._look()
+
+    def statement(self, steps: int, scale: float, rate: float) -> list[float]:
+        """What this rank says at the end of a turn, of the same length on all ranks."""
+        assert self._begun is not None
+        moves: list[float] = (self._look() - self._begun).tolist()
+        return [float(steps), scale, rate, *moves]
+
+    @torch.no_grad()
+    def _look(self) -> Tensor:
+        parts = [tensor.reshape(-1)[:: max(1, tensor.numel() // VALUES)][:VALUES] for tensor in self._chosen]
+        return torch.cat([part.to(self._chosen[0].device, torch.float32) for part in parts])
+
+
+def difference(statements: Sequence[Sequence[float]]) -> str:
+    """How another rank differs from rank 0, by what they have said; empty where none does."""
+    first = np.asarray(statements[0])
+    for rank, statement in enumerate(statements[1:], 1):
+        other = np.asarray(statement)
+        for index, fact in enumerate(FACTS):
+            if other[index] != first[index]:
+                return f"rank {rank} {fact.format(other[index])}, and rank 0 {fact.format(first[index])}"
+        mine, theirs = first[len(FACTS) :], other[len(FACTS) :]
+        finite = np.isfinite(mine)
+        if not np.array_equal(finite, np.isfinite(theirs)):
+            return f"the weights of rank {rank} and those of rank 0 are not finite in the same places"
+        gap = float(np.linalg.norm(mine[finite] - theirs[finite]))
+        if gap > SHARE * max(float(np.linalg.norm(mine[finite])), float(np.linalg.norm(theirs[finite]))):
+            return f"rank {rank} trains its weights to other values than rank 0"
+    return ""
