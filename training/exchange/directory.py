@@ -182,8 +182,8 @@ class OwnerDirectory:
         reliability, now, me = self._view.reliability, self._clock.monotonic(), self._swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
         trusted = {node_id for node_id in nodes if node_id in self._view.trust}
-        is_reached = reliability.routes.is_unreached
-        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_reached(node)}
+        is_unreached = reliability.routes.is_unreached
+        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_unreached(node, now)}
         candidates = []
         for contacts in found:
             # Where nobody else is left, one that has failed is better than none.

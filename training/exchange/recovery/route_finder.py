@@ -105,9 +105,10 @@ class RouteFinder:
         others = [peer.contact for peer in self._swarm.members() if peer.node_id in self._view.trust]
         self._context.environment.entropy.random.shuffle(others)
         relays: dict[bytes, Contact] = {}
+        now_s = self._clock.monotonic()
         for contact in [*found, *others]:
             node = contact.node_id
-            is_fit = node not in (self._swarm.node_id, to.node_id) and not self._routes.is_unreached(node)
+            is_fit = node not in (self._swarm.node_id, to.node_id) and not self._routes.is_unreached(node, now_s)
             if is_fit and not self._swarm.is_suspect(node) and not self._view.is_gone(node):
                 relays[node] = contact
             if len(relays) == RELAYS_ASKED:
