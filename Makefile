@@ -41,7 +41,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-frameworks test-deploy test-browser test-rates test-large screenshots mutations check format generated docs bench pins clean
+.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots mutations check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -61,6 +61,9 @@ demo: $(STAMP) ## Train one model on four daemons of this machine; ARGS go to `p
 
 test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+ledger: $(STAMP) ## Run the tests that hold the promises of docs/faults.md, and print which holds which
+	@$(BIN)/python -m pytest -p tests.harness.runner.ledger $(ARGS)
 
 # transformers, accelerate, peft, Lightning, pyarrow and datasets: 270 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.

@@ -25,6 +25,7 @@ class PlainTrainer:
         self.state = "stopped"
         self.is_script = False
         self.busy: BusyWith | None = None
+        self.findings: list[tuple[str, str]] = []
         self._layout = layout
 
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002

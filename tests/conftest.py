@@ -32,7 +32,7 @@ SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 
 #: They parse all modules, once per process.
-PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path", "test_structure"})
+PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path"})
 
 #: It takes four minutes of the long run: it begins before everything else.
 LONGEST = frozenset({"test_swarm_scale"})
@@ -60,11 +60,13 @@ FORKS = frozenset(
         "test_advise_process",
         "test_background_process",
         "test_bad_input",
+        "test_broken_scripts",
         "test_demo",
         "test_dispatch_process",
         "test_documented_programs",
         "test_duplicate_identity_process",
         "test_examples",
+        "test_fixed_tensors_process",
         "test_full_disk",
         "test_local_nodes",
         "test_run_command",

@@ -86,8 +86,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 10.0
     max_restarts: Annotated[
         Count,
-        Meta(description="A trainer that fails is restarted at most this often in a row without a completed step."),
-    ] = 5
+        Meta(
+            description="A trainer is restarted at most this often after failures of the same cause within a day, or "
+            "without a completed step between them."
+        ),
+    ] = 4
     checkpoint_s: Annotated[
         Seconds,
         Meta(description="Seconds between checkpoints; one more is written on leaving; 0: never."),

@@ -17,6 +17,7 @@ from training.barriers.waiter import BarrierWaiter
 from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
 from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
+from training.failures import Failures, pause_s
 from training.goal import BestMetrics, End
 from training.loop_events import note_left, note_start
 from training.overlap_choice import OverlapChoice
@@ -26,11 +27,9 @@ from training.settings import ExchangeSettings, TrainingSettings
 from training.step_rules import CARRY, node_index, own_carry
 from training.swarm import Swarm
 from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
+from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
-FIRST_RESTART_S = 0.5
-MAX_RESTART_S = 30.0
-#: A trainer that failed this often in a row is crash-looping: the node is announced as stalled and no longer sampled.
+#: A trainer that failed this often is crash-looping: the node is announced as stalled and no longer sampled.
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
 NOT_FINITE_STEPS = 3
@@ -91,8 +90,9 @@ class StepLoop:
         #: Steps in a row whose delta was refused because it is not finite.
         self._not_finite = 0
         self._records: RecordsInTurns = NoRecords()
-        #: Failures in a row: of steps, and of evaluations, which may fail after every step.
-        self._step_failures = self._evaluation_failures = 0
+        self._failures = Failures(training.max_restarts)
+        self._crash_loops = False
+        self._on_trained: Callable[[Vector], None] = lambda _delta: None
         #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
         self._uncounted = 0
         self._all_counted = asyncio.Event()
@@ -130,6 +130,10 @@ class StepLoop:
         """Tell these records which steps are counted, and end the run with them."""
         self._records = records
         self._steps.on_counted(records.count)
+
+    def on_trained(self, callback: Callable[[Vector], None]) -> None:
+        """Call `callback` with each delta, `float32[total]`, as the trainer has made it; replaces the previous one."""
+        self._on_trained = callback
 
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
@@ -237,6 +241,7 @@ class StepLoop:
     async def _one_step(self) -> None:
         """Train a step and exchange it; with `exchange.overlap` that exchange ends after the next step's training."""
         trained = await self._train()
+        self._on_trained(self._trainer.delta)
         self.take_measured()
         self._hold()
         former, exchanged = await self._settle(), None
@@ -354,14 +359,15 @@ class StepLoop:
                 raise
             except TrainerFailed as error:
                 self._records.abandon(self._trained_step + 1)
-                self._step_failures = await self._restart(error, self._step_failures + 1)
+                await self._restart(error)
                 # It cannot go on from what it has: the delta under way counts for the next base, and is in it then.
                 await self._drain()
                 continue
             finally:
                 self.progress.is_training = False
-            if self._step_failures:
-                self._step_failures = 0
+            self._failures.completed_step()
+            if self._crash_loops and not self._not_finite:
+                self._crash_loops = False
                 self.set_stalled(False)
             break
         ended = self._clock.monotonic()
@@ -388,46 +394,42 @@ class StepLoop:
         finally:
             handshake.loaded.set()
 
-    async def _restart(self, error: TrainerFailed, failures: int) -> int:
-        """Restart a failed trainer from the last base and its last saved state, with backoff; returns the failures in a
-        row so far.
+    async def _restart(self, error: TrainerFailed) -> None:
+        """Restart a failed trainer from the last base and its last saved state, with backoff.
 
-        Raises the failure if another start would fail too, or after `max_restarts` restarts in a row.
+        Raises the failure if another start would fail too, or if it has failed too often (`training.failures`).
         """
         self._own_carry = 0.0  # the trainer may have failed while it wrote a delta
         while True:
+            count = self._failures.note(error.cause, self._clock.monotonic())
             self.progress.trainer_failures += 1
-            self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=failures)
+            self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=count)
             if error.fatal:
                 raise error
-            if failures > self._training.max_restarts:
-                reason = f"{error.reason} (restarted {failures - 1} times in a row: training.max_restarts)"
+            if self._failures.are_too_many(count):
+                reason = f"{error.reason} (it has failed {count} times: training.max_restarts)"
                 raise TrainerFailed(reason, error.hint, fatal=True) from error
-            if failures >= CRASH_LOOP_FAILURES:
+            if count >= CRASH_LOOP_FAILURES:
+                self._crash_loops = True
                 self.set_stalled(True)
-            await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (failures - 1)))
+            await asyncio.sleep(pause_s(count))
             try:
                 await self._trainer.start(self._restore_file)
             except TrainerFailed as again:
-                error, failures = again, failures + 1
+                error = again
                 continue
-            return failures
+            return
 
     async def _restart_if_not_finite(self, refused: bool) -> None:
         """Start the trainer again from its last saved state if its deltas are not finite, one after the other.
 
         The base of each step is finite, so what is not must be in the optimiser's own state, such as its momentum.
         """
-        if not refused:
-            if self._not_finite >= CRASH_LOOP_FAILURES * NOT_FINITE_STEPS:
-                self.set_stalled(False)
-            self._not_finite = 0
-            return
-        self._not_finite += 1
-        if self._not_finite % NOT_FINITE_STEPS == 0:
+        self._not_finite = self._not_finite + 1 if refused else 0
+        if refused and self._not_finite % NOT_FINITE_STEPS == 0:
             reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
             hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
-            await self._restart(TrainerFailed(reason, hint), self._not_finite // NOT_FINITE_STEPS)
+            await self._restart(TrainerFailed(reason, hint))
 
     async def _evaluate(self, step: int) -> None:
         try:
@@ -435,11 +437,8 @@ class StepLoop:
         except TrainerLeft:
             raise
         except TrainerFailed as error:
-            self._evaluation_failures = await self._restart(error, self._evaluation_failures + 1)
+            await self._restart(error)
             return
-        if self._evaluation_failures:
-            self._evaluation_failures = 0
-            self.set_stalled(False)
         if evaluation is not None:
             self._evaluations.note(evaluation)
 

@@ -40,7 +40,7 @@ PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign
 
 
 class SwarmCallback(Callback):
-    """For modules with one optimiser. `state` is that of `p2pnode.attach`.
+    """For modules with one optimiser or several. `state` is that of `p2pnode.attach`.
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `fit` raises `NotAttached` and `SwarmLost`.
     """
@@ -56,14 +56,11 @@ class SwarmCallback(Callback):
     # --- training -----------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if len(trainer.optimizers) != 1:
-            raise ValueError(
-                f"the module has {len(trainer.optimizers)} optimisers and a turn of the swarm counts the steps of one: "
-                "call p2pnode.attach and swarm.step in a loop of your own"
-            )
+        self._validation.close()
+        self._samples = 0
+        self._losses.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        schedule = _schedule(trainer)
-        self.swarm = p2pnode.attach(pl_module, trainer.optimizers[0], schedule, scaler, state=self._state)
+        self.swarm = p2pnode.attach(pl_module, trainer.optimizers, _schedules(trainer), scaler, state=self._state)
         self._optimizer_steps = trainer.global_step
         self._stop_together(trainer)
 
@@ -79,7 +76,7 @@ class SwarmCallback(Callback):
             # Lightning has divided it, so that the losses of one optimiser step add up to their mean.
             self._losses.append(loss.detach().reshape(()) * trainer.accumulate_grad_batches)
         done, self._optimizer_steps = trainer.global_step - self._optimizer_steps, trainer.global_step
-        for _ in range(done):  # None while gradients are accumulated; several only with manual optimisation.
+        if done:  # None while gradients are accumulated; several with manual optimisation, which `step` counts itself.
             self._swarm().step(samples=self._samples, loss=mean(self._losses))
             self._samples = 0
             self._losses.clear()
@@ -125,13 +122,15 @@ class SwarmCallback(Callback):
         return self.swarm
 
 
-def _schedule(trainer: Trainer) -> Any:
-    """The schedule that counts optimiser steps, or none."""
+def _schedules(trainer: Trainer) -> list[Any]:
+    """The schedules that count optimiser steps."""
+    found = []
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau or (config.interval == "step" and config.frequency == 1):
-            return config.scheduler  # `attach` refuses one that follows a metric of this node.
+            found.append(config.scheduler)  # `attach` refuses one that follows a metric of this node.
+            continue
         rank_zero_warn(
             f"The schedule {type(config.scheduler).__name__} counts epochs of this node's own data, so the learning "
             'rates of the nodes may differ. With "interval": "step" in configure_optimizers they follow the swarm.'
         )
-    return None
+    return found

@@ -63,10 +63,17 @@ class SwarmCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model: torch.nn.Module = kwargs["model"]
+        # `auto_find_batch_size` begins anew in the middle of a step.
+        self._between_steps.close()
+        self._training.close()
+        self._samples = 0
+        self._losses.clear()
         self.swarm = p2pnode.attach(model, kwargs["optimizer"], kwargs["lr_scheduler"], state=self._state)
         hook = model.register_forward_hook(self._note_forward, with_kwargs=True)
         self._training.callback(hook.remove)
         self._is_training = True
+        if self.swarm.done:
+            _logger.warning("train() was called when this node had finished or left its swarm: nothing is trained.")
         if args.eval_on_start:
             self._pause()
 

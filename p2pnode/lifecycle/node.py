@@ -316,7 +316,6 @@ class Node:
 
     async def _after_step(self) -> None:
         assert self.checkpoints is not None
-        self.beside.after_step()
         await self._export.describe_if_due()
         await self.checkpoints.write_if_due()
 

@@ -36,6 +36,7 @@ class SideServices:
         # Generators of their own: what is drawn here changes no sample of the barrier.
         me = overlay.node_id
         self.duplicates = DuplicateData(overlay, genesis, log, random.Random(me))
+        loop.on_trained(self.duplicates.after_training)
         if config.training.until:
             self._goal_news = GoalAnnouncement(
                 overlay, genesis, config.training.until, log, random.Random(me), loop.end_by_goal
@@ -49,11 +50,6 @@ class SideServices:
         """This node ends because `training.until` holds."""
         if self._goal_news is not None:
             await self._goal_news.announce(step)
-
-    def after_step(self) -> None:
-        """A step is exchanged."""
-        if self.duplicates is not None:
-            self.duplicates.after_step(self._trainer.delta)
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""

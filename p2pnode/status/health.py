@@ -47,7 +47,7 @@ def findings(
         what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
         do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
         found.append(Finding(level="error", what=what, do=do))
-    found += [_warning(what, do) for what, do in node.data.warnings()]
+    found += [_warning(what, do) for what, do in [*node.trainer.findings, *node.data.warnings()]]
     found += dispatch_findings(dispatch, *node.dispatch.facts())
     found += device_findings(device_status(node.trainer))
     found += _exchange(node, line)

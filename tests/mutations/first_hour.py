@@ -35,10 +35,17 @@ FIRST_HOUR = (
     ),
     _found_by_user(
         "a script that fails is restarted for ever",
-        "tests/unit/training/test_step_loop.py::test_a_trainer_is_restarted_a_number_of_times_in_a_row",
+        "tests/unit/training/test_step_loop.py::test_a_trainer_is_restarted_a_number_of_times",
         "training/step_loop.py",
-        "if failures > self._training.max_restarts:",
-        "if failures < 0:",
+        "if self._failures.are_too_many(count):",
+        "if count < 0:",
+    ),
+    _found_by_user(
+        "a script that fails after each hour of training is restarted for ever",
+        "tests/unit/training/test_failures.py",
+        "training/failures.py",
+        "max(self._since_step, sum(known == cause for _, known in self._kept))",
+        "self._since_step",
     ),
     _found_by_user(
         "the same seed on every machine gives the same batches",

@@ -250,6 +250,7 @@ def test_a_bootstrap_that_is_no_p2pnode_is_refused(answer: bytes, tmp_path: Path
     assert not (tmp_path / "state" / "genesis").exists()
 
 
+@pytest.mark.promise(20)
 def test_two_nodes_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     """A second node on a directory in use: exit code 7, and the first one continues."""
     state = str(tmp_path / "state")

@@ -113,6 +113,7 @@ def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
     assert np.abs(swarm - alone).max() < 1e-5
 
 
+@pytest.mark.promise(16)
 def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_waited_for_by_nobody(world: World) -> None:
     """SIGKILL of one: the step ends, and a later one has it again. SIGSTOP of one: it is left out until it goes on.
     When all are killed the step fails, and a start brings all back."""

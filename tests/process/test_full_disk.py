@@ -75,6 +75,7 @@ def test_parts_that_do_not_fit_on_the_disk_end_the_start(small_disk: Path) -> No
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.promise(20)
 def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
     """Checkpoints fail with an event that names the reason, steps continue, the last whole one stays; with space they
     succeed."""

@@ -9,22 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.harness.runner.long_run import more
-from tests.process.harness.forked_python import start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S
+from tests.process.harness.script_run import START_S, Run
+from tests.process.harness.trainer_world import wait_until
 
-#: Importing torch on a loaded machine is most of every wait here.
-START_S = 180.0
 STEPS = 20
 
 #: The lines the README shows, word for word.
@@ -89,68 +84,13 @@ sys.exit(5)
 """
 
 
-class Run:
-    """One `p2pnode run` process around a script, its files in a folder of its own."""
-
-    def __init__(self, folder: Path, script: str, *flags: str, seed: int = 0) -> None:
-        folder.mkdir()
-        self.state_dir = folder / "state"
-        self.result = folder / "result.json"
-        (folder / "train.py").write_text(script)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
-        self._out, self._err = folder / "out", folder / "err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = start_p2pnode(
-                [
-                    *("run", "--port", "0", "--status-port", "0"),
-                    *("--state-dir", str(self.state_dir), "--set", "training.threads=1", *flags),
-                    *("--", sys.executable, "train.py", str(self.result), str(seed)),
-                ],
-                cwd=folder,
-                env=environment | {"PYTHONPATH": str(ROOT)},
-                stdout=out,
-                stderr=err,
-            )
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text()
-
-    @property
-    def error(self) -> str:
-        return self._err.read_text()
-
-    def status(self) -> dict[str, Any]:
-        """Its status, empty while the API does not answer."""
-        found = find(self.state_dir)
-        try:
-            if found is not None and found.pid == self.process.pid:
-                return NodeClient(found.address, timeout_s=ANSWER_S).status()
-        except UserError:
-            pass
-        return {}
-
-    def wait(self) -> int:
-        """Its exit code. Raises `AssertionError` with its log when it does not end."""
-        try:
-            return self.process.wait(START_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end: {self.error}") from None
-
-    def end(self) -> None:
-        """Kill what is left of its session, trainer included."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     started: list[Run] = []
 
-    def start(script: str, *flags: str) -> Run:
+    def start(script: str, *flags: str, launcher: Sequence[str] = ()) -> Run:
         number = len(started)
-        started.append(Run(tmp_path / str(number), script, *flags, seed=number))
+        started.append(Run(tmp_path / str(number), script, *flags, seed=number, launcher=launcher))
         return started[-1]
 
     yield start
@@ -242,6 +182,7 @@ def test_a_script_that_cannot_train_is_explained(script: str, words: str, launch
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.promise(12)
 def test_a_script_that_returns_early_ends_its_node_cleanly(launch: Callable[..., Run]) -> None:
     """Seven calls, three turns: the node leaves with exit code 0 and one line that says why."""
     run = launch(
@@ -255,3 +196,176 @@ def test_a_script_that_returns_early_ends_its_node_cleanly(launch: Callable[...,
     assert (left["level"], left["steps"]) == ("info", 3)
     assert not [event for event in events if event["level"] == "error"]
     assert "the swarm is done at step" in run.out
+
+
+#: Ends in each start, after two completed steps, as its command line says.
+FAILS = """\
+import os, pathlib, signal, p2pnode
+
+swarm = p2pnode.attach(model, optimizer)
+first = swarm.step_number
+while swarm.step_number < first + 2:
+    swarm.step(samples=32, loss=train_one_batch(model, optimizer))
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (
+            "raise ValueError(f'a shape is wrong in step {swarm.step_number}')",
+            "exit code 1: ValueError: a shape is wrong in step",
+        ),
+        *more(
+            ("print('loss', torch.rand(())), sys.exit(3)", "exit code 3"),
+            ("signal.raise_signal(signal.SIGSEGV)", "signal SIGSEGV"),
+        ),
+    ],
+    ids=["exception", "code", "signal"],
+)
+@pytest.mark.promise(12)
+def test_a_script_that_fails_in_each_start_is_given_up(end: str, reason: str, launch: Callable[..., Run]) -> None:
+    """Each of five starts completes steps and ends in the same way: the fifth ends the node, with the exception, the
+    code or the signal."""
+    run = launch(BEFORE + FAILS + end, "--set", "training.local_steps=1")
+
+    starts = ended_or(lambda: run.out.count("before attaching") > 5, run)
+    assert (run.process.poll(), starts) == (8, False), run.error
+    assert run.out.count("before attaching") == 5
+    [error] = [line for line in run.error.splitlines() if line.startswith("error:")]
+    assert f"the trainer ended with {reason}" in error
+    assert "it has failed 5 times: training.max_restarts" in error
+
+
+def ended_or(holds: Callable[[], bool], run: Run) -> bool:
+    """Wait until it holds, or the node has ended; whether it holds."""
+    end_s = time.monotonic() + START_S
+    while not holds() and run.process.poll() is None:
+        assert time.monotonic() < end_s, run.error
+        time.sleep(0.05)
+    return holds()
+
+
+@pytest.mark.timeout(600)
+def test_a_script_that_is_killed_from_outside_goes_on(launch: Callable[..., Run]) -> None:
+    """More often than a failing one is restarted, after completed steps: nobody is to blame, and it is started soon."""
+    end = """\
+count = pathlib.Path("count")
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+if len(count.read_text()) < 8:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run = launch(BEFORE + FAILS + end, "--set", "training.local_steps=1")
+
+    assert run.wait() == 0, run.error
+    assert run.out.count("before attaching") == 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
+        *more(["-m", "accelerate.commands.launch", "--cpu"]),
+    ],
+    ids=lambda launcher: launcher[1].partition(".")[0],
+)
+def test_the_reason_of_a_script_is_its_exception_behind_a_launcher(
+    launcher: list[str], launch: Callable[..., Run]
+) -> None:
+    """Not the launcher's banner, nor what another rank says because the first to fail is gone."""
+    pytest.importorskip(launcher[1].partition(".")[0])
+    script = """\
+import os, torch
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
+if ranks > 1:
+    torch.distributed.init_process_group("gloo")
+if int(os.environ.get("RANK", "0")) == ranks - 1:
+    raise ValueError("a shape is wrong")
+torch.distributed.all_reduce(torch.ones(1))
+"""
+    run = launch(script, launcher=launcher)
+
+    assert run.wait() == 8, run.error
+    [error] = [line for line in run.error.splitlines() if line.startswith("error:")]
+    assert error.endswith("the trainer ended with exit code 1: ValueError: a shape is wrong")
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 500 MB below that of the tests; only root can make one, and not everywhere."""
+    own, limit = Path("/sys/fs/cgroup"), "memory.max"
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            own, limit = Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
+    group = own / f"p2pnode-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(500 << 20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group: {error}")
+    yield group
+    for pid in (group / "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), 10.0)
+    group.rmdir()
+
+
+@pytest.mark.timeout(600)
+def test_a_script_that_is_killed_for_memory_says_so(memory_group: Path, tmp_path: Path) -> None:
+    """The kernel's SIGKILL is told from any other, with the limit and what to lower."""
+    (tmp_path / "train.py").write_text(BEFORE + FAILS + "kept = bytearray(1 << 30)\n")
+    enter = ["sh", "-c", f'echo $$ > {memory_group}/cgroup.procs && exec "$@"', "sh"]
+    node = [sys.executable, "-m", "p2pnode", "run", "--port", "0", "--status-port", "0", "--state-dir", "state"]
+    settings = ["--set", "training.threads=1", "--set", "training.local_steps=1", "--set", "training.max_restarts=0"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+
+    done = subprocess.run(
+        [*enter, *node, *settings, "--", sys.executable, "train.py", "result", "0"],
+        cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=START_S,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 8, done.stderr
+    assert "because the memory limit of 524 MB of its control group was reached" in done.stderr
+    assert "lower the batch size" in done.stderr
+
+
+#: Draws its batches with the seed that it is given.
+SEEDED = """\
+import sys, time, torch, p2pnode
+from torch import nn
+from training.trainer.lazy_dynamo import import_later
+
+import_later()
+torch.manual_seed(1337)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+swarm = p2pnode.attach(model, optimizer)
+torch.manual_seed(int(SEED))
+while not swarm.done:
+    inputs = torch.randn(16, 32)
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), inputs.relu().sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+    swarm.step(samples=16, loss=loss)
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "told"), [("1337", True), ("sys.argv[2]", False)], ids=["same", "own"])
+def test_scripts_that_train_on_the_same_batches_are_told(seed: str, told: bool, launch: Callable[..., Run]) -> None:
+    """With the default codecs, which round the first weights of the node that joins. Own seeds are no finding."""
+    script = SEEDED.replace("SEED", seed)
+    flags = ["--set", "training.min_nodes=2", "--set", "training.max_steps=12", "--set", 'log.format="json"']
+    founder = launch(script, *flags)
+    joiner = launch(script, "--bootstrap", address_of(founder), *flags)
+
+    for run in (founder, joiner):
+        assert run.wait() == 0, run.error
+        assert run.error.count('"event": "same_data"') == told, run.error

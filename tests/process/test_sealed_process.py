@@ -78,6 +78,7 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.promise(8)
 def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     """Nodes join by an invitation on the command line, one on standard input, and a key in the environment.
 

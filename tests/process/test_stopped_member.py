@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 
+import pytest
+
 from overlay.overlay import Overlay
 from overlay.peers import Contact
 from overlay.transport import Response, TransportError
@@ -43,6 +45,7 @@ async def ask(node: Overlay, member: Contact) -> None:
             pass
 
 
+@pytest.mark.promise(3)
 def test_a_stopped_process_that_is_asked_all_the_time_is_found_dead() -> None:
     """Ten new requests a second: its kernel acknowledges each of them, and nobody reads them. It is found dead all the
     same, on a quiet machine after 5 s: a round, a probe, and a suspicion of 3 s."""

@@ -67,6 +67,7 @@ def rows(node: LanNode) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.promise(10)
 def test_slow_lines_delay_and_nothing_else(tmp_path: Path) -> None:
     """On lines that need longer for a step than it takes no node is suspected, every delta is acknowledged, every shard
     is pulled and none is older than two turns. One that is killed is known to be dead within the detection bound."""

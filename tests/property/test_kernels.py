@@ -129,6 +129,7 @@ def test_values_are_rounded_alike(compiled: kernels.CompiledKernels, seed: int, 
 @pytest.mark.parametrize("codec", LOSSY)
 @FIXED
 @given(st.integers(0, 2**32), COUNTS, SCALES, SCALES, SHARES, st.integers(0, 9))
+@pytest.mark.promise(18)
 def test_deltas_are_encoded_alike(
     compiled: kernels.CompiledKernels,
     codec: CodecName,
@@ -248,6 +249,7 @@ def test_the_largest_value_leaves_nothing_that_is_not_finite(
     st.sampled_from([0.0, 0.5, 0.9]),
     st.lists(st.tuples(st.sampled_from([0.25, 0.5, 1.0, 1 / 3]), st.booleans()), min_size=1, max_size=9),
 )
+@pytest.mark.promise(18)
 def test_deltas_are_added_alike(
     compiled: kernels.CompiledKernels,
     seed: int,

@@ -48,6 +48,7 @@ def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
         *more(*MORE),
     ],
 )
+@pytest.mark.promise(1)
 def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, nodes: int) -> None:
     """After any faults each shard is the sum of its deltas, with all acknowledged ones among them, and every replica is
     that sum. No node has waited for an acknowledgement or a fresh value for longer than the faults explain."""

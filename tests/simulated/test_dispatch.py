@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
@@ -15,6 +16,7 @@ from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_pl
 from training.dispatch.store import MemoryStore
 
 
+@pytest.mark.promise(14)
 def test_workers_share_every_pass_and_the_job_ends() -> None:
     """Three workers train every record of both passes once; then all nodes end by themselves, the master too."""
 
@@ -156,6 +158,7 @@ def test_a_master_that_starts_again_loses_nothing() -> None:
     assert swarm.counts() == every_place(2)
 
 
+@pytest.mark.promise(14)
 def test_a_standby_takes_over_and_the_workers_follow() -> None:
     """Of two masters one waits for the lock; the first is killed, then paused for longer than its lease. Workers find
     the other within seconds, and no record comes twice."""

@@ -224,6 +224,7 @@ class Kills:
 
 
 @pytest.mark.parametrize("seed", [13, *more(11, 12, *range(14, 60))])
+@pytest.mark.promise(14)
 def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

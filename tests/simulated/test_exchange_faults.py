@@ -201,6 +201,7 @@ def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise(4)
 def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_backup() -> None:
     """It answers every probe, and owns nothing: no node ever took over."""
 
@@ -275,6 +276,7 @@ def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> No
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.promise(5)
 def test_both_sides_of_a_split_end_in_one_model(synchronous: bool) -> None:
     """Owner and backup on two sides: both acknowledge; healed, one owner has the deltas of both, each once."""
 
@@ -299,6 +301,7 @@ def world_rule(world: World):
     return world.manifest.rule
 
 
+@pytest.mark.promise(5)
 def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
     """A log of one delta on each node: of three that one side acknowledged alone two are lost, and named. Owner and
     backup of that side may both have a copy to settle, and then both name them."""

@@ -82,6 +82,7 @@ def simulate(
         *more(("bfloat16", "bfloat16", "asp", ""), ("int8", "float32", "bsp", "trimmed-mean")),
     ],
 )
+@pytest.mark.promise(11)
 def test_all_nodes_write_the_same_bytes(codec: str, pull_codec: str, method: str, robust: str) -> None:
     """Whatever is rounded on the way, and though each node counts its own steps in the model's integer buffer."""
 
@@ -191,13 +192,13 @@ def test_one_node_that_reaches_the_goal_ends_the_run_of_all() -> None:
 
 
 def test_nodes_on_the_same_data_are_told_both() -> None:
-    """Two trainers of one name make the same first delta; the third does not."""
+    """Two trainers with the same batches make the same first deltas; the third does not."""
 
     async def scenario(world: World) -> None:
         for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
             host = world.start(name, bootstrap=bootstrap)
             assert host.trainer is not None
-            host.trainer.name = "twin" if name != "n2" else "other"
+            host.trainer.batches = "same" if name != "n2" else "other"
         await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
         await world.ended(*world.hosts.values())
 

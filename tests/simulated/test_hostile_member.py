@@ -28,7 +28,7 @@ from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.dispatch.messages import WhoServes
-from training.duplicate_data import FirstDelta
+from training.duplicate_data import FirstDeltas
 from training.encoding.frames import Part, frames
 from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
 from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
@@ -44,7 +44,7 @@ EVERY_KIND: dict[str, Any] = {
     **{name: request for name, (request, _) in KINDS.items()},
     "dialback": DialBackAnswer,
     "dispatch_master": WhoServes,
-    "first_delta": FirstDelta,
+    "first_deltas": FirstDeltas,
     "goal_reached": GoalReached,
     "manifest": Manifest,
     "probe": ProbeRequest,
@@ -130,6 +130,7 @@ def damaged(shard: int) -> Iterator[tuple[str, list[Buffer]]]:
     yield "malformed", [good[0]]
 
 
+@pytest.mark.promise(7)
 def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing() -> None:
     """NaN, infinity, too few and too many values, another shard's, an unknown codec, half a frame."""
 
@@ -330,6 +331,7 @@ def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
     assert owner_of("a").owned[0].state.applied.rows() == []
 
 
+@pytest.mark.promise(7)
 def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> None:
     """As a delta and as a repair, once and again: they are refused with a reason, nothing of them stays in a value, and
     the honest deltas that follow are added."""

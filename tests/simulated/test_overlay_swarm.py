@@ -441,6 +441,7 @@ def test_the_estimate_follows_a_large_swarm() -> None:
     play(story())
 
 
+@pytest.mark.promise(18)
 def test_the_same_seed_gives_the_same_history() -> None:
     """Twice the same seed: the same log, with crashes and loss on the way."""
 

@@ -91,6 +91,7 @@ async def chaos(kind: str, seed: int, *, kills: int) -> tuple[World, Ledger]:
 
 
 @pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.promise(15)
 def test_every_task_counts_once_whoever_is_killed(kind):
     """Servers and workers are killed one after the other, and answers get lost: what was pushed counts exactly once."""
     for seed in (9, 15, 18, 21, 29, 36, 37, 44):  # between them they die at every place that matters
@@ -320,6 +321,7 @@ class Versions:
 
 
 @pytest.mark.parametrize(("grads", "tolerance"), [(2, 0), (2, 2), *more((1, 0), (3, 0))])
+@pytest.mark.promise(15)
 def test_no_stale_gradient_is_in_the_model_whatever_is_lost(grads, tolerance):
     """Every update is the mean of exactly `grads_to_wait` gradients of the version before it, or of the tolerance."""
     options = ServerOptions(barrier="asp", grads_to_wait=grads, version_tolerance=tolerance)

@@ -18,6 +18,7 @@ from tests.harness.trainers.stub_trainer import exponential, initial_vector
     "restarts",
     [((1, 30.0, 6.0),), *more((((2, 30.0, 6.0), (3, 30.0, 6.0), (34, 60.0, 6.0)),), (((2079, 30.0, 10.0),),))],
 )
+@pytest.mark.promise(6)
 def test_what_a_restart_loses_was_on_no_two_disks_and_is_reported(
     restarts: tuple[tuple[int, float, float], ...],
 ) -> None:

@@ -87,17 +87,19 @@ def test_an_evaluation_of_a_nodes_own_weights_is_warned_of_once(tmp_path: Path) 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         swarm = p2pnode.attach(model, optimizer)
         swarm.evaluate(loss=1)
+        optimizer.step()
         swarm.step()
         with swarm.shared_weights():
             swarm.evaluate(loss=1)
-        quiet = len(swarm._warned)
+        quiet = len(swarm._warn._pending)
         swarm.evaluate(loss=1)
         swarm.evaluate(loss=1)
-        loud = len(swarm._warned)
+        loud = len(swarm._warn._pending)
         for wrong in ({}, {"loss": "low"}, {"loss": torch.zeros(2)}):
             with pytest.raises(ValueError, match=r"swarm\.evaluate\("):
                 swarm.evaluate(**wrong)
         while not swarm.done:
+            optimizer.step()
             swarm.step()
         assert (quiet, loud) == (0, 1)
 

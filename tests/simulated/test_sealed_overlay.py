@@ -74,6 +74,7 @@ def test_step_queries_cost_an_aead_and_no_signature() -> None:
     play(story())
 
 
+@pytest.mark.promise(8)
 def test_an_unauthenticated_peer_changes_nothing() -> None:
     """A node with another key that knows run, genesis, ids and addresses gets no answer, and enters no table."""
 

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
@@ -130,6 +132,7 @@ def test_nodes_of_different_speed_share_every_epoch() -> None:
     assert swarm.of("data_member_silent") == []
 
 
+@pytest.mark.promise(13)
 def test_a_join_a_leave_and_a_death_in_the_middle_of_an_epoch() -> None:
     """Messages are lost, a node joins late, one leaves, one dies: no sample of an epoch is missing, and only what the
     dead one trained comes twice."""

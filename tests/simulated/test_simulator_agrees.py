@@ -80,6 +80,7 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("method", "sample", "staleness"), [("pssp", 3, 2), *more(("bsp", 0, 0), ("asp", 0, 0), ("pbsp", 3, 0))]
 )
+@pytest.mark.promise(17)
 def test_the_simulator_agrees_with_whole_nodes(method: BarrierMethod, sample: int, staleness: int) -> None:
     """Mean progress of sixteen nodes is within 5 % of the simulator's, spread within 20 % or a tenth of a step."""
     print(f"seed {SEED}")

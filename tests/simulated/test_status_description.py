@@ -16,6 +16,7 @@ from typing import Any
 
 import jsonschema_rs
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2pnode.status.events import EventRing
@@ -88,6 +89,7 @@ def phases(page: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.promise(19)
 def test_every_answer_of_a_running_swarm_fits_its_description() -> None:
     """From joining to leaving, with a waiting barrier, a hung trainer and an unreachable node, every answer fits its
     schema. The metrics page of each state keeps Prometheus' rules, and promtool accepts it where there is one."""

@@ -88,6 +88,7 @@ def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
     ("seed", "method"),
     [(61, "pssp"), *more((64, "bsp"), (61, "bsp"), (64, "pssp"), *product((62, 63, 65), ("pssp", "bsp")))],
 )
+@pytest.mark.promise(6)
 def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, method: str) -> None:
     """SIGTERM to all at one moment, and started again: the model is the sum of all counted steps, each once, bit by
     bit. Each node continues at its step, and later deltas are added."""

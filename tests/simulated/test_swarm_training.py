@@ -90,6 +90,7 @@ async def settle(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize("method", ["asp", "bsp", "pssp", *more("ssp", "pbsp")])
+@pytest.mark.promise(1)
 def test_every_delta_is_in_the_model_once(method: str) -> None:
     """Under every barrier the model equals the initial vector plus all deltas, each once."""
 
@@ -194,6 +195,7 @@ def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
     simulate(scenario, seed=14, training__min_nodes=5)
 
 
+@pytest.mark.promise(4)
 def test_a_leave_is_known_at_once_and_moves_everything() -> None:
     """A node that leaves has handed over its shards when it is gone, and its neighbours know within a second."""
 
@@ -224,6 +226,7 @@ def test_a_leave_is_known_at_once_and_moves_everything() -> None:
     simulate(scenario, seed=15)
 
 
+@pytest.mark.promise(2)
 def test_a_late_joiner_starts_where_the_others_are() -> None:
     """A node that joins a running swarm has the vector and starts at the median step, within five seconds."""
 
@@ -317,6 +320,7 @@ def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, *more(4)])
+@pytest.mark.promise(3)
 def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
     """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
 

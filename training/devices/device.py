@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from overlay.environment import Environment
+from training.failures import Failures, pause_s
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 from training.trainer_link.step_messages import StepAnswer
-
-FIRST_RESTART_S = 0.5
-MAX_RESTART_S = 30.0
 
 
 class DeviceTrainer(Trainer, Protocol):
@@ -77,9 +75,9 @@ class Device:
         self.asked = 0
         self._number = 0
         self._log = environment.log
-        self._max_restarts = max_restarts
+        self._clock = environment.clock
+        self._counted = Failures(max_restarts)
         self._start = start
-        self._in_a_row = 0
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -130,7 +128,7 @@ class Device:
         assert self.task is not None
         task, self.task = self.task, None
         report = task.result()
-        self._in_a_row = 0
+        self._counted.completed_step()
         self.last = report
         self.samples += report.samples
         self.optimizer_steps += report.optimizer_steps
@@ -148,31 +146,33 @@ class Device:
 
     def note_failure(self, failure: TrainerFailed) -> None:
         """It has failed: restart it beside the others, unless that would fail in the same way again."""
-        self.failures += 1
-        self._in_a_row += 1
+        count = self._count(failure)
         if isinstance(failure, TrainerLeft):
             self.gone = failure
             self._log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
-        elif failure.fatal or self._in_a_row > self._max_restarts:
+        elif failure.fatal or self._counted.are_too_many(count):
             self._give_up(failure)
         else:
             self._log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
-            self._restarting = asyncio.create_task(self._restart(failure), name=f"restart-device-{self.index}")
+            self._restarting = asyncio.create_task(self._restart(failure, count), name=f"restart-device-{self.index}")
+
+    def _count(self, failure: TrainerFailed) -> int:
+        self.failures += 1
+        return self._counted.note(failure.cause, self._clock.monotonic())
 
     def _give_up(self, failure: TrainerFailed) -> None:
         self.gone = failure
         self._log.error("device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint)
 
-    async def _restart(self, failure: TrainerFailed) -> None:
+    async def _restart(self, failure: TrainerFailed, count: int) -> None:
         try:
             while True:
-                await asyncio.sleep(min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** (self._in_a_row - 1)))
+                await asyncio.sleep(pause_s(count))
                 try:
                     await self._start(self.index)
                 except TrainerFailed as again:
-                    self.failures += 1
-                    self._in_a_row += 1
-                    if again.fatal or self._in_a_row > self._max_restarts:
+                    count = self._count(again)
+                    if again.fatal or self._counted.are_too_many(count):
                         self._give_up(again)
                         return
                     continue

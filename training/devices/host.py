@@ -106,6 +106,11 @@ class HostTrainer:
         """What the first trainer that says so is busy with."""
         return next((found for device in self._devices if (found := device.trainer.busy) is not None), None)
 
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What the trainers have found wrong, each with what to do."""
+        return list(dict.fromkeys(found for device in self._devices for found in device.trainer.findings))
+
     def devices(self) -> list[DeviceFacts]:
         """Every trainer, for `/status`."""
         leader = None if self._step is None else self._step.positions.leader

@@ -19,8 +19,9 @@ from typing import IO, ParamSpec, TypeVar
 
 from overlay.background_output import BackgroundOutput
 from overlay.system import ThreadExecutor
-from training.supervisor import process_tree
+from training.supervisor import memory_group, process_tree
 from training.supervisor.niceness import make_nicer
+from training.supervisor.printed_end import PrintedEnd
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +34,9 @@ LOG_BYTES = 1 << 20
 
 #: Lines kept for the error message: enough for the end of a Python traceback.
 TAIL_LINES = 12
-TAIL_LINE_BYTES = 400
+TAIL_LINE_CHARACTERS = 400
+#: Of a longer line no more is read.
+LINE_BYTES = 4096
 
 #: A task class ends within this time after it was asked to; a script has `training.finish_s` or `training.stop_s`.
 POLITE_S = 2.0
@@ -52,6 +55,7 @@ class OutputLog:
     def __init__(self, path: Path, on_output: Callable[[bytes], None] | None = None) -> None:
         self.path = path
         self._last_lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self.printed_end = PrintedEnd()
         self._on_output = on_output
         self._line = b""
         self._file: IO[bytes] | None = None  # used in the writer's thread only
@@ -70,11 +74,12 @@ class OutputLog:
     def begin(self) -> None:
         """A new process starts: forget the lines of the one before."""
         self._last_lines.clear()
+        self.printed_end = PrintedEnd()
 
     def write(self, data: bytes) -> None:
         """Append output, off the loop. If the disk is full or stuck, lines are lost; the trainer continues."""
         *lines, self._line = (self._line + data).split(b"\n")
-        self._line = self._line[-TAIL_LINE_BYTES:]
+        self._line = self._line[-LINE_BYTES:]
         for line in lines:
             self._remember(line)
         self._writer.put(data)
@@ -89,9 +94,12 @@ class OutputLog:
         await self._writer.flush(LOG_END_S)
 
     def _remember(self, line: bytes) -> None:
-        text = line[-TAIL_LINE_BYTES:].decode(errors="replace").rstrip()
+        # A progress bar writes over its own line.
+        shown = line.rstrip().rpartition(b"\r")[2]
+        text = shown[:LINE_BYTES].decode(errors="replace")
         if text:
-            self._last_lines.append(text)
+            self._last_lines.append(text[:TAIL_LINE_CHARACTERS])
+            self.printed_end.read(text)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -147,6 +155,7 @@ class TrainerProcess:
         self._output = output
         self._transport = transport
         self._log = log
+        self._kills_before = memory_group.kills()
         self.exited = asyncio.create_task(self._wait())
 
     @classmethod
@@ -208,16 +217,15 @@ class TrainerProcess:
         """Its exit code, or minus the number of the signal that ended it; None while it runs."""
         return self._process.returncode
 
+    @property
+    def memory_ran_out(self) -> bool:
+        """Whether the kernel has killed a process of its control group since it began."""
+        return memory_group.kills() > self._kills_before
+
     def how_it_ended(self) -> str:
         """As "exit code 1" or "signal SIGSEGV"."""
         code = self._process.returncode
-        if code is None:
-            return "no exit code"
-        if code >= 0:
-            return f"exit code {code}"
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-        return f"signal {-code}"
+        return "no exit code" if code is None else name_of(code)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the process and its children; does nothing if it has ended."""
@@ -260,6 +268,15 @@ class TrainerProcess:
     async def work_seconds(self) -> float | None:
         """How long it and its descendants have worked (`process_tree.work_seconds`); None where that is not known."""
         return await _in_thread(process_tree.work_seconds, self.pid)
+
+
+def name_of(code: int) -> str:
+    """As "exit code 1" or "signal SIGSEGV". `code` is minus the number of a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
 
 
 async def _descendants(pid: int) -> list[int]:

@@ -118,6 +118,7 @@ class ProcessTrainer:
         self._has_left = False
         self._pace = OrderPace(settings.hang_s)
         self._measured: list[Evaluation] = []
+        self._findings: dict[str, tuple[str, str]] = {}
 
     @property
     def state(self) -> str:
@@ -130,6 +131,10 @@ class ProcessTrainer:
     @property
     def busy(self) -> BusyWith | None:
         return self._busy
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        return list(self._findings.values())
 
     @property
     def pid(self) -> int | None:
@@ -145,6 +150,7 @@ class ProcessTrainer:
         self._end = TrainerEnd()
         self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
+        self._findings.clear()
         self._has_ended.clear()
         self._pace.new_process()
         self._set_state("starting")
@@ -216,7 +222,7 @@ class ProcessTrainer:
             if self._hello is None:
                 raise
             # It has started before with the same code and data, so the fault may pass: a device's memory was full.
-            raise TrainerFailed(failure.reason, failure.hint) from failure
+            raise TrainerFailed(failure.reason, failure.hint, cause=failure.cause) from failure
 
     def _restorable(self, path: str) -> str:
         """The path, if the file is still there: its checkpoint may have been replaced by newer ones."""
@@ -413,6 +419,10 @@ class ProcessTrainer:
             case messages.Idle():
                 self._busy = None
                 self._silence.end_busy()
+            case messages.Warned(event, what, do) if do or not what:
+                self._findings.pop(event, None)
+                if what:
+                    self._findings[event] = (what, do)
             case messages.BuffersLoaded(turn) if self._link is not None:
                 self._link.on_loaded(turn)
             case messages.LeaveRequested():

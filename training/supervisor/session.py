@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.environment import Log
+from training.supervisor.ending import unexpected_end
 from training.supervisor.launch import Launch
 from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
 from training.supervisor.sender import SocketSender
@@ -126,7 +127,7 @@ class TrainerSession:
             if connection is None:
                 if process.returncode == 0 and _works_alone(alone):
                     raise TrainerLeft("the script has ended; it needed no model of its node")
-                raise _unexpected_end(process, output, is_fatal=True)
+                raise unexpected_end(process, output, is_fatal=True)
         except BaseException:
             if process is not None:
                 await process.end()
@@ -289,7 +290,7 @@ class TrainerSession:
         if self._is_script and self.process.returncode == 0 and not before_hello:
             what = "ended" if self._uses_engine else "returned before the run was over"
             return TrainerLeft(f"the script has {what}")
-        return _unexpected_end(self.process, self._output, is_fatal=before_hello or not self._is_proven)
+        return unexpected_end(self.process, self._output, is_fatal=before_hello or not self._is_proven)
 
     def _dispatch(self, message: messages.FromTrainer) -> None:
         self._on_message(self, message)
@@ -321,8 +322,9 @@ class TrainerSession:
                     self._on_data(message)
             case EngineAsked() | PullDone() | CallAnswered():
                 self._on_engine(message)
-            case messages.Warned():
-                self._log.warning("trainer_warned", about=message.event, message=message.message)
+            case messages.Warned() if message.message:
+                hint = {"hint": message.do} if message.do else {}
+                self._log.warning("trainer_warned", about=message.event, message=message.message, **hint)
             case messages.Failed():
                 fatal = message.fatal or not self._is_proven
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
@@ -364,44 +366,6 @@ async def _connected(listener: socket.socket, process: TrainerProcess, alone: Pa
 def _works_alone(mark: Path) -> bool:
     """Whether a script has said that it needs no model of its node: the mark is a file beside its socket."""
     return mark.exists()
-
-
-def _unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: bool) -> TrainerFailed:
-    """The failure of a process that ended without a `Failed` message. `is_fatal`: a further start would end in the same
-    way, unless a signal ended this one."""
-    printed = output.last_lines
-    last = printed[-1] if printed else "it printed nothing"
-    lines = "".join(f"\n  {line}" for line in printed)
-    exited = process.returncode is not None and process.returncode >= 0
-    if process.returncode == 0:
-        reason = "the training script ended before the swarm was done"
-        hint = "it has to call p2pnode.attach(model, optimizer) and swarm.step() until swarm.done, or p2pnode.engine(…)"
-    else:
-        reason = f"the trainer ended with {process.how_it_ended()}: {last}"
-        # The terminal shows the script's traceback already.
-        shown = f"what it printed is above and in {output.path}"
-        hint = shown if output.is_shown else f"its last lines (more in {output.path}):{lines}"
-    hidden = hidden_package(output)
-    if hidden:
-        reason, hint = hidden
-    # A signal comes from outside, for example when memory runs out: another start may succeed.
-    return TrainerFailed(reason, hint, fatal=exited and (is_fatal or process.returncode == 0))
-
-
-def hidden_package(output: OutputLog) -> tuple[str, str] | None:
-    """Reason and hint if a folder on PYTHONPATH, or in the working directory, hides our package `training`."""
-    missing = ("No module named 'training", "No module named training")
-    if not any(text in line for line in output.last_lines for text in missing):
-        return None
-    ours = Path(__file__).resolve().parent.parent
-    for place in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())]:
-        folder = (Path(place) / "training").resolve()
-        if place and folder.is_dir() and folder != ours:
-            return (
-                f"the folder {folder} hides p2pnode's own package of the same name",
-                "rename the folder, or take its parent off PYTHONPATH",
-            )
-    return None
 
 
 def _socket_folder(state_dir: Path) -> tuple[Path, bool]:

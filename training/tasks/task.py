@@ -29,7 +29,7 @@ Raise `TaskError(what is wrong, what to do)` for faults that the user can fix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -48,17 +48,19 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 class TrainSpec:
     """The result of `build`.
 
-    `scheduler` counts optimiser steps and follows the swarm's step. `accumulate` batches make one optimiser step, with
-    their mean loss. `scaler` is for float16 autocast; a step it skips does not count. `clip_norm` bounds the gradient's
-    norm; 0 means no bound.
+    `optimizer` is one or several; together they hold all that is trained. `scheduler`, one or several, counts optimiser
+    steps and follows the swarm's step. `accumulate` batches make one optimiser step, with their mean loss. `scaler` is
+    for float16 autocast; a step it skips does not count. `clip_norm` bounds the gradient's norm; 0 means no bound. With
+    `include_frozen` frozen parameters are exchanged too, so that they may be unfrozen at any step.
     """
 
     model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler | None = None
+    optimizer: Optimizer | Sequence[Optimizer]
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None
     scaler: torch.amp.GradScaler | None = None
     accumulate: int = 1
     clip_norm: float = 0.0
+    include_frozen: bool = False
 
 
 class Task(Protocol):

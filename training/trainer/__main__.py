@@ -83,7 +83,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
         spec,
         records=_records(start, task, connection),
         progress=connection.progress,
-        warn=lambda event, message: connection.send(messages.Warned(event, message)),
+        warn=lambda event, message, do="": connection.send(messages.Warned(event, message, do)),
     )
     version = str(getattr(task, "version", ""))
     connection.send(
@@ -96,7 +96,7 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
                 device=device,
                 evaluates=True,
                 pid=os.getpid(),
-                host_bytes=host_bytes(spec.optimizer),
+                host_bytes=sum(map(host_bytes, runner.given.optimizers)),
                 frozen=runner.model_vector.frozen,
             )
         )

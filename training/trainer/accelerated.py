@@ -5,34 +5,27 @@ Its wrappers skip calls while gradients accumulate. Turns are counted on what is
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 
-class Inner(NamedTuple):
-    """What `attach` works with. One optimiser step moves the scheduler on by `stride`."""
-
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    scaler: GradScaler | None
-    stride: int
-
-
-def unwrapped(optimizer: Any, scheduler: Any, scaler: GradScaler | None) -> Inner:
-    """Accept an `AcceleratedOptimizer` and an `AcceleratedScheduler`, and anything else as it is."""
-    stride = 1
+def bare_optimizer(optimizer: Any) -> tuple[Any, GradScaler | None]:
+    """What is inside an `AcceleratedOptimizer`, and its scaler; anything else as it is."""
     if _is_accelerated(optimizer, "AcceleratedOptimizer"):
-        scaler = scaler or optimizer.scaler
-        optimizer = optimizer.optimizer
-    if _is_accelerated(scheduler, "AcceleratedScheduler"):
-        if scheduler.step_with_optimizer and not scheduler.split_batches:
-            # It counts the batches of all processes: each optimiser step is one step per process.
-            stride = scheduler.optimizers[0].accelerator_state.num_processes
-        scheduler = scheduler.scheduler
-    return Inner(optimizer, scheduler, scaler, stride)
+        return optimizer.optimizer, optimizer.scaler
+    return optimizer, None
+
+
+def bare_scheduler(scheduler: Any) -> tuple[Any, int]:
+    """What is inside an `AcceleratedScheduler`, and by how much one optimiser step moves it on."""
+    if not _is_accelerated(scheduler, "AcceleratedScheduler"):
+        return scheduler, 1
+    stride = 1
+    if scheduler.step_with_optimizer and not scheduler.split_batches:
+        # It counts the batches of all processes: each optimiser step is one step per process.
+        stride = scheduler.optimizers[0].accelerator_state.num_processes
+    return scheduler.scheduler, stride
 
 
 def _is_accelerated(value: object, name: str) -> bool:

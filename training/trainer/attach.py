@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from training.errors import TrainingError
-from training.trainer.attached_swarm import AttachedSwarm, SwarmLost
+from training.trainer.attached_swarm import AttachedSwarm, ModelChanged, SwarmLost
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
 from training.trainer.ranks import Ranks
+from training.trainer.script_arguments import ScriptArguments, require_model
+from training.trainer.script_warnings import ScriptWarnings
+from training.trainer.vector import bare_model
 from training.trainer_link import messages
 from training.trainer_link.interface import TrainerFailed
 
-__all__ = ["AttachedSwarm", "NotAttached", "SwarmLost", "attach"]
+__all__ = ["AttachedSwarm", "ModelChanged", "NotAttached", "SwarmLost", "attach"]
+
+#: What this process has attached, by the path of its node's socket: at most one entry, for it has one node.
+_attached: dict[str, tuple[nn.Module, AttachedSwarm]] = {}
 
 
 class NotAttached(TrainingError, RuntimeError):
@@ -43,16 +49,22 @@ class NotAttached(TrainingError, RuntimeError):
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
-    scheduler: LRScheduler | None = None,
+    optimizer: Optimizer | Sequence[Optimizer],
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     state: MutableMapping[str, Any] | None = None,
+    *,
+    include_frozen: bool = False,
 ) -> AttachedSwarm:
     """Join the daemon that started this script; returns with the swarm's weights in `model`.
 
-    `scheduler` counts optimiser steps and is moved to the swarm's position. `state` is saved and restored too: entries
-    with `state_dict` and `load_state_dict` by these methods, others as plain values, replaced in the mapping. Raises
-    `NotAttached`.
+    `optimizer` is one or several, and so is `scheduler`: each counts optimiser steps and is moved to the swarm's
+    position. Together the optimisers hold all that is trained. `state` is saved and restored too: entries with
+    `state_dict` and `load_state_dict` by these methods, others as plain values, replaced in the mapping. With
+    `include_frozen`, on all nodes, frozen parameters are exchanged too, so that they may be unfrozen at any step.
+
+    A second call with the same model returns the same swarm, which goes on with the optimisers that are given now.
+    Raises `NotAttached`.
     """
     path = os.environ.get(messages.SOCKET_VARIABLE, "")
     if not path:
@@ -61,11 +73,19 @@ def attach(
             f"`p2pnode run -- python {Path(sys.argv[0]).name or 'train.py'}`"
         )
     connection: DaemonConnection | None = None
+    warnings = ScriptWarnings()
     try:
         ranks = Ranks.find()
+        if path in _attached:
+            known, swarm = _attached[path]
+            connection = swarm._connection  # noqa: SLF001
+            _require_same(known, model)
+            swarm._take(ScriptArguments.of(optimizer, scheduler, scaler, swarm._warn, state))  # noqa: SLF001
+            return swarm
         connection = _connect(path) if ranks.is_first else None
-        own = state if state is not None else {}
-        swarm = AttachedSwarm(model, optimizer, scheduler, scaler, own, ranks, connection)
+        require_model(model)
+        given = ScriptArguments.of(optimizer, scheduler, scaler, warnings, state)
+        swarm = AttachedSwarm(model, given, ranks, connection, warnings, include_frozen=include_frozen)
         swarm._open()  # noqa: SLF001 - the only place that constructs one
     except TrainerFailed as failure:
         if connection is not None:
@@ -73,7 +93,18 @@ def attach(
         raise NotAttached(f"{failure.reason}: {failure.hint}" if failure.hint else failure.reason) from failure
     except (DaemonGone, StopAsked) as gone:
         raise NotAttached("the p2pnode daemon has ended while the script was starting") from gone
+    _attached[path] = bare_model(model), swarm
     return swarm
+
+
+def _require_same(known: nn.Module, model: nn.Module) -> None:
+    """Raises `TrainerFailed` for another model than this process has attached."""
+    if bare_model(model) is not known:
+        raise TrainerFailed(
+            f"this script has attached another model ({type(known).__name__}) before, and a node trains one",
+            "attach the same model again, or one module that contains both; to begin anew, start the script again",
+            fatal=True,
+        )
 
 
 def _connect(path: str) -> DaemonConnection:

@@ -10,46 +10,41 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from training.errors import TrainingError
-from training.trainer.accelerated import unwrapped
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, report_failure
+from training.trainer.contract import ModelContract
 from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
-from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
 from training.trainer.rank_states import RankStates
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.rounding import roundings
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_settings import NodeKnowledge, ScriptSettings
 from training.trainer.script_state import ScriptState
+from training.trainer.script_warnings import ScriptWarnings
+from training.trainer.signs_of_life import SignsOfLife
 from training.trainer.snapshot import CannotWrite
+from training.trainer.step_count import StepCount
 from training.trainer.swarm_data import SwarmData
 from training.trainer.vector import ModelVector
 from training.trainer_link import messages
-from training.trainer_link.interface import StepReport, TrainerHello, Vector
+from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
 from training.trainer_link.shared_memory import map_vectors
 from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
-
-RANKS_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
-
-#: `swarm.alive()` sends at most this often.
-ALIVE_INTERVAL_S = 0.2
 
 LOST = "the p2pnode daemon that started this script has ended"
 
@@ -61,7 +56,11 @@ class SwarmLost(TrainingError, RuntimeError):
     """The daemon has ended; the model holds what this node trained last."""
 
 
-class AttachedSwarm(SwarmData, NodeKnowledge):
+class ModelChanged(TrainingError, RuntimeError):
+    """The model or its optimisers are not those that the script attached, so that it would train alone."""
+
+
+class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
     """The running node, for a training script. When `done` is true the model holds the shared weights: end the loop.
 
     `step_number` is the current step of the swarm, from 1; `samples_seen` counts the samples this node has trained on;
@@ -74,14 +73,15 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        scaler: torch.amp.GradScaler | None,
-        state: MutableMapping[str, Any],
+        given: ScriptArguments,
         ranks: Ranks,
         connection: DaemonConnection | None,
+        warnings: ScriptWarnings,
+        *,
+        include_frozen: bool = False,
     ) -> None:
-        """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared."""
+        """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared,
+        and for optimisers of another one."""
         self._done = False
         self.step_number = 0
         self.samples_seen = 0
@@ -91,35 +91,27 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         self._settings = ScriptSettings()
         self._holds_shared = False
         self._has_warned_of_own_weights = False
-        self._has_warned_of_ranks = False
-        inner = unwrapped(optimizer, scheduler, scaler)
-        self._optimizer = inner.optimizer
-        self._scaler = scaler = inner.scaler
+        self._given = given
         self._ranks = ranks
-        self._connection = connection
-        self._warned: list[messages.Warned] = []
-        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, self._warn)
-        self._model_vector = ModelVector(model)
-        parameters = [tensor for _, tensor in self._model_vector.named_tensors() if tensor.requires_grad]
-        self._agreement = RankAgreement(parameters) if ranks.count > 1 else None
-        self._describer = ModelDescriber(model, self._model_vector, self._warn)
-        for text in roundings(self._model_vector.named_tensors()):
+        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
+        self._warn = warnings
+        vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
+        self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
+        self._contract = ModelContract(model, vector, given.optimizers, warnings)
+        self._count = StepCount(given.optimizers, vector.tensors, warnings)
+        self._describer = ModelDescriber(model, vector, warnings)
+        for text in roundings(vector.named_tensors()):
             self._warn("values_rounded", text)
-        self._schedule = Schedule(inner.optimizer, inner.scheduler, self._warn, stride=inner.stride)
-        super().__init__(SharedData(ranks, connection, self._warn), self._end_turn)
-        self._script_state = ScriptState(
-            inner.optimizer, self._schedule, scaler, self._model_vector.unshared, state, self._data, self._warn
-        )
+        SwarmData.__init__(self, SharedData(ranks, connection, warnings), self._end_turn)
+        SignsOfLife.__init__(self, connection)
+        self._script_state = ScriptState(given, vector.unshared, self._data, warnings)
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
         self._carry = 0.0
         self._devices = DeviceTurns(self._model_vector, connection)
         self._turn_steps = 0
-        self._scale = scaler.get_scale() if scaler is not None else 0.0
         self._began_s = 0.0
-        self._alive_s = 0.0
-        self._busy_with: list[str] = []
         self._means = MetricMeans()
         self._samples = 0
 
@@ -187,8 +179,9 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
 
-        Every `local_steps` calls it reports the delta, and returns with the next weights loaded or `done` set. A step
-        that the scaler skipped does not count. Raises `SwarmLost`.
+        After `local_steps` optimiser steps it reports the delta, and returns with the next weights loaded or `done`
+        set. The steps of the optimisers themselves count: a step that the scaler has skipped is none. Raises
+        `SwarmLost`, and `ModelChanged` where the model or its optimisers are not those of the start.
         """
         if self.done:
             return
@@ -196,11 +189,14 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         self._data.count(int(samples))
         for name, value in {"loss": loss, **metrics}.items():
             self._means.add(name, value)
-        if not self._skipped():
-            self._turn_steps += 1
+        steps = self._count.call()
+        self._turn_steps += steps
+        if steps:
             self._devices.stepped(loss)
         try:
-            if self._devices.asks:
+            if not steps:
+                self._report_idle()
+            elif self._devices.asks:
                 if not self._goes_on():
                     self._next_turn()
             elif self._turn_steps < self.local_steps:
@@ -211,26 +207,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         except DaemonGone as gone:
             self._done = True
             raise SwarmLost(LOST) from gone
-
-    def alive(self) -> None:
-        """Say that all is well, in work between two steps that takes long: a silent script counts as stalled after
-        `training.hang_s`. May be called as often as you like, from any thread, and on any rank."""
-        now_s = time.monotonic()
-        if self._connection is not None and now_s - self._alive_s >= ALIVE_INTERVAL_S:
-            self._alive_s = now_s
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(messages.SignOfLife())
-
-    @contextlib.contextmanager
-    def busy(self, what: str) -> Iterator[None]:
-        """Say that the block does something else than a step, however long it takes; `/status` shows `what`."""
-        self._busy_with.append(what)
-        self._tell_busy()
-        try:
-            yield
-        finally:
-            self._busy_with.pop()
-            self._tell_busy()
 
     def leave(self) -> None:
         """Let this node leave the swarm. Returns with `done` set and the swarm's weights in the model, without the
@@ -248,6 +224,16 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             self._done = True
             raise SwarmLost(LOST) from gone
 
+    def _take(self, given: ScriptArguments) -> None:
+        """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""
+        self._contract.take(given.optimizers)
+        self._count.forget()
+        self._count = StepCount(given.optimizers, self._model_vector.tensors, self._warn)
+        self._given = given
+        self._data.begin_anew()
+        self._script_state = ScriptState(given, self._model_vector.unshared, self._data, self._warn)
+        given.seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
+
     # --- opening ------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -262,8 +248,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         if restore:
             saved = self._rank_states.load(Path(restore))
             self.samples_seen = self._script_state.restore(saved, Path(restore), start.local_steps)
-            if self._scaler is not None:
-                self._scale = self._scaler.get_scale()
         if connection is not None:
             connection.send(messages.Ready())
         self._next_turn()
@@ -284,7 +268,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
                     device=str(vector.base.device),
                     evaluates=False,
                     pid=os.getpid(),
-                    host_bytes=host_bytes(self._optimizer),
+                    host_bytes=sum(map(host_bytes, self._given.optimizers)),
                     frozen=vector.frozen,
                 )
             )
@@ -318,15 +302,15 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
         if self._ranks.is_first:
             self._load(self._carry)
         self._ranks.share_weights(self._model_vector, self._carry)
+        self._count.loaded()
         if turn is None:
             self._done = True
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._schedule.seek((turn.step - 1) * turn.local_steps + self._devices.done)
+        self._given.seek((turn.step - 1) * turn.local_steps + self._devices.done)
         self._devices.begin()
-        if self._agreement is not None:
-            self._agreement.begin()
+        self._agreement.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
@@ -353,7 +337,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
 
     def _wait(self) -> Turn | None:
         assert self._connection is not None
-        self._flush_warnings(self._connection)
+        self._warn.flush(self._connection.send)
         while True:
             try:
                 message = self._connection.receive(RANKS_WAIT_S if self._ranks.count > 1 else None)
@@ -382,20 +366,21 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
                     self._ranks.lead_save()
                     self._save(turn, path)
                 case messages.Describe(turn, folder, wait):
-                    self._connection.send(self._described(turn, folder, wait=wait))
+                    described = self._described(turn, folder, wait=wait)
+                    self._warn.flush(self._connection.send)
+                    self._connection.send(described)
 
     def _save(self, turn: int = 0, path: str = "") -> None:
         """On all ranks: save the state between two turns; rank 0 has the order."""
         self._rank_states.save(turn, path, self._script_state.content(self.samples_seen, self.local_steps))
 
     def _report_turn(self) -> None:
-        steps, scale = self._turn_steps, self._scale if self._scaler is not None else 0.0
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        statement = [] if self._agreement is None else self._agreement.statement(steps, scale, rate)
+        self._check_model()
+        self._count.end_turn(may_skip=self._given.scaler is not None)
+        self._given.end_turn(self._turn_steps, self._warn)
+        statement = self._agreement.statement(self._turn_steps, self._given)
         loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
-        if statement and (what := difference(statements)) and not self._has_warned_of_ranks:
-            self._has_warned_of_ranks = True
-            self._warn("ranks_apart", f"{what}: {RANKS_HINT}")
+        self._warn.finding("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
@@ -403,7 +388,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = rate
+        metrics["learning_rate"] = float(self._given.optimizers[0].param_groups[0]["lr"])
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.
@@ -423,27 +408,23 @@ class AttachedSwarm(SwarmData, NodeKnowledge):
             # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
             self._next_turn()
 
-    def _tell_busy(self) -> None:
+    # --- the contract -------------------------------------------------------------------------------------------
+
+    def _check_model(self) -> None:
+        """Raises `ModelChanged`, and tells the daemon."""
+        try:
+            self._contract.check()
+        except TrainerFailed as failure:
+            if self._connection is not None:
+                report_failure(self._connection, failure)
+            raise ModelChanged(f"{failure.reason}: {failure.hint}") from failure
+
+    def _report_idle(self) -> None:
+        """A call without an optimiser step."""
+        self._report_progress()
         if self._connection is not None:
-            message = messages.Busy(self._busy_with[-1]) if self._busy_with else messages.Idle()
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(message)
-
-    # --- numbers ------------------------------------------------------------------------------------------------
-
-    def _skipped(self) -> bool:
-        if self._scaler is None:
-            return False
-        before, self._scale = self._scale, self._scaler.get_scale()
-        return self._scale < before
-
-    def _warn(self, event: str, message: str) -> None:
-        self._warned.append(messages.Warned(event, message))
-
-    def _flush_warnings(self, connection: DaemonConnection) -> None:
-        for warned in self._warned:
-            connection.send(warned)
-        self._warned.clear()
+            with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
+                self._warn.flush(self._connection.send)
 
     # --- files --------------------------------------------------------------------------------------------------
 

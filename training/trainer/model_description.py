@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from training.trainer.schedule import Warn
 from training.trainer.snapshot import CannotWrite, write_whole
 from training.trainer.vector import ModelVector, bare_model, canonical_name, dtype_name, storage_key, tensors_digest
 from training.trainer_link.interface import ModelDescription, TensorSource
@@ -27,10 +28,8 @@ MAX_LOCAL_BYTES = 32 * 1024 * 1024
 #: Names in a warning.
 MAX_NAMES = 5
 
-CHANGED = (
-    "training changes these tensors, which are not exchanged and were the same on all nodes: each node trains with its "
-    "own from now on, and the model's file has those of one node"
-)
+CHANGED = "training changes these tensors, which are not exchanged: the model's file has those of one node"
+INCLUDE = "leave them as they are, or exchange frozen parameters: p2pnode.attach(..., include_frozen=True) on all nodes"
 TOO_LARGE = (
     f"of this node's own tensors the model's file has at most {MAX_LOCAL_BYTES >> 20} MiB; save them in the script"
 )
@@ -38,9 +37,9 @@ NO_TENSOR = "a model's file has plain tensors only; save them in the script"
 
 
 class ModelDescriber:
-    """Made when the model is built. `warn` is called with an event and a text."""
+    """Made when the model is built."""
 
-    def __init__(self, model: nn.Module, vector: ModelVector, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn) -> None:
         self._model = bare_model(model)
         self._vector = vector
         self._warn = warn
@@ -53,7 +52,7 @@ class ModelDescriber:
         """The model as it is now; the fixed tensors are written to `folder`, if it is named. `alive` is called now and
         then while they are waited for. Raises `CannotWrite`."""
         changed = self._vector.unshared.changed()
-        self._warn_once("fixed_tensor_changed", changed, CHANGED)
+        self._warn_once("fixed_tensor_changed", changed, CHANGED, INCLUDE)
         fixed = {name: tensor for name, tensor in self._vector.fixed.items() if name not in changed}
         local: dict[str, Tensor] = {}
         sources = list(self._sources(fixed, changed, local))
@@ -103,13 +102,13 @@ class ModelDescriber:
                 yield TensorSource(name, dtype, shape, "local", source)
         self._warn_once("not_in_the_model_file", others, NO_TENSOR)
 
-    def _warn_once(self, event: str, names: Iterable[str], text: str) -> None:
+    def _warn_once(self, event: str, names: Iterable[str], text: str, do: str = "") -> None:
         """Warn of names that this event has not named before."""
         new = [name for name in names if (event, name) not in self._warned]
         self._warned.update((event, name) for name in new)
         if new:
             more = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
-            self._warn(event, f"{', '.join(new[:MAX_NAMES])}{more}: {text}")
+            self._warn(event, f"{', '.join(new[:MAX_NAMES])}{more}: {text}", do)
 
     def _digest(self, fixed: dict[str, Tensor]) -> str:
         names = tuple(sorted(fixed))

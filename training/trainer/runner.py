@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from training.tasks.task import Task, TrainSpec
 from training.trainer import snapshot
+from training.trainer.contract import ModelContract
 from training.trainer.device_merge import DeviceMerge
 from training.trainer.leaders import LeaderPulls
 from training.trainer.loading import user_code_errors
@@ -24,7 +25,8 @@ from training.trainer.model_description import ModelDescriber
 from training.trainer.recent_losses import RecentLosses
 from training.trainer.records.batches import RecordBatches
 from training.trainer.rounding import roundings
-from training.trainer.schedule import Schedule
+from training.trainer.schedule import Warn
+from training.trainer.script_arguments import ScriptArguments, require_model
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
 from training.trainer_link.step_messages import StepAnswer
@@ -84,12 +86,15 @@ class TaskRunner:
         *,
         records: RecordBatches | None = None,
         progress: Callable[[int], None] = lambda _: None,
-        warn: Callable[[str, str], None] = lambda _event, _text: None,
+        warn: Warn = lambda _event, _message, _do="": None,
     ) -> None:
         """With `records` these are trained, and the task's own `batches` are not asked for."""
         self.task = task
         self.spec = spec
-        self.model_vector = ModelVector(spec.model)
+        require_model(spec.model)
+        self.given = ScriptArguments.of(spec.optimizer, spec.scheduler, spec.scaler, warn)
+        self.model_vector = ModelVector(spec.model, include_frozen=spec.include_frozen)
+        self._contract = ModelContract(spec.model, self.model_vector, self.given.optimizers, warn)
         self.merge = DeviceMerge(self.model_vector)
         self._describer = ModelDescriber(spec.model, self.model_vector, warn)
         self.samples_seen = 0
@@ -98,7 +103,6 @@ class TaskRunner:
         self._warn = warn
         for text in roundings(self.model_vector.named_tensors()):
             self._warn("values_rounded", text)
-        self._schedule = Schedule(spec.optimizer, spec.scheduler, warn)
         self.records = records
         self._leaders = LeaderPulls(self.model_vector, ())
         self._losses = RecentLosses()
@@ -133,7 +137,7 @@ class TaskRunner:
             link.loaded()
         else:
             self.merge.load(order, vector)
-        self._schedule.seek((order.step - 1) * order.local_steps + order.done)
+        self.given.seek((order.step - 1) * order.local_steps + order.done)
         self._leaders.begin(order, self.merge.leader)
         tally = _Tally()
         while (answer := _next(order, tally, link)) is not StepAnswer.DISTRIBUTED:
@@ -149,11 +153,12 @@ class TaskRunner:
         if order.carry and not link.delta_is_free():
             return None
         began_s += time.perf_counter() - waiting_s  # The trainer stood still.
+        self._contract.check()
         is_finite = self.merge.report(order, delta)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()
         self._losses.add(tally.losses, order.loss_window)
-        metrics = {"learning_rate": float(self.spec.optimizer.param_groups[0]["lr"])}
+        metrics = {"learning_rate": float(self.given.optimizers[0].param_groups[0]["lr"])}
         if bad:
             self._warn("loss_not_finite", f"{bad} of {tally.batches} losses of step {order.step} are not finite")
             metrics["losses_not_finite"] = float(bad)
@@ -168,8 +173,9 @@ class TaskRunner:
             return records.prepare(wait=not tally.batches, interrupted=interrupted)
 
     def _optimizer_step(self, tally: _Tally) -> None:
-        spec = self.spec
-        spec.optimizer.zero_grad(set_to_none=True)
+        spec, scaler = self.spec, self.given.scaler
+        for optimizer in self.given.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         for index in range(spec.accumulate):
             if index and self.records is not None and not self._has_records(self.records, tally, never):
                 break
@@ -178,7 +184,7 @@ class TaskRunner:
                 loss = self.task.loss(spec.model, batch)
                 _check_loss(loss)
                 part = loss / spec.accumulate if spec.accumulate > 1 else loss
-                (spec.scaler.scale(part) if spec.scaler is not None else part).backward()  # type: ignore[no-untyped-call]
+                (scaler.scale(part) if scaler is not None else part).backward()  # type: ignore[no-untyped-call]
             tally.add(loss.detach(), self._samples(batch))
             if index + 1 < spec.accumulate:
                 self._progress(tally.steps)
@@ -186,25 +192,28 @@ class TaskRunner:
             self.records.count()
         if self._apply_gradients():
             tally.steps += 1
-            self._schedule.advance()
+            self.given.advance()
             self._leaders.apply()
         else:
             tally.skipped += 1
 
     def _apply_gradients(self) -> bool:
         """Take the optimiser step; False if the scaler skipped it because gradients were not finite."""
-        spec = self.spec
-        if spec.scaler is not None:
-            spec.scaler.unscale_(spec.optimizer)
+        spec, scaler = self.spec, self.given.scaler
+        if scaler is not None:
+            for optimizer in self.given.optimizers:
+                scaler.unscale_(optimizer)
         if spec.clip_norm:
             nn.utils.clip_grad_norm_(spec.model.parameters(), spec.clip_norm)
-        if spec.scaler is None:
-            spec.optimizer.step()
+        if scaler is None:
+            for optimizer in self.given.optimizers:
+                optimizer.step()
             return True
-        before = spec.scaler.get_scale()
-        spec.scaler.step(spec.optimizer)
-        spec.scaler.update()
-        return not spec.scaler.get_scale() < before
+        before = scaler.get_scale()
+        for optimizer in self.given.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        return not scaler.get_scale() < before
 
     def _next_batch(self) -> Any:
         if self.records is not None:
@@ -253,11 +262,8 @@ class TaskRunner:
     def state(self) -> dict[str, Any]:
         """What is to be saved: optimiser, schedule, scaler, local buffers, data position. Its tensors are the live
         ones (`training.trainer.state_writer`)."""
-        spec = self.spec
         return {
-            "optimizer": spec.optimizer.state_dict(),
-            "schedule": self._schedule.state(),
-            "scaler": spec.scaler.state_dict() if spec.scaler is not None else None,
+            **self.given.state(),
             "local_buffers": self.model_vector.unshared.own(),
             "data": self._data_state(),
             "samples_seen": self.samples_seen,
@@ -267,10 +273,7 @@ class TaskRunner:
         """Restore what was saved. Raises `TrainerFailed`."""
         state = snapshot.load(path)
         try:
-            self.spec.optimizer.load_state_dict(state["optimizer"])
-            self._schedule.restore(state["schedule"])
-            if self.spec.scaler is not None and state["scaler"] is not None:
-                self.spec.scaler.load_state_dict(state["scaler"])
+            self.given.restore(state)
             self.model_vector.unshared.restore(state["local_buffers"])
             self._restore_data(state["data"])
             self.samples_seen = int(state["samples_seen"])

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from training.trainer_link.interface import TrainerFailed
 
+#: Optimiser steps before the script's own calls are compared.
+MIN_STEPS = 4
+
+
+class Warn(Protocol):
+    """Called with a constant event and a text. With `do`, what to do, it is a finding, which `/status` shows."""
+
+    def __call__(self, event: str, message: str, do: str = "", /) -> None: ...
+
 
 class Schedule:
-    """A scheduler, or none, that can be moved to any position. `position` counts optimiser steps of the swarm.
+    """A scheduler that can be moved to any position. `position` counts optimiser steps of the swarm.
 
     One optimiser step moves the scheduler on by `stride` (`training.trainer.accelerated`).
     """
@@ -25,8 +33,8 @@ class Schedule:
     def __init__(
         self,
         optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        warn: Callable[[str, str], None],
+        scheduler: LRScheduler,
+        warn: Warn,
         *,
         stride: int = 1,
     ) -> None:
@@ -41,12 +49,13 @@ class Schedule:
         self._warn = warn
         self._stride = stride
         self._over = False
-        self._initial = copy.deepcopy(scheduler.state_dict()) if scheduler is not None else {}
+        self._initial = copy.deepcopy(scheduler.state_dict())
         self._initial_groups = [
             {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
         self._origin = _count(scheduler)
+        self._sought = self._stepped = self._steps = 0
 
     @property
     def position(self) -> int:
@@ -54,7 +63,7 @@ class Schedule:
 
     def advance(self) -> None:
         """Move the scheduler on by one."""
-        if self._scheduler is None or self._over:
+        if self._over:
             return
         try:
             self._scheduler.step()
@@ -62,9 +71,24 @@ class Schedule:
             self._over = True
             self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
 
+    def differs(self, steps: int) -> str:
+        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule until
+        now, if that is less than half or more than twice as often as its optimiser. A script may call it after
+        `swarm.step`, so that the first turn lacks one."""
+        self._steps += steps
+        self._stepped += self.position - self._sought
+        if self._over or self._steps < MIN_STEPS or self._steps <= 2 * self._stepped <= 4 * self._steps:
+            return ""
+        name = type(self._scheduler).__name__
+        return (
+            f"the script has stepped the schedule {name} {self._stepped} times in {self._steps} optimiser steps, but "
+            "the swarm moves it on once in each"
+        )
+
     def seek(self, position: int) -> None:
         """Move to where a node is that took part from the beginning."""
-        if self._scheduler is None or position == self.position or self._over:
+        self._sought = position
+        if position == self.position or self._over:
             return
         if position < self.position:
             self._reset()
@@ -74,25 +98,27 @@ class Schedule:
             while self.position < position and not self._over:
                 self.advance()
 
-    def state(self) -> dict[str, Any] | None:
-        return self._scheduler.state_dict() if self._scheduler is not None else None
+    def state(self) -> dict[str, Any]:
+        return self._scheduler.state_dict()
 
-    def restore(self, state: dict[str, Any] | None) -> None:
-        if self._scheduler is not None and state is not None:
-            self._scheduler.load_state_dict(state)
+    def restore(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state)
 
     def _reset(self) -> None:
-        assert self._scheduler is not None
         self._scheduler.load_state_dict(copy.deepcopy(self._initial))
         for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=True):
             group.update(copy.deepcopy(initial))
 
 
 def _count(scheduler: Any) -> int:
-    """How often it was stepped; `ChainedScheduler` keeps the count in the schedulers it chains."""
-    if scheduler is None:
-        return 0
+    """How often it was stepped; `ChainedScheduler` keeps the count in those that it chains. Raises `TrainerFailed`."""
     count = getattr(scheduler, "last_epoch", None)
+    if count is None and (inner := getattr(scheduler, "_schedulers", ())):
+        count = inner[0].last_epoch
     if count is None:
-        count = scheduler._schedulers[0].last_epoch  # noqa: SLF001
+        raise TrainerFailed(
+            f"the schedule {type(scheduler).__name__} does not say how often it was stepped (last_epoch)",
+            "leave it out of attach, and set the learning rate from swarm.step_number",
+            fatal=True,
+        )
     return int(count)

@@ -6,49 +6,40 @@ Written by the daemon's order (`training.trainer.state_writer`) and restored whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.optim import Optimizer
-
 from training.trainer import snapshot
-from training.trainer.rank_states import optimizer_state
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.schedule import Warn
+from training.trainer.script_arguments import ScriptArguments
 from training.trainer.unshared_tensors import UnsharedTensors
 from training.trainer_link.interface import TrainerFailed
 
 
 class ScriptState:
-    """`own` is the mapping given to `attach`: entries with `state_dict` and `load_state_dict` are saved by these."""
+    """Entries of the script's own state with `state_dict` and `load_state_dict` are saved by these."""
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        scaler: torch.amp.GradScaler | None,
+        given: ScriptArguments,
         unshared: UnsharedTensors,
-        own: MutableMapping[str, Any],
         shared_data: SharedData,
-        warn: Callable[[str, str], None],
+        warn: Warn,
     ) -> None:
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._scaler = scaler
+        self._given = given
         self._unshared = unshared
-        self._own = own
         self._shared_data = shared_data
         self._warn = warn
 
     def content(self, samples_seen: int, local_steps: int) -> dict[str, Any]:
         """What is to be saved; its tensors are the live ones."""
-        own = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in self._own.items()}
+        own = {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in self._given.own.items()
+        }
         return {
-            "optimizer": [optimizer_state(self._optimizer)],
-            "schedule": self._schedule.state(),
-            "scaler": self._scaler.state_dict() if self._scaler is not None else None,
+            **self._given.state(),
             "local_buffers": self._unshared.own(),
             "state": own,
             "data": self._shared_data.state(),
@@ -61,19 +52,16 @@ class ScriptState:
         `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
-            self._optimizer.load_state_dict(saved["optimizer"][0])
+            self._given.restore(saved)
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
-            self._schedule.restore(saved["schedule"])
-            if self._scaler is not None and saved["scaler"] is not None:
-                self._scaler.load_state_dict(saved["scaler"])
             self._unshared.restore(saved["local_buffers"])
             for name, value in saved["state"].items():
-                own: Any = self._own.get(name)
+                own: Any = self._given.own.get(name)
                 if hasattr(own, "load_state_dict"):
                     own.load_state_dict(value)
                 else:
-                    self._own[name] = value
+                    self._given.own[name] = value
             self._shared_data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
             if "random" in saved:
@@ -88,7 +76,8 @@ class ScriptState:
 
     def _rates(self) -> list[float]:
         """The learning rate of each parameter group, as it was before any schedule."""
-        return [float(group.get("initial_lr", group["lr"])) for group in self._optimizer.param_groups]
+        groups = [group for optimizer in self._given.optimizers for group in optimizer.param_groups]
+        return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def _compare_rates(self, asked: list[float]) -> None:
         """Say that the restored optimiser's learning rates are not those that the script has asked for."""

@@ -21,7 +21,8 @@ import torch
 from training.errors import TrainingError
 from training.trainer_link.interface import TrainerFailed
 
-FORMAT = 1
+#: 2: lists of optimisers and schedules.
+FORMAT = 2
 
 
 class CannotWrite(TrainingError):

@@ -43,7 +43,7 @@ def train_alone(
         node_seed=seed + 1 if node_seed is None else node_seed,
         device=resolve_device(device),
     )
-    runner = TaskRunner(task_name, task, spec, warn=lambda _event, message: print(message, file=sys.stderr))  # noqa: T201
+    runner = TaskRunner(task_name, task, spec, warn=lambda _event, message, _do="": print(message, file=sys.stderr))  # noqa: T201
     vector = np.zeros(runner.model_vector.layout.total, np.float32)
     delta = np.zeros_like(vector)
     runner.model_vector.read(vector)

@@ -50,12 +50,12 @@ class ModelVector:
     `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. For a
     float32 model on the CPU they copy directly between tensors and the given vectors: the base of a delta is then the
     loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`). After `load_carried`
-    it may.
+    it may. With `include_frozen` frozen parameters are in the vector too, so that they may be unfrozen at any step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, include_frozen: bool = False) -> None:
         _refuse_sharded(model)
-        parameters, frozen = _parameters(model)
+        parameters, frozen = _parameters(model, include_frozen=include_frozen)
         if not parameters:
             raise TrainerFailed(
                 "the model has no trainable parameter",
@@ -63,6 +63,7 @@ class ModelVector:
                 fatal=True,
             )
         buffers, constant, self.local_buffers = _buffers(model)
+        self._buffer_names = {canonical_name(name) for name, _ in _named(model, "buffers")}
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
@@ -85,10 +86,48 @@ class ModelVector:
         self._carried: list[Tensor] = []
         self._carry = 0.0
         self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
-        self._rounded = [
+        self._rounded = self._find_rounded()
+
+    def _find_rounded(self) -> list[tuple[Tensor, Tensor]]:
+        return [
             (tensor, base)
             for tensor, base in zip(self._tensors, self._bases, strict=True)
             if tensor.dtype not in (torch.float32, torch.float64)
+        ]
+
+    def follow_buffers(self, model: nn.Module) -> list[str]:
+        """Take the tensors that the buffers are now: a module may assign a new one. Returns the names of persistent
+        buffers that are new. Raises `TrainerFailed` for one of another shape, type or device, or that is gone."""
+        now = {canonical_name(name): buffer for name, buffer in _named(model, "buffers")}
+        for index, entry in enumerate(self.layout.entries):
+            if entry.kind != "buffer":
+                continue
+            before, buffer = self._tensors[index], now.get(entry.name)
+            facts = (before.shape, before.dtype, before.device)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != facts:
+                raise TrainerFailed(
+                    f"the buffer {entry.name} has another shape, type or device than it had, or is gone",
+                    "change the model before p2pnode.attach()",
+                    fatal=True,
+                )
+            self._tensors[index] = buffer
+        self._rounded = self._find_rounded()
+        for known in (self.fixed, self.local_buffers):
+            known.update({name: now[name] for name in known if name in now})
+        return [name for name in now if name not in self._buffer_names]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The model's tensors in the vector's order."""
+        return list(self._tensors)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of them that are no buffers."""
+        return [
+            tensor
+            for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)
+            if entry.kind == "parameter"
         ]
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
@@ -262,8 +301,9 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
-def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Trainable and frozen parameters by canonical name, tied ones under the first of their names."""
+def _parameters(model: nn.Module, *, include_frozen: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the vector holds of the parameters, and what not, by canonical name, tied ones under the first of their
+    names."""
     named = sorted((canonical_name(name), value) for name, value in _named(model, "parameters"))
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
@@ -275,7 +315,8 @@ def _parameters(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
         if storage in known:
             continue
         known[storage] = name
-        into = trainable if parameter.requires_grad else frozen
+        may_train = parameter.is_floating_point() and parameter.layout == torch.strided and parameter.numel()
+        into = trainable if parameter.requires_grad or (include_frozen and may_train) else frozen
         if name in into:
             raise TrainerFailed(
                 f"two parameters of the model share the name {name} once wrappers' prefixes are stripped",
@@ -356,10 +397,18 @@ def _refuse_unusable(name: str, parameter: Tensor) -> None:
     kinds = {kind.__name__ for kind in type(parameter).__mro__}
     if "DTensor" in kinds or "DTensor" in {kind.__name__ for kind in type(parameter.data).__mro__}:
         raise _sharded(name)
+    if hasattr(parameter, "ds_id"):
+        raise TrainerFailed(
+            f"the parameter {name} is partitioned by DeepSpeed (ZeRO-3), and a node needs the whole model",
+            "use stage 1 or 2 with on_load (docs/own-model.md), or one p2pnode node per device",
+            fatal=True,
+        )
     if nn.parameter.is_lazy(parameter):
         raise TrainerFailed(f"the parameter {name} has no shape yet", "run one forward pass in build()", fatal=True)
     if parameter.is_meta:
         raise TrainerFailed(f"the parameter {name} is on the meta device", "give it values in build()", fatal=True)
+    if parameter.requires_grad and not parameter.numel():
+        raise TrainerFailed(f"the parameter {name} is empty", "freeze it, or give it values before", fatal=True)
     if parameter.requires_grad and not (parameter.is_floating_point() and parameter.layout == torch.strided):
         raise TrainerFailed(
             f"the parameter {name} is {parameter.dtype}, {parameter.layout}: only dense real numbers can be shared",

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.errors import TrainingError
+from training.failures import cause_of
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
@@ -182,14 +183,16 @@ class BusyWith(msgspec.Struct, frozen=True):
 class TrainerFailed(TrainingError):
     """The trainer could not start, or has ended. `reason` is one sentence, `hint` the next step for the user.
 
-    `fatal` is True if another start would fail in the same way: the task does not import, the data is missing.
+    `fatal` is True if another start would fail in the same way: the task does not import, the data is missing. `cause`
+    is equal for failures of one kind (`training.failures`); empty: the trainer was ended from outside.
     """
 
-    def __init__(self, reason: str, hint: str = "", *, fatal: bool = False) -> None:
+    def __init__(self, reason: str, hint: str = "", *, fatal: bool = False, cause: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hint = hint
         self.fatal = fatal
+        self.cause = cause_of(reason) if cause is None else cause
 
 
 class Restored(NamedTuple):
@@ -243,6 +246,11 @@ class Trainer(Protocol):
     @property
     def busy(self) -> BusyWith | None:
         """What the script has said it is busy with, if it has."""
+        ...
+
+    @property
+    def findings(self) -> list[tuple[str, str]]:
+        """What the trainer has found wrong, each with what to do."""
         ...
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:

@@ -223,10 +223,15 @@ class NotWritten(msgspec.Struct, frozen=True, tag="not_written"):
 
 
 class Warned(msgspec.Struct, frozen=True, tag="warned"):
-    """A warning for the user; training continues. `event` is a constant name for the log."""
+    """A warning for the user; training continues. `event` is a constant name for the log.
+
+    With `do`, what to do, it is a finding: `/status` shows it until the trainer ends, or until the same event comes
+    with another message. An empty message ends it.
+    """
 
     event: str
     message: str
+    do: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

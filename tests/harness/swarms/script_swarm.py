@@ -25,6 +25,7 @@ import torch
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
+from training.trainer import attach
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
 from training.trainer_link.handshake import BufferHandshake
@@ -123,6 +124,7 @@ class ScriptTrainer(StubTrainer):
     def _connect(self) -> None:
         """Start the script and wait until it attaches."""
         self._path.unlink(missing_ok=True)
+        attach._attached.pop(os.fspath(self._path), None)  # a process of its own would begin without
         self._decoder = messages.Decoder()
         self._inbox: list[Any] = []
         self._thread = threading.Thread(target=self._run, name=f"script of {self.name}", daemon=True)

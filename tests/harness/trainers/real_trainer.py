@@ -46,6 +46,7 @@ class InlineTrainer:
         self.state = "stopped"
         self.is_script = False
         self.busy: BusyWith | None = None
+        self.findings: list[tuple[str, str]] = []
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         await asyncio.sleep(STEP_S)

@@ -110,6 +110,8 @@ class StubTrainer:
         self.measured: list[Evaluation] = []
         self.restored: list[str] = []
         self.samples = 0
+        #: Set: each value of a delta is drawn by this name and the step. Otherwise all deltas are parallel.
+        self.batches = ""
         #: Set to make every `start` raise it.
         self.fail_start: TrainerFailed | None = None
         self._step_s = step_s
@@ -128,6 +130,7 @@ class StubTrainer:
         self._exit_code = 0
         self._end = TrainerEnd()
         self.busy: BusyWith | None = None
+        self.findings: list[tuple[str, str]] = []
         #: What it was told at its end: the reason of `finish`, and "stop".
         self.told: list[str] = []
 
@@ -232,7 +235,11 @@ class StubTrainer:
 
     async def write_delta(self, order: StepOrder) -> None:
         """Write the delta of a step. Tests override this."""
-        np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
+        if self.batches:
+            draw = np.random.default_rng(zlib.crc32(f"{self.batches}/{order.step}".encode()))
+            self.delta[:] = draw.integers(-28, 29, self.layout.total) * UNIT
+        else:
+            np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         self._need_running()

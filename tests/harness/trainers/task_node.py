@@ -24,7 +24,7 @@ class TaskNode:
         )
         self.spec = spec
         self.runner = TaskRunner(
-            kind, task, spec, progress=self.beats.append, warn=lambda event, _: self.warnings.append(event)
+            kind, task, spec, progress=self.beats.append, warn=lambda event, *_: self.warnings.append(event)
         )
         self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
         self.delta = np.zeros_like(self.vector)

@@ -59,6 +59,27 @@ class Adaptive(Line):
         return TrainSpec(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100))
 
 
+class Halves(Line):
+    """An optimiser and a schedule for each half of the model."""
+
+    def build(self) -> TrainSpec:
+        model: Any = self.model()
+        first, second = model[0].parameters(), model[3].parameters()
+        optimizers = [torch.optim.SGD(first, lr=0.05, momentum=0.9), torch.optim.AdamW(second, lr=0.01)]
+        return TrainSpec(model, optimizers, [torch.optim.lr_scheduler.ExponentialLR(one, 0.99) for one in optimizers])
+
+
+class Swapping(Line):
+    """Replaces its layer while it trains."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        if not hasattr(self, "swapped"):
+            self.swapped = True
+            model.get_submodule("0").extra = nn.Linear(1, 1)
+        return loss
+
+
 class OneCycle(Line):
     """A schedule that ends after six optimiser steps."""
 

@@ -13,7 +13,7 @@ from tests.harness.project.repository import ROOT, sources, syntax_nodes
 GLOSSARY = ROOT / "docs" / "events.md"
 #: Calls that log: methods of a log, and functions that are given the event as their first argument.
 METHODS = {"debug", "info", "warning", "error"}
-FUNCTIONS = {"log", "level", "write", "_failed", "_warn", "_warn_once"}
+FUNCTIONS = {"log", "level", "write", "_failed", "_warn", "_warn_once", "finding"}
 #: Places that log under names which are not in the call itself, with the function that makes them.
 MAKERS = {"training/sharing/service.py": "_unusual"}
 NAME = re.compile(r"[a-z]+(_[a-z]+)*")

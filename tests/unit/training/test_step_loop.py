@@ -16,7 +16,8 @@ from tests.harness.trainers.stub_trainer import delta_of, initial_vector
 from training.exchange_turn import CONFIRMED_S
 from training.settings import ExchangeSettings
 from training.step_loop import CRASH_LOOP_FAILURES
-from training.trainer_link.interface import Evaluation, TrainerFailed
+from training.trainer_link.handshake import BufferHandshake
+from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 
 
 def test_an_order_says_which_of_the_workers_this_node_is() -> None:
@@ -394,26 +395,32 @@ def test_a_fatal_failure_ends_the_run() -> None:
     run(scenario())
 
 
-def test_a_trainer_is_restarted_a_number_of_times_in_a_row() -> None:
-    """A completed step begins the count anew; then the failure is raised, with the setting's name."""
+@pytest.mark.parametrize("steps_between", [0, 3])
+def test_a_trainer_is_restarted_a_number_of_times(steps_between: int) -> None:
+    """Failures of one cause count together, whatever steps it completes between; then the failure is raised, with the
+    setting's name."""
 
     async def scenario() -> None:
-        bench = LoopBench(max_restarts=3)
-        bench.trainer.crash_next(3)
-        running = asyncio.create_task(bench.run())
-        await asyncio.sleep(7.0)
-        assert bench.trainer.trained
-        bench.trainer.crash_next(4)
-        with pytest.raises(TrainerFailed, match=r"restarted 3 times in a row: training\.max_restarts") as failure:
-            await running
+        bench = LoopBench(max_restarts=4)
+        train, trained = bench.trainer.train, bench.trainer.trained
+
+        async def fail_now_and_then(order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+            if len(trained) >= steps_between * bench.trainer.starts:
+                raise TrainerFailed(f"ValueError: step {order.step}")
+            return await train(order, handshake)
+
+        bench.trainer.train = fail_now_and_then  # type: ignore[method-assign]
+        reason = rf"step {5 * steps_between + 1} \(it has failed 5 times: training\.max_restarts"
+        with pytest.raises(TrainerFailed, match=reason) as failure:
+            await bench.run()
         assert failure.value.fatal
-        assert bench.trainer.starts == 1 + 3 + 3
+        assert bench.trainer.starts == 1 + 4
 
     run(scenario())
 
 
 def test_a_restart_that_fails_counts_as_a_failure() -> None:
-    """A start that fails is as good as a step that does."""
+    """A start that fails is as good as a step that does, though it says something else."""
 
     async def scenario() -> None:
         bench = LoopBench(max_restarts=3)
@@ -421,29 +428,29 @@ def test_a_restart_that_fails_counts_as_a_failure() -> None:
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(0.2)
         bench.trainer.fail_start = TrainerFailed("the device's memory is full")
-        with pytest.raises(TrainerFailed, match=r"memory is full.*restarted 3 times"):
+        with pytest.raises(TrainerFailed, match=r"memory is full.*failed 4 times"):
             await running
         assert bench.progress.trainer_failures == 4
 
     run(scenario())
 
 
-def test_evaluations_that_fail_are_counted_in_a_row() -> None:
-    """Each follows a completed step, so they have a count of their own, which a good evaluation begins anew."""
+def test_evaluations_that_fail_are_counted_though_steps_are_completed_between() -> None:
+    """Good evaluations between do not take the failures back."""
 
     async def scenario() -> None:
         bench = LoopBench(max_restarts=2, eval_steps=1)
-        good = iter([False, False, True])
+        good = iter([False, True, False, True, False])
 
         async def evaluate(_step: int) -> None:
-            if not next(good, False):
+            if not next(good):
                 raise TrainerFailed("evaluate() raised")
 
         bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
-        with pytest.raises(TrainerFailed, match="restarted 2 times in a row"):
+        with pytest.raises(TrainerFailed, match="failed 3 times"):
             await bench.run()
-        assert bench.trainer.trained == [1, 2, 3, 4, 5, 6]
-        assert bench.trainer.starts == 1 + 2 + 2
+        assert bench.trainer.trained == [1, 2, 3, 4, 5]
+        assert bench.trainer.starts == 1 + 2
 
     run(scenario())
 

@@ -36,6 +36,10 @@ class SwarmSampler(Sampler[int]):
         self._asked = SAMPLES_ASKED
         self._orders: dict[int, EpochOrder] = {}
 
+    def is_of(self, size: int, *, shuffle: bool) -> bool:
+        """Whether it was made for a data set of this size, in this order."""
+        return (size, shuffle) == (self._size, self._shuffle)
+
     def __len__(self) -> int:
         """The expected number of samples of an iteration: the actual one is known only when the iteration has ended."""
         return max(1, round(self._size / max(1.0, self._nodes) / self._link.ranks.count))

@@ -50,10 +50,15 @@ class SharedData:
         self._node_seed = 0
         self._records: SwarmRecords | None = None
         self._saves = 0
+        self._begins_anew = False
 
     def begin(self, start: Start) -> None:
         """What the daemon says of the run's data; on rank 0."""
         self.seed, self._node_seed, self._source = start.seed, start.node_seed, start.records
+
+    def begin_anew(self) -> None:
+        """The script has attached once more, in the same process: it may ask for its sampler once more."""
+        self._begins_anew = True
 
     @property
     def stopped(self) -> bool:
@@ -66,6 +71,9 @@ class SharedData:
         """See `AttachedSwarm.sampler`."""
         if size < 1:
             raise ValueError("the data set is empty: swarm.sampler needs a data set with at least one sample")
+        begins_anew, self._begins_anew = self._begins_anew, False
+        if begins_anew and isinstance(self._reader, SwarmSampler) and self._reader.is_of(size, shuffle=shuffle):
+            return self._reader
         link = self._open(DataShape("samples", size, self._run_seed()))
         self._reader = sampler = SwarmSampler(link, size, shuffle=shuffle, nodes=nodes)
         return sampler

@@ -27,6 +27,7 @@ def errors_of(nodes: int) -> Errors:
 
 
 @pytest.mark.parametrize("nodes", [50, 200, 1000])
+@pytest.mark.promise(9)
 def test_the_estimate_has_the_theoretical_error_and_its_interval_the_stated_coverage(nodes: int) -> None:
     """16 lookups: no bias beyond 2 %, the spread of theory (at most 5.6 %), 93 to 97 % covered."""
     errors = errors_of(nodes)

@@ -12,6 +12,7 @@ from overlay.ids import distance, random_id
 from tests.harness.builders.peers import ids
 
 
+@pytest.mark.promise(9)
 def test_draws_from_the_pool_are_uniform_and_the_closest_node_is_not() -> None:
     """Chi-square over 100 nodes and 3,000 draws: the pool passes at p > 0.001, "closest to a random id" cannot."""
     print("seed 2")

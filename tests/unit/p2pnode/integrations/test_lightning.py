@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: 
 
 from p2pnode.integrations.lightning import SwarmCallback  # noqa: E402
 from training.trainer.attach import NotAttached  # noqa: E402
-from training.trainer_link.messages import Measurement  # noqa: E402
+from training.trainer_link.messages import Measurement, Warned  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
@@ -27,11 +27,10 @@ LOCAL_STEPS = 3
 class Sums(lightning.LightningModule):
     """Learns the sum of four numbers. `interval` is that of its schedule."""
 
-    def __init__(self, interval: str = "step", optimizers: int = 1) -> None:
+    def __init__(self, interval: str = "step") -> None:
         super().__init__()
         self.net = nn.Linear(4, 1)
         self.interval = interval
-        self.count = optimizers
         self.losses: list[float] = []
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
@@ -45,8 +44,6 @@ class Sums(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        if self.count > 1:
-            return [optimizer] * self.count
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
 
@@ -159,13 +156,54 @@ def test_a_schedule_by_epochs_is_left_to_lightning(in_two_nodes: Any, tmp_path: 
     assert together.trainers["n0"].reports[-1].metrics["learning_rate"] == pytest.approx(0.1 * 0.99**epochs)
 
 
-def test_several_optimisers_are_refused(tmp_path: Path) -> None:
-    """With what to do instead, before the node is asked for anything."""
-    module = Sums(optimizers=2)
-    module.automatic_optimization = False
+class Adversaries(lightning.LightningModule):
+    """Two halves with an optimiser and a schedule each; the first steps twice for each step of the second."""
 
-    with pytest.raises(ValueError, match=r"2 optimisers .* in a loop of your own"):
-        fit(tmp_path, 0, module, accumulate_grad_batches=1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.critic, self.generator = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        optimizers, schedules = self.optimizers(), self.lr_schedulers()
+        loss = torch.zeros(())
+        for optimizer, schedule, half, times in zip(
+            optimizers, schedules, (self.critic, self.generator), (2, 1), strict=True
+        ):
+            for _ in range(times):
+                loss = nn.functional.mse_loss(half(batch[0]), batch[1])
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            schedule.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        found = []
+        for half, rate in ((self.critic, 0.1), (self.generator, 0.05)):
+            optimizer = torch.optim.SGD(half.parameters(), lr=rate)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+            found.append({"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}})
+        return tuple(found)
+
+
+def test_several_optimisers_train_one_model(in_two_nodes: Any, tmp_path: Path) -> None:
+    """With manual optimisation a batch is a step of the swarm, however often each optimiser steps."""
+
+    def made(number: int) -> Any:
+        return fit(tmp_path, number, Adversaries(), accumulate_grad_batches=1, val_check_interval=None)
+
+    together = in_two_nodes(lambda: made(0), lambda: made(1))
+
+    first, second = together.results.values()
+    assert all(torch.equal(one, two) for one, two in zip(weights(first), weights(second), strict=True))
+    reports = together.trainers["n0"].reports
+    assert [report.optimizer_steps for report in reports] == [LOCAL_STEPS] * 10
+    assert [report.samples for report in reports] == [LOCAL_STEPS * 8] * 10
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in first.optimizers]
+    assert rates == pytest.approx([rate * 0.99 ** (10 * LOCAL_STEPS) for rate in (0.1, 0.05)])
+    told = [one for one in together.trainers["n0"].heard if isinstance(one, Warned)]
+    assert told == []
 
 
 def test_outside_of_a_node_fit_says_how_to_start_the_script(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("accelerate", reason="make test-frameworks installs it")
 
 from p2pnode.integrations.transformers import SwarmCallback  # noqa: E402
 from training.trainer.attach import NotAttached  # noqa: E402
-from training.trainer_link.messages import Measurement  # noqa: E402
+from training.trainer_link.messages import SOCKET_VARIABLE, Measurement  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 
@@ -42,7 +42,7 @@ def small_model() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def trainer_of(folder: Path, number: int, model: Any = None, **chosen: Any) -> Any:
+def trainer_of(folder: Path, number: int, model: Any = None, kind: Any = None, **chosen: Any) -> Any:
     """A Trainer with one token less in its data on each node, and a callback."""
     settings = {
         "max_steps": 1000,
@@ -56,7 +56,7 @@ def trainer_of(folder: Path, number: int, model: Any = None, **chosen: Any) -> A
         "seed": 7 + number,
         **chosen,
     }
-    return transformers.Trainer(
+    return (kind or transformers.Trainer)(
         model if model is not None else small_model(),
         transformers.TrainingArguments(str(folder / f"out{number}"), **settings),
         train_dataset=Repeated(number),
@@ -189,3 +189,59 @@ def test_outside_of_a_node_train_says_how_to_start_the_script(tmp_path: Path) ->
     """The error of `p2pnode.attach`, from `train()`."""
     with pytest.raises(NotAttached, match="p2pnode run -- python"):
         trainer_of(tmp_path, 0).train()
+
+
+@pytest.fixture
+def in_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives a script, here a thread, the environment of its process once more."""
+    return lambda number: monkeypatch.setenv(SOCKET_VARIABLE, str(tmp_path / f"n{number}.socket"))
+
+
+def test_a_second_train_call_goes_on_in_the_same_node(
+    in_two_nodes: Any, in_its_process: Callable[[int], None], tmp_path: Path
+) -> None:
+    """The first `train()` ends with the swarm; the second takes no step more, and both nodes end with one model."""
+
+    def made(number: int) -> Any:
+        trainer = trainer_of(tmp_path, number)
+        trainer.train()
+        in_its_process(number)
+        trainer.train()
+        return trainer
+
+    together = in_two_nodes(lambda: made(0), lambda: made(1))
+
+    first, second = together.results.values()
+    assert all(
+        torch.equal(one, two) for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True)
+    )
+
+
+def test_a_smaller_batch_after_an_error_goes_on_in_the_same_node(
+    in_two_nodes: Any, in_its_process: Callable[[int], None], tmp_path: Path
+) -> None:
+    """As with `auto_find_batch_size`: memory runs out in the first steps, and the Trainer begins anew with a new
+    optimiser."""
+
+    class Full(transformers.Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self._train_batch_size > 4 and self.state.global_step == 2:
+                in_its_process(self.args.seed - 7)
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().training_step(*args, **kwargs)
+
+    def made(number: int) -> Any:
+        trainer = trainer_of(tmp_path, number, kind=Full, auto_find_batch_size=True, per_device_train_batch_size=8)
+        trainer.train()
+        return trainer
+
+    together = in_two_nodes(lambda: made(0), lambda: made(1))
+
+    first, second = together.results.values()
+    assert all(
+        torch.equal(one, two) for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True)
+    )
+    reports = together.trainers["n0"].reports
+    assert [report.optimizer_steps for report in reports] == [LOCAL_STEPS] * 10
+    # It begins anew four times, with one sample less in a batch each time. Each sample is counted once.
+    assert [report.samples for report in reports][4:] == [LOCAL_STEPS * 2 * 4] * 6

@@ -51,7 +51,7 @@ class Describing:
         self.vector = ModelVector(model)
         self.values = np.zeros(self.vector.layout.total, np.float32)
         self.vector.read(self.values)
-        self.describer = ModelDescriber(model, self.vector, lambda _event, _text: None)
+        self.describer = ModelDescriber(model, self.vector, lambda *_: None)
         self.failing = False
 
     async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:

@@ -27,7 +27,7 @@ class Part:
     async def announce(self, step: int) -> None:
         self.told.append((type(self).__name__, step))
 
-    def after_step(self, delta: Any) -> None:
+    def after_training(self, delta: Any) -> None:
         self.told.append((type(self).__name__, float(delta[0])))
 
     async def stop(self) -> None:
@@ -37,7 +37,6 @@ class Part:
 class Host:
     """A trainer of several devices."""
 
-    delta = np.ones(1, np.float32)
     coordination: Any = None
 
     def coordinate(self, coordination: Any) -> None:
@@ -63,13 +62,13 @@ def services(trainer: Any, *, enabled: bool = True, until: str = "", coordinatio
     environment: Any = SimpleNamespace(log=None)
     overlay: Any = SimpleNamespace(node_id=b"n" * 20)
     found = SideServices(config, environment, overlay, trainer)
-    found.start(b"g" * 16, SimpleNamespace(end_by_goal=None))  # type: ignore[arg-type]
+    loop: Any = SimpleNamespace(end_by_goal=None, on_trained=lambda heard: heard(np.ones(1, np.float32)))
+    found.start(b"g" * 16, loop)
     return found
 
 
 def played(found: SideServices) -> None:
     async def main() -> None:
-        found.after_step()
         await found.announce_goal(9)
         await found.stop()
         await found.stop()
@@ -105,7 +104,7 @@ def test_decisions_are_shared_by_a_node_with_several_devices_that_asks_for_it(
     is_host: bool, coordination: str, told: list[Any]
 ) -> None:
     """A trainer of one device has no such decisions."""
-    trainer = Host() if is_host else SimpleNamespace(delta=np.ones(1, np.float32))
+    trainer = Host() if is_host else SimpleNamespace()
     found = services(trainer, coordination=coordination)
     played(found)
     is_shared = is_host and coordination == "global"

@@ -84,7 +84,7 @@ def test_nodes_on_the_same_data_are_a_finding_on_both() -> None:
         for name, bootstrap in (("n0", None), ("n1", "n0")):
             host = swarm.start(name, bootstrap=bootstrap)
             assert host.trainer is not None
-            host.trainer.name = "twin"
+            host.trainer.batches = "same"
         hosts = list(swarm.hosts.values())
         await swarm.until(lambda: len(swarm.of("same_data")) == 2, within_s=60, what="both know")
 

@@ -132,6 +132,7 @@ def test_a_laggard_less_never_turns_a_pass_into_a_block() -> None:
     ("quantile", "behind", "passes"),
     [(0.75, 1, True), (0.75, 2, False), (0.5, 2, True), (0.5, 3, False), (0.01, 3, True), (0.01, 4, False)],
 )
+@pytest.mark.promise(9)
 def test_quantile_passes_when_that_share_is_far_enough(quantile: float, behind: int, passes: bool) -> None:
     """Of four peers, ⌈quantile · 4⌉ must be far enough; which ones does not matter."""
     others = [MINE - 100] * behind + [MINE] * (4 - behind)
@@ -265,6 +266,7 @@ def test_a_configured_sample_size_stands(configured: int) -> None:
         ("pssp", False, True, 4),
     ],
 )
+@pytest.mark.promise(9)
 def test_the_table_of_methods(method: BarrierMethod, complete: bool, samples: bool, lag: int | None) -> None:
     """Consistency and completeness of each name are those of psp.md section 1; bsp and pbsp ignore `staleness`."""
     made = barrier(method, staleness=4)

@@ -99,15 +99,15 @@ def test_a_trainer_that_always_fails_is_given_up_after_max_restarts() -> None:
     run(scenario())
 
 
-def test_a_trainer_that_fails_now_and_then_is_never_given_up() -> None:
-    """Only failures in a row count: a step that it completes forgets those before."""
+def test_a_trainer_that_is_killed_now_and_then_is_never_given_up() -> None:
+    """Of processes that are ended from outside only those count that have completed no step."""
 
     async def scenario() -> None:
         devices = [StubDevice(0), StubDevice(1)]
         host = host_of(devices, local_steps=1, max_restarts=2)
         await host.start()
         for step in range(1, 9, 2):
-            devices[1].fails_with = TrainerFailed("out of memory")
+            devices[1].fails_with = TrainerFailed("signal SIGKILL", cause="")
             await host.train(order(step, 1))
             await asyncio.sleep(5.0)
             await host.train(order(step + 1, 1))

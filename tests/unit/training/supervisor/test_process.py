@@ -22,7 +22,7 @@ from training.supervisor.process import (
     LOG_BYTES,
     LOG_END_S,
     POLITE_S,
-    TAIL_LINE_BYTES,
+    TAIL_LINE_CHARACTERS,
     TAIL_LINES,
     OutputLog,
     TrainerProcess,
@@ -31,7 +31,7 @@ from training.supervisor.process_trainer import ProcessTrainer
 
 
 def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:
-    """Lines may arrive in pieces; the last one counts when the process has ended; a long one is cut at its start."""
+    """Lines may arrive in pieces; the last one counts when the process has ended; a long one is cut."""
     log = OutputLog(tmp_path / "trainer.log")
     for number in range(20):
         log.write(f"line {number}\n\n".encode())
@@ -40,7 +40,7 @@ def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:
     asyncio.run(log.end())
 
     assert len(log.last_lines) == TAIL_LINES
-    assert log.last_lines[-3:] == ["line 19", "in two pieces", "x" * TAIL_LINE_BYTES]
+    assert log.last_lines[-3:] == ["line 19", "in two pieces", "x" * TAIL_LINE_CHARACTERS]
 
 
 def test_a_new_process_begins_with_no_lines(tmp_path: Path) -> None:

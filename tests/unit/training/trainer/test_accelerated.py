@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import p2pnode
 from tests.harness.swarms.script_swarm import train_together
-from training.trainer.accelerated import unwrapped
+from training.trainer.accelerated import bare_optimizer, bare_scheduler
 from training.trainer.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,11 +32,11 @@ def wrapper(name: str, **attributes: Any) -> Any:
 
 
 def test_what_accelerate_did_not_wrap_is_used_as_it_is() -> None:
-    """Also where it is none."""
+    """It has no scaler then, and its schedule counts optimiser steps."""
     _, optimizer, scheduler = optimized()
 
-    assert unwrapped(optimizer, scheduler, None) == (optimizer, scheduler, None, 1)
-    assert unwrapped(optimizer, None, None) == (optimizer, None, None, 1)
+    assert bare_optimizer(optimizer) == (optimizer, None)
+    assert bare_scheduler(scheduler) == (scheduler, 1)
 
 
 @pytest.mark.parametrize(("together", "split", "stride"), [(True, False, 4), (True, True, 1), (False, False, 1)])
@@ -58,7 +58,8 @@ def test_a_wrapped_scheduler_steps_once_per_process(together: bool, split: bool,
         split_batches=split,
     )
 
-    assert unwrapped(outer, schedule, None) == (optimizer, scheduler, scaler, stride)
+    assert bare_optimizer(outer) == (optimizer, scaler)
+    assert bare_scheduler(schedule) == (scheduler, stride)
 
 
 def test_a_schedule_with_a_stride_is_moved_by_optimiser_steps() -> None:

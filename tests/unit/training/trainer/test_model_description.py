@@ -74,7 +74,7 @@ class Described:
         self.vector = ModelVector(model)
         self.values = np.zeros(self.vector.layout.total, np.float32)
         self.vector.read(self.values)
-        self.describer = ModelDescriber(model, self.vector, lambda _event, text: self.warned.append(text))
+        self.describer = ModelDescriber(model, self.vector, lambda _event, text, do="": self.warned.append(text))
 
     def write(self, folder: Path, description: ModelDescription) -> Path:
         """The model's file, as a daemon writes it."""

@@ -19,6 +19,10 @@ from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def several(given: Any) -> list[Any]:
+    return [] if given is None else given if isinstance(given, list) else [given]
+
+
 def bare(kind: str, steps: int, **options: Any) -> Vector:
     """The same task in a loop that knows nothing of steps, vectors and deltas."""
     seed_all(3)
@@ -27,17 +31,16 @@ def bare(kind: str, steps: int, **options: Any) -> Vector:
     seed_all(11)
     batches = iter(task.batches())
     for _ in range(steps):
-        spec.optimizer.zero_grad()
+        spec.model.zero_grad()
         task.loss(spec.model, next(batches)).backward()
-        spec.optimizer.step()
-        if spec.scheduler is not None:
-            spec.scheduler.step()
+        for each in [*several(spec.optimizer), *several(spec.scheduler)]:
+            each.step()
     named = sorted(spec.model.named_parameters())
     buffers = sorted(item for item in spec.model.named_buffers() if item[1].is_floating_point())
     return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
 
 
-@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed"])
+@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed", "Halves"])
 @pytest.mark.parametrize("local_steps", [1, 5])
 def test_one_node_gives_the_weights_of_the_bare_loop(kind: str, local_steps: int) -> None:
     """200 optimiser steps with plain sum agree to 1e-6 with the same torch loop without any of this."""
@@ -136,6 +139,14 @@ def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> N
 
     assert np.array_equal(resumed.vector, whole.vector)
     assert resumed.runner.samples_seen == whole.runner.samples_seen
+
+
+def test_a_task_that_replaces_a_layer_is_stopped() -> None:
+    """At the end of the turn, with the name of what nobody would share."""
+    with pytest.raises(TrainerFailed, match=r"the parameter 0\.extra\.\w+ is new in the model") as caught:
+        Node("Swapping").train(range(1, 2))
+
+    assert caught.value.fatal
 
 
 def test_an_evaluation_changes_nothing() -> None:

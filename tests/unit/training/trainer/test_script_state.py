@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from training.trainer import snapshot
 from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Schedule
+from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_state import ScriptState
 from training.trainer.unshared_tensors import UnsharedTensors
 
@@ -25,16 +25,10 @@ class Script:
         self.warned: list[tuple[str, str]] = []
         self.optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=lr)
         self.scheduler = StepLR(self.optimizer, 1, gamma=0.1) if scheduled else None
-        schedule = Schedule(self.optimizer, self.scheduler, lambda *_: None)
+        given = ScriptArguments.of(self.optimizer, self.scheduler, None, lambda *_: None)
         data = cast(SharedData, SimpleNamespace(state=dict, restore=lambda _state: None))
         self.state = ScriptState(
-            self.optimizer,
-            schedule,
-            None,
-            UnsharedTensors({}, {}),
-            {},
-            data,
-            lambda event, text: self.warned.append((event, text)),
+            given, UnsharedTensors({}, {}), data, lambda event, text: self.warned.append((event, text))
         )
 
     def saved(self, path: Path, local_steps: int) -> Path:

@@ -235,6 +235,18 @@ def test_one_data_set_at_a_time() -> None:
         script.data.sampler(5, shuffle=True, nodes=1.0)
 
 
+def test_a_script_that_begins_anew_has_the_same_sampler() -> None:
+    """After a second `attach` in the middle of an epoch: its rest is trained, and no sample twice."""
+    script = Script()
+    loader = DataLoader(Numbers(64), batch_size=16, sampler=script.data.sampler(64, shuffle=True, nodes=1.0))
+    before = epoch(script, loader, batches=2)
+
+    script.data.begin_anew()
+    again = DataLoader(Numbers(64), batch_size=8, sampler=script.data.sampler(64, shuffle=True, nodes=1.0))
+
+    assert sorted(before + epoch(script, again)) == list(range(64))
+
+
 def test_a_stopped_node_ends_the_iteration() -> None:
     """A daemon that stops answers no more: the loader ends instead of waiting."""
     script = Script()

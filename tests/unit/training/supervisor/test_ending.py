@@ -1,0 +1,95 @@
+"""Reasons, hints and causes of processes that ended without saying why."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.training.supervisor.test_printed_end import CHAINED, SCRIPT, SECONDARY, torchrun
+from training.supervisor import memory_group
+from training.supervisor.ending import hidden_package, unexpected_end
+from training.supervisor.process import OutputLog
+from training.trainer_link.interface import TrainerFailed
+
+
+def failure_of(folder: Path, code: int, printed: str = "", *, ran_out: bool = False) -> TrainerFailed:
+    """Of a process of which it is not known that it can train."""
+    output = OutputLog(folder / "trainer.log")
+    output.write(printed.encode())
+    asyncio.run(output.end())
+    process: Any = SimpleNamespace(returncode=code, memory_ran_out=ran_out)
+    return unexpected_end(process, output, is_fatal=True)
+
+
+def test_an_exception_is_the_reason_and_the_cause(tmp_path: Path) -> None:
+    """Behind a launcher's banner, and whatever the numbers in it; the hint has the last lines."""
+    failed = failure_of(tmp_path, 1, CHAINED + SECONDARY + torchrun(1))
+    assert failed.reason == "the trainer ended with exit code 1: ValueError: wrong: 17"
+    assert "trainer.log" in failed.hint
+    assert failed.fatal
+
+    again = failure_of(tmp_path, 1, SCRIPT.replace("17", "18"))
+    assert again.reason.endswith("wrong: 18")
+    assert again.cause == failed.cause
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "reason", "cause"),
+    [
+        (3, "loss 0.25\n", "the trainer ended with exit code 3: loss 0.25", "exit code 3"),
+        (1, torchrun(3), "the trainer ended with exit code 3", "exit code 3"),
+        (-11, "", "the trainer ended with signal SIGSEGV: it printed nothing", "signal SIGSEGV"),
+        (1, SECONDARY + torchrun(-11), "the trainer ended with signal SIGSEGV", "signal SIGSEGV"),
+        (-9, "loss 0.25\n", "the trainer ended with signal SIGKILL: loss 0.25", ""),
+        (143, "", "the trainer ended with signal SIGTERM: it printed nothing", ""),
+    ],
+)
+def test_a_code_or_a_signal_is_the_cause_where_there_is_no_exception(
+    tmp_path: Path, code: int, printed: str, reason: str, cause: str
+) -> None:
+    """What was printed last is no part of the cause, and who ends a process from outside is none. A signal may pass."""
+    failed = failure_of(tmp_path, code, printed)
+    assert (failed.reason, failed.cause, failed.fatal) == (reason, cause, "exit code" in reason)
+
+
+def test_a_process_that_the_kernel_killed_for_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the limit, and what to lower; under torchrun too. An exception is the reason even if a process was killed
+    meanwhile."""
+    monkeypatch.setattr(memory_group, "limit_bytes", lambda: 512_000_000)
+    for failed in (
+        failure_of(tmp_path, -9, "loss 0.25\n", ran_out=True),
+        failure_of(tmp_path, 1, SECONDARY + torchrun(-9), ran_out=True),
+    ):
+        assert "because the memory limit of 512 MB of its control group was reached" in failed.reason
+        assert "batch size" in failed.hint
+        assert failed.cause
+        assert not failed.fatal
+    assert "ValueError" in failure_of(tmp_path, 1, SCRIPT, ran_out=True).reason
+
+
+def test_a_script_that_ends_without_training_is_told_what_to_call(tmp_path: Path) -> None:
+    """Another start would end in the same way."""
+    failed = failure_of(tmp_path, 0)
+    assert "before the swarm was done" in failed.reason
+    assert "attach" in failed.hint
+    assert failed.fatal
+
+
+def test_a_folder_on_the_path_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an installed program, where the user's PYTHONPATH comes first and Python finds his folder only."""
+    (tmp_path / "training").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    output = OutputLog(tmp_path / "trainer.log")
+    output.write(b"python: Error while finding module specification for 'training.trainer' ")
+    output.write(b"(ModuleNotFoundError: No module named 'training.trainer')\n")
+    asyncio.run(output.end())
+
+    failure = hidden_package(output)
+
+    assert failure is not None
+    assert f"the folder {tmp_path / 'training'} hides p2pnode's own package" in failure[0]
+    assert "rename" in failure[1]

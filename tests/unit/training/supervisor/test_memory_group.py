@@ -1,0 +1,64 @@
+"""Counting what the kernel has killed in a control group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.supervisor import memory_group
+
+EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill {}\n"
+CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory_group, "_ROOT", tmp_path / "fs")
+    monkeypatch.setattr(memory_group, "_OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "fs").mkdir()
+    return tmp_path / "fs"
+
+
+def put(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_version_2_counts_in_the_own_group_and_limits_in_those_around_it(root: Path) -> None:
+    """A limit may be set further up."""
+    (root.parent / "own").write_text("0::/user/job\n")
+    put(root, memory__events=EVENTS.format(7))
+    put(root / "user", memory__max=5_000_000, memory__events=EVENTS.format(5))
+    put(root / "user" / "job", memory__max="max", memory__events=EVENTS.format(2))
+
+    assert memory_group.kills() == 2
+    assert memory_group.limit_bytes() == 5_000_000
+
+
+def test_version_1_has_its_own_tree(root: Path) -> None:
+    """Where both versions are mounted, memory belongs to the first."""
+    (root.parent / "own").write_text("4:cpu,memory:/job\n0::/\n")
+    put(root / "memory", memory__limit_in_bytes=9223372036854771712)
+    put(root / "memory" / "job", memory__oom_control=CONTROL.format(4), memory__limit_in_bytes=6_000_000)
+
+    assert memory_group.kills() == 4
+    assert memory_group.limit_bytes() == 6_000_000
+
+
+def test_a_container_that_hides_its_path_has_the_group_at_the_mount(root: Path) -> None:
+    """The path in /proc is that of the host."""
+    (root.parent / "own").write_text("0::/docker/0123\n")
+    put(root, memory__events=EVENTS.format(1), memory__max=7_000_000)
+
+    assert memory_group.kills() == 1
+    assert memory_group.limit_bytes() == 7_000_000
+
+
+def test_without_control_groups_nothing_is_known(root: Path) -> None:
+    """Nor with files of a form that is not known."""
+    assert (memory_group.kills(), memory_group.limit_bytes()) == (0, None)
+    (root.parent / "own").write_text("what\n")
+    put(root, memory__events="what", memory__max="what")
+    assert (memory_group.kills(), memory_group.limit_bytes()) == (0, None)

@@ -1,0 +1,155 @@
+"""What a script gives to `attach` beside its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Muon
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR, StepLR
+
+from training.trainer.script_arguments import ScriptArguments, require_model
+from training.trainer.script_warnings import ScriptWarnings
+from training.trainer_link.interface import TrainerFailed
+from training.trainer_link.messages import FromTrainer
+
+
+def silent(*_: str) -> None:
+    pass
+
+
+def of(optimizer: Any, scheduler: Any = None, scaler: Any = None, own: Any = None) -> ScriptArguments:
+    return ScriptArguments.of(optimizer, scheduler, scaler, silent, own)
+
+
+def told(warnings: ScriptWarnings) -> list[Any]:
+    found: list[FromTrainer] = []
+    warnings.flush(found.append)
+    return found
+
+
+def test_a_late_joiner_has_the_rates_of_each_optimiser() -> None:
+    """Each schedule moves its own optimiser, in whatever order they are given."""
+    net = nn.Linear(4, 4)
+    muon, adamw = Muon([net.weight], lr=0.02), AdamW([net.bias], lr=0.1)
+    schedules = [LinearLR(adamw, 0.5, 1.0, 10), CosineAnnealingLR(muon, 100)]
+
+    given = of([muon, adamw], schedules)
+    given.seek(10)
+
+    assert adamw.param_groups[0]["lr"] == pytest.approx(0.1)
+    twin = Muon([nn.Linear(4, 4).weight], lr=0.02)
+    schedule = CosineAnnealingLR(twin, 100)
+    for _ in range(10):
+        twin.step()
+        schedule.step()
+    assert muon.param_groups[0]["lr"] == pytest.approx(twin.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("each_turn", "is_found"),
+    [(0, True), (1, True), (2, False), (4, False), (8, False), (9, True)],
+    ids=["never", "by-epoch", "half", "each-step", "twice", "each-micro-batch"],
+)
+def test_a_schedule_that_does_not_count_optimiser_steps_is_found(each_turn: int, is_found: bool) -> None:
+    """The swarm moves it on at each of them, so that one by epochs would fall within seconds."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    schedule = StepLR(optimizer, 100)
+    given, warnings = of(optimizer, schedule), ScriptWarnings()
+
+    for turn in range(6):
+        given.seek(4 * turn)
+        optimizer.step()
+        for _ in range(each_turn):
+            schedule.step()
+        given.end_turn(4, warnings)
+
+    assert [one.message for one in told(warnings)[-1:]] == is_found * [
+        f"the script has stepped the schedule StepLR {6 * each_turn} times in 24 optimiser steps, "
+        "but the swarm moves it on once in each"
+    ]
+
+
+def test_a_schedule_that_is_stepped_after_the_swarm_is_no_finding() -> None:
+    """Turns of one optimiser step: the first of them ends before the script has stepped its schedule."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    schedule = StepLR(optimizer, 100)
+    given, warnings = of(optimizer, schedule), ScriptWarnings()
+
+    given.seek(0)
+    for turn in range(1, 9):
+        optimizer.step()
+        given.end_turn(1, warnings)
+        given.seek(turn)
+        schedule.step()
+
+    assert told(warnings) == []
+
+
+def test_a_schedule_of_schedules_belongs_to_its_optimiser() -> None:
+    """As PyTorch's chains, of which one has no optimiser of its own."""
+    optimizer, other = SGD(nn.Linear(2, 2).parameters(), lr=1.0), SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    warm_up, rest = LinearLR(optimizer, 0.1, 1.0, 5), ConstantLR(optimizer, 0.5, 5)
+
+    for schedule in (SequentialLR(optimizer, [warm_up, rest], [5]), ChainedScheduler([warm_up, rest])):
+        given = of([other, optimizer], schedule)
+        given.seek(3)
+        assert optimizer.param_groups[0]["lr"] != 1.0 == other.param_groups[0]["lr"]
+
+
+def test_what_was_saved_is_restored_for_each() -> None:
+    """Another number of optimisers or schedules than was saved does not fit."""
+    net = nn.Linear(4, 4)
+
+    def made() -> ScriptArguments:
+        muon, adamw = Muon([net.weight], lr=0.02), AdamW([net.bias], lr=0.1)
+        return of([muon, adamw], [LinearLR(adamw, 0.5, 1.0, 10)], torch.amp.GradScaler("cpu"))
+
+    first, second = made(), made()
+    net(torch.ones(2, 4)).sum().backward()
+    for optimizer in first.optimizers:
+        optimizer.step()
+    first.advance()
+
+    second.restore(first.state())
+
+    assert second.optimizers[0].state[net.weight]["momentum_buffer"].abs().sum() > 0
+    assert second.optimizers[1].state[net.bias]["exp_avg"].abs().sum() > 0
+    assert second.schedules[0].position == 1
+    with pytest.raises(ValueError, match="argument 2"):
+        of([first.optimizers[0]]).restore(first.state())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "scaler", "own", "reason"),
+    [
+        (None, None, None, None, "there is no optimiser"),
+        ([], None, None, None, "there is no optimiser"),
+        (nn.Linear(2, 2), None, None, None, "Linear was given as an optimiser"),
+        (SGD, None, None, None, "the class SGD was given as an optimiser"),
+        (nn.Linear(2, 2).parameters(), None, None, None, "generator was given as an optimiser: it has no param_groups"),
+        ("good", 0.1, None, None, "float was given as a schedule of the learning rate: it has no step"),
+        ("good", "other", None, None, "ConstantLR was made for another optimiser"),
+        ("good", None, 0.1, None, "float was given as a torch.amp.GradScaler"),
+        ("good", None, None, [1], "list was given as state"),
+    ],
+)
+def test_anything_else_is_named(optimizer: Any, scheduler: Any, scaler: Any, own: Any, reason: str) -> None:
+    """With the call as it should be, and not with an `AttributeError` of ours."""
+    good, other = SGD(nn.Linear(2, 2).parameters(), lr=1.0), SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    optimizer = good if optimizer == "good" else optimizer
+    scheduler = ConstantLR(other) if scheduler == "other" else scheduler
+
+    with pytest.raises(TrainerFailed, match=reason) as caught:
+        of(optimizer, scheduler, scaler, own)
+
+    assert caught.value.fatal
+
+
+def test_a_model_is_a_module() -> None:
+    """Model and optimiser in the wrong order are the commonest slip."""
+    with pytest.raises(TrainerFailed, match=r"the model is SGD, not a torch\.nn\.Module"):
+        require_model(SGD(nn.Linear(2, 2).parameters(), lr=1.0))
+    require_model(nn.Linear(2, 2))

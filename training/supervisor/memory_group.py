@@ -1,0 +1,48 @@
+"""The memory control group of this process and its trainers: its limit, and how many processes the kernel killed there.
+
+Version 2 counts them in `memory.events`, version 1 in `memory.oom_control`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+_ROOT, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_EVENTS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+#: Version 1 has a limit of eight exabytes where there is none.
+_NO_LIMIT_BYTES = 1 << 60
+
+
+def kills() -> int:
+    """Processes of the group that the kernel has killed because memory ran out; 0 where it does not say so."""
+    for folder in _folders()[:1]:
+        for name in _EVENTS:
+            with contextlib.suppress(OSError, ValueError):
+                rows = (line.partition(" ") for line in (folder / name).read_text().splitlines())
+                return sum(int(count) for row, _, count in rows if row == "oom_kill")
+    return 0
+
+
+def limit_bytes() -> int | None:
+    """The lowest limit of the group and those around it; None without one."""
+    found = []
+    for folder in _folders():
+        for name in _LIMITS:
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int((folder / name).read_text()))
+    return min((limit for limit in found if limit < _NO_LIMIT_BYTES), default=None)
+
+
+def _folders() -> list[Path]:
+    """The group's folder, and those around it. In a container its own path may be hidden: then that of the mount."""
+    groups: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            groups |= dict.fromkeys(controllers.split(","), path)
+    is_first_version = "memory" in groups
+    root = _ROOT / "memory" if is_first_version else _ROOT
+    own = root / groups.get("memory" if is_first_version else "", "/").lstrip("/")
+    return [folder for folder in (own, *own.parents) if folder.is_dir() and folder.is_relative_to(root)] or [root]

@@ -1,0 +1,142 @@
+"""What a script or a task gives beside its model: optimisers, the schedules of their rates, a scaler, its own state.
+
+One of each or several: `attach(model, [muon, adamw], [warm_up, cosine])`. A schedule belongs to the optimiser that it
+was made for. What Accelerate's `prepare` returns is unwrapped (`training.trainer.accelerated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from training.trainer.accelerated import bare_optimizer, bare_scheduler
+from training.trainer.rank_states import optimizer_state
+from training.trainer.schedule import Schedule, Warn
+from training.trainer.script_warnings import ScriptWarnings
+from training.trainer_link.interface import TrainerFailed
+
+#: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.
+_OF_OPTIMIZER = ("param_groups", "state_dict", "load_state_dict")
+_OF_SCHEDULE = ("step", "state_dict", "load_state_dict")
+
+_CALL = "the call is p2pnode.attach(model, optimizer, scheduler=None, scaler=None, state=None)"
+
+
+class ScriptArguments(NamedTuple):
+    """At least one optimiser; `schedules` are those that follow the swarm's step."""
+
+    optimizers: tuple[Optimizer, ...]
+    schedules: tuple[Schedule, ...]
+    scaler: GradScaler | None
+    #: A script's own state, which is saved and restored with the rest.
+    own: MutableMapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, optimizer: Any, scheduler: Any, scaler: Any, warn: Warn, own: MutableMapping[str, Any] | None = None
+    ) -> ScriptArguments:
+        """Accept one of each, or sequences. Raises `TrainerFailed` for anything else."""
+        optimizers, schedulers = _several(optimizer), _several(scheduler)
+        if not optimizers:
+            raise TrainerFailed("there is no optimiser", _CALL, fatal=True)
+        for one in optimizers:
+            _require(one, "an optimiser", _OF_OPTIMIZER)
+        for one in schedulers:
+            _require(one, "a schedule of the learning rate", _OF_SCHEDULE)
+        if scaler is not None:
+            _require(scaler, "a torch.amp.GradScaler", ("get_scale", "state_dict", "load_state_dict"))
+        if own is not None and not isinstance(own, MutableMapping):
+            raise TrainerFailed(f"{_kind(own)} was given as state, which is a dictionary", _CALL, fatal=True)
+        inner = [bare_optimizer(one) for one in optimizers]
+        scaler = scaler or next((found for _, found in inner if found is not None), None)
+        bare = tuple(one for one, _ in inner)
+        schedules = tuple(_schedule(bare, one, warn) for one in schedulers)
+        return cls(bare, schedules, scaler, {} if own is None else own)
+
+    def seek(self, position: int) -> None:
+        """Move all schedules to `position` optimiser steps of the swarm."""
+        for schedule in self.schedules:
+            schedule.seek(position)
+
+    def end_turn(self, steps: int, warnings: ScriptWarnings) -> None:
+        """Compare the script's own calls of its schedules with the optimiser steps of the turn."""
+        found = [schedule.differs(steps) for schedule in self.schedules]
+        do = (
+            "call it after each optimiser step, with lengths in optimiser steps of the swarm; leave a schedule that "
+            "counts epochs out of attach"
+        )
+        warnings.finding("schedule_steps_differ", next(filter(None, found), ""), do)
+
+    def advance(self) -> None:
+        """Move all schedules on by one optimiser step."""
+        for schedule in self.schedules:
+            schedule.advance()
+
+    def state(self) -> dict[str, Any]:
+        """What is to be saved; its tensors are the live ones. All ranks have to call it."""
+        return {
+            "optimizer": [optimizer_state(optimizer) for optimizer in self.optimizers],
+            "schedule": [schedule.state() for schedule in self.schedules],
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned. Raises `KeyError`, `ValueError`, `RuntimeError` if it does not fit."""
+        for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
+            optimizer.load_state_dict(saved)
+        for schedule, saved in zip(self.schedules, state["schedule"], strict=True):
+            schedule.restore(saved)
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def require_model(model: object) -> None:
+    """Raises `TrainerFailed` for anything but a module."""
+    if not isinstance(model, nn.Module):
+        raise TrainerFailed(f"the model is {_kind(model)}, not a torch.nn.Module", _CALL, fatal=True)
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
+def _require(one: object, what: str, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if not hasattr(one, name)]
+    if isinstance(one, type | nn.Module) or missing:
+        lacks = f": it has no {missing[0]}" if missing and not isinstance(one, type) else ""
+        raise TrainerFailed(f"{_kind(one)} was given as {what}{lacks}", _CALL, fatal=True)
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _schedule(optimizers: tuple[Optimizer, ...], scheduler: Any, warn: Warn) -> Schedule:
+    """With the optimiser that it was made for. Raises `TrainerFailed` if that is another one."""
+    bare, stride = bare_scheduler(scheduler)
+    made_for = _made_for(bare)
+    if made_for is None and len(optimizers) == 1:
+        made_for = optimizers[0]
+    for optimizer in optimizers:
+        if made_for is optimizer:
+            return Schedule(optimizer, bare, warn, stride=stride)
+    raise TrainerFailed(
+        f"the schedule {type(bare).__name__} was made for another optimiser than those given",
+        "make each schedule for an optimiser that you give to attach, and give both",
+        fatal=True,
+    )
+
+
+def _made_for(scheduler: Any) -> Any:
+    while (optimizer := getattr(scheduler, "optimizer", None)) is None:
+        inner: Sequence[Any] = getattr(scheduler, "_schedulers", ())  # SequentialLR, ChainedScheduler
+        if not inner:
+            return None
+        scheduler = inner[0]
+    return bare_optimizer(optimizer)[0]

@@ -1,0 +1,106 @@
+"""Counts optimiser steps where they happen, so that a call of `swarm.step` too many moves nothing on.
+
+A hook of each optimiser counts its steps. A call of `swarm.step` counts the steps since the call before; one without a
+step, during evaluation or after a scaler has skipped, counts none. Of several optimisers that have stepped the fewest
+steps count: a critic may step five times for each step of its generator.
+
+Some steps run no hook: those of optimisers that are none of PyTorch's, and of captured graphs. Then calls are counted.
+That it is so is found by the weights: they change, and no hook has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.trainer.script_warnings import ScriptWarnings
+
+#: After so many calls without a step the weights are compared, and again after twice as many.
+FIRST_LOOK = 8
+#: Values that are compared of each of the largest tensors.
+LOOKED_AT_VALUES, LOOKED_AT_TENSORS = 64, 8
+
+
+class StepCount:
+    """Of the optimisers of one script; `tensors` are what is trained, and `warnings` takes what is found."""
+
+    def __init__(self, optimizers: Sequence[Any], tensors: Sequence[Tensor], warnings: ScriptWarnings) -> None:
+        self._warnings = warnings
+        self._names = " and ".join(type(optimizer).__name__ for optimizer in optimizers)
+        self._taken = [0] * len(optimizers)  # since the last call
+        self._by_calls = False
+        self._tensors = sorted(tensors, key=Tensor.numel)[-LOOKED_AT_TENSORS:]
+        self._idle_calls = 0
+        self._seen: Tensor | None = None
+        # Of the turn under way.
+        self._calls = self._counted = 0
+        self._hooks = []
+        for index, optimizer in enumerate(optimizers):
+            if hasattr(optimizer, "register_step_post_hook"):
+                self._hooks.append(optimizer.register_step_post_hook(self._hook(index)))
+            else:
+                self._by_calls = True
+
+    def _hook(self, index: int) -> Any:
+        def count(*_: Any) -> None:
+            self._taken[index] += 1
+
+        return count
+
+    def forget(self) -> None:
+        """The script has other optimisers from now on."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def loaded(self) -> None:
+        """The weights have changed, and not by a step."""
+        self._idle_calls = 0
+
+    def call(self) -> int:
+        """How many optimiser steps this call of `swarm.step` stands for."""
+        self._calls += 1
+        if self._by_calls:
+            return 1
+        taken, self._taken = self._taken, [0] * len(self._taken)
+        if any(taken):
+            self._idle_calls = 0
+            steps = min(filter(None, taken))
+            self._counted += steps
+            return steps
+        self._idle_calls += 1
+        if self._idle_calls >= FIRST_LOOK and self._idle_calls & (self._idle_calls - 1) == 0:
+            self._by_calls = self._has_changed()
+        elif self._idle_calls == 1:
+            self._seen = self._look()
+        if self._idle_calls == FIRST_LOOK and not self._by_calls and not self._counted:
+            # Its turn would never end.
+            what = f"swarm.step() was called {FIRST_LOOK} times, and {self._names}, given to attach, took no step"
+            do = "call optimizer.step() before it; nothing is trained or exchanged until then"
+            self._warnings.finding("swarm_steps_differ", what, do)
+        return int(self._by_calls)
+
+    def end_turn(self, *, may_skip: bool) -> None:
+        """Compare calls and steps of the turn. `may_skip`: a scaler may have skipped up to half of the steps."""
+        calls, self._calls = self._calls, 0
+        steps, self._counted = self._counted, 0
+        what = unseen = ""
+        if self._by_calls:
+            unseen = f"the weights change, and {self._names}, given to attach, took no step: swarm.step() is counted"
+        elif calls > (2 * steps if may_skip else steps):
+            what = f"swarm.step() was called {calls} times for {steps} optimiser steps; calls without a step count none"
+        do = "call it once after each optimiser step, and not during evaluation"
+        self._warnings.finding("swarm_steps_differ", what, do)
+        do = "give attach the optimiser that trains; with captured steps nothing needs to be done"
+        self._warnings.finding("optimizer_steps_unseen", unseen if self._hooks else "", do)
+
+    def _has_changed(self) -> bool:
+        seen = self._seen
+        return seen is not None and not torch.equal(self._look(), seen)
+
+    @torch.no_grad()
+    def _look(self) -> Tensor:
+        parts = [tensor.reshape(-1)[:: max(1, tensor.numel() // LOOKED_AT_VALUES)] for tensor in self._tensors]
+        return torch.cat([part.detach().to("cpu", torch.float32, copy=True) for part in parts])
