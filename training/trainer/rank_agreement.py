@@ -17,8 +17,8 @@ from torch import Tensor
 from training.trainer.script_arguments import ScriptArguments
 
 #: Of so many parameters, spread over the model, so many values are compared.
-TENSORS = 8
-VALUES = 32
+TENSORS = 4
+VALUES = 64
 #: Moves that differ by more than this share of the larger one are no rounding.
 SHARE = 0.1
 APART_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
@@ -30,7 +30,10 @@ class RankAgreement:
     """One rank's part. `tensors` are those that are exchanged; none for a rank that is alone, which says nothing."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._chosen = [tensors[i * len(tensors) // TENSORS] for i in range(TENSORS)] if tensors else []
+        alike = [tensor for tensor in tensors if tensor.device == tensors[0].device]
+        chosen = [alike[i * len(alike) // TENSORS] for i in range(TENSORS)] if alike else []
+        steps = [max(1, tensor.numel() // VALUES) for tensor in chosen]
+        self._chosen = [(tensor, slice(0, VALUES * step, step)) for tensor, step in zip(chosen, steps, strict=True)]
         self._begun: Tensor | None = None
 
     def begin(self) -> None:
@@ -48,8 +51,7 @@ class RankAgreement:
 
     @torch.no_grad()
     def _look(self) -> Tensor:
-        parts = [tensor.reshape(-1)[:: max(1, tensor.numel() // VALUES)][:VALUES] for tensor in self._chosen]
-        return torch.cat([part.to(self._chosen[0].device, torch.float32) for part in parts])
+        return torch.cat([tensor.reshape(-1)[places] for tensor, places in self._chosen]).float()
 
 
 def difference(statements: Sequence[Sequence[float]]) -> str:
