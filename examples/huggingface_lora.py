@@ -3,8 +3,8 @@
     p2pnode run --set training.max_steps=50 -- python examples/huggingface_lora.py --steps 500
 
 The model is a small random GPT-2, so that nothing is downloaded; `--model gpt2` takes a trained one. Every node needs
-the same base model, and text of its own. `--steps` is the length of the learning rate's schedule: training.max_steps
-times training.local_steps.
+the same base model, and the same text, which they divide. `--steps` is the length of the learning rate's schedule:
+training.max_steps times training.local_steps.
 """
 
 import argparse

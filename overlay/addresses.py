@@ -51,6 +51,18 @@ def group_of(host: str) -> str:
     return str(ipaddress.IPv6Network((int(address), IPV6_GROUP_BITS), strict=False))
 
 
+#: Most sites have no more than one of these prefixes, and reach every address in it without passing a router's NAT.
+SITE_BITS_4, SITE_BITS_6 = 16, 48
+
+
+@lru_cache(maxsize=16384)
+def site_of(host: str) -> str:
+    """The prefix that an address shares with those next to it: an IPv4 /16, an IPv6 /48."""
+    address = ipaddress.ip_address(host)
+    bits = SITE_BITS_4 if address.version == 4 else SITE_BITS_6
+    return str(ipaddress.ip_network((int(address), bits), strict=False))
+
+
 class NodeAddress(Address):
     """An address together with the id of the node there. Equal to the plain address.
 

@@ -106,6 +106,7 @@ class Overlay:
             local, context, transport, self._requests, members.peers, environment, client_only=node.client_only
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
+        membership.on_change(self._reachability.on_change)
         may_own = node.role != "master" and not node.client_only
         self._line_probe = LineProbe(local, transport, self._requests, members.peers, environment, may_own=may_own)
         self._capacity_store = CapacityStore(local.line, environment)
@@ -211,6 +212,11 @@ class Overlay:
     @property
     def node_id(self) -> bytes:
         return self.local.node_id
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether this node may own: others reach it, and it is willing."""
+        return self.local.heartbeat.eligible
 
     @property
     def address(self) -> Address:
@@ -374,6 +380,10 @@ class Overlay:
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
         return peer.eligible and self._stream_health.is_reachable(peer.node_id)
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """False for a peer behind a NAT, and for a while after streams to a node failed repeatedly."""
+        return self._stream_health.is_reachable(node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 

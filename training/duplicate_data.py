@@ -80,13 +80,15 @@ def distance(mine: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> 
     if not np.isfinite(lengths).all() or not lengths.all() or np.count_nonzero(rows.any(axis=0)) < MIN_VALUES:
         return np.inf
     rows /= lengths
+    products = rows @ rows.T
     found = []
     for step in range(len(mine)):
         both = [step, len(mine) + step]
-        pair, others = rows[both].T, np.delete(rows, both, axis=0).T
-        unexplained = pair - others @ np.linalg.lstsq(others, pair, rcond=1e-6)[0]
-        apart = 2.0 * (1.0 - float(pair[:, 0] @ pair[:, 1]) ** 2)
-        found.append((apart + ROUNDING) / (float(np.square(unexplained).sum()) + ROUNDING))
+        others = [row for row in range(len(rows)) if row not in both]
+        shared = products[np.ix_(both, others)]
+        explained = shared @ np.linalg.pinv(products[np.ix_(others, others)], rcond=1e-12, hermitian=True) @ shared.T
+        apart = 2.0 * (1.0 - float(products[both[0], both[1]]) ** 2)
+        found.append((apart + ROUNDING) / (max(0.0, 2.0 - float(np.trace(explained))) + ROUNDING))
     return float(np.median(found))
 
 

@@ -12,6 +12,8 @@ from overlay.peers import Activity
 STEPS_KEPT = 1000
 #: `training_share` is that of the last steps.
 SHARE_STEPS = 20
+#: Of the last steps it is known what was refused.
+REFUSALS_KEPT = 10
 #: The phases of a step, as `StepRow` names them before `_seconds`.
 PHASES = ("train", "idle", "push", "wait", "pull")
 
@@ -19,9 +21,10 @@ PHASES = ("train", "idle", "push", "wait", "pull")
 class StepRow(TypedDict, total=False):
     """One step in `/steps`: its phases in seconds, and what became of its delta. Without an exchange, only training.
 
-    `acknowledged`, `refused` (by reason) and `outstanding` count shards of the delta. `merged`: whose deltas this node
-    added meanwhile, each node's id with its latest step. `idle_seconds`: how long the trainer stood still between the
-    step before and this one; training and idle time add up to the time that passes, without pauses.
+    `acknowledged`, `refused` (by reason) and `outstanding` count shards of the delta, of which those outstanding may be
+    refused later. `merged`: whose deltas this node added meanwhile, each node's id with its latest step.
+    `idle_seconds`: how long the trainer stood still between the step before and this one; training and idle time add up
+    to the time that passes, without pauses.
     """
 
     step: Required[int]
@@ -74,6 +77,8 @@ class Progress:
     trainer_failures: int = 0
     finishing: Finishing | None = None
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    #: What was refused of the deltas of the last steps, in shards by reason; the last one is the newest.
+    refusals: deque[Mapping[str, int]] = field(default_factory=lambda: deque(maxlen=REFUSALS_KEPT))
     #: Seconds of all steps since the start, by phase: those of `StepRow`.
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     #: Of the last steps: seconds in which the trainer trained, and all seconds from the end of the step before.
@@ -94,8 +99,13 @@ class Progress:
     def add(self, row: StepRow) -> None:
         """A step was completed."""
         self.steps.append(row)
+        self.refusals.append(row.get("refused", {}))
         for phase in PHASES:
             self.phase_seconds[phase] += cast("Mapping[str, float]", row).get(f"{phase}_seconds", 0.0)
+
+    def note_dropped(self) -> None:
+        """A step was trained, and its delta is too old to be pushed."""
+        self.refusals.append({"late": 1})
 
     def note_turn(self, trained_s: float, passed_s: float) -> None:
         """The trainer trained `trained_s` of the `passed_s` seconds since the end of the step before."""

@@ -249,6 +249,7 @@ class StepLoop:
             # Its base is as old as that of the delta before it: late, or of values that this node has left.
             self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
             self._records.drop(trained.step)
+            self.progress.note_dropped()
             self._release()
         else:
             self._note_training(trained.report)
@@ -289,7 +290,7 @@ class StepLoop:
             return 0.0  # the swarm does not go on from that delta
         weight = exchanged.row.get("weight", 1.0)
         together = self._exchange.context.synchronous or self._waiter.is_abreast
-        return own_carry(self._settings, weight, together=together)
+        return own_carry(self._settings, weight, together=together, is_apart=self._exchange.is_apart)
 
     async def _settle(self) -> ExchangedStep | None:
         """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
@@ -383,7 +384,7 @@ class StepLoop:
         return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
 
     async def _ordered(self, order: StepOrder) -> StepReport:
-        await self._steps.keep_base(None if self._overlap.is_on or self._in_flight is not None else order.carry)
+        await self._steps.keep_base(None if self._overlap.is_on or order.carry == CARRY else order.carry)
         if not order.carry:
             return await self._trainer.train(order)
         handshake = BufferHandshake() if self._in_flight is None else self._in_flight.handshake

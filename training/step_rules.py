@@ -52,14 +52,17 @@ def pushed_weight(settings: ExchangeSettings, weight: float, codec: CodecName, *
     return max(weight, min(1.0, settings.sparse_lr * weight))
 
 
-def own_carry(settings: ExchangeSettings, weight: float, *, together: bool) -> float:
+def own_carry(settings: ExchangeSettings, weight: float, *, together: bool, is_apart: bool = False) -> float:
     """How much of its acknowledged delta of this weight a node's next step begins with, when it does not overlap.
 
     The values it pulls have `weight` of the delta and lack the rest, and others change them until the next delta
     arrives. Both make directions that every node corrects in each step swing; a part of the rest damps that. Where
     nodes step `together`, under bsp or by `barrier.grace`, the values have the whole deltas of all. A sparse delta
-    includes what those before it lacked (`StepExchange.prepare`).
+    includes what those before it lacked (`StepExchange.prepare`). So does one that was trained while no owner was in
+    reach (`is_apart`): the next step begins with the whole of it.
     """
+    if is_apart:
+        return CARRY
     if together or not settings.enabled:
         return 0.0
     return settings.carry * max(0.0, 1.0 - weight)

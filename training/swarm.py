@@ -38,6 +38,11 @@ class Swarm(Protocol):
         ...
 
     @property
+    def is_eligible(self) -> bool:
+        """Whether this node may own shards itself: others reach it, and it is willing."""
+        ...
+
+    @property
     def peers(self) -> KnownPeers: ...
 
     # -- membership
@@ -119,6 +124,10 @@ class Swarm(Protocol):
 
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
+        ...
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """False for a peer behind a NAT, and for a while after streams to a node failed repeatedly."""
         ...
 
     async def candidates(self, key: bytes) -> list[Contact]:

@@ -114,15 +114,20 @@ class Dialer:
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
-    async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
-        """Dial the addresses of one bootstrap or peer once, without logging; the first node of this swarm that
-        answers."""
+    async def try_once(
+        self, label: str | Address, genesis: bytes | None, *, is_noted: bool = False
+    ) -> HelloResult | None:
+        """Dial the addresses of one bootstrap or peer once; the first node of this swarm that answers. `is_noted`: keep
+        and log the reason of each failure."""
         for address in await self._addresses(label):
             try:
                 if not why_unreachable(self._local.bound, address):
-                    return await self._hello(address, genesis)
-            except HelloRejected:
-                continue
+                    found = await self._hello(address, genesis)
+                    self.attempts.pop(str(address), None)
+                    return found
+            except HelloRejected as error:
+                if is_noted:
+                    self._note(str(address), error.reason)
         return None
 
     async def _round(

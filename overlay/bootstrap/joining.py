@@ -2,7 +2,8 @@
 
 After a `hello` succeeded, the node verifies the responder and looks up its own id, which fills its table. Every minute
 it dials one known address whose node is not among its peers. The failure detector forgets dead nodes after an hour, but
-a partition may last longer.
+a partition may last longer. Where no peer is left that could own a shard, it dials every few seconds: one of those that
+were away may be back, and cannot dial a node behind a NAT itself.
 """
 
 from __future__ import annotations
@@ -106,11 +107,15 @@ class Joining:
             callback()
 
     async def keep_connected(self) -> None:
-        """Dial again when all peers are gone and there is any address to dial."""
+        """Dial again when all peers are gone, or all that could own a shard, and there is any address to dial."""
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             genesis = self._local.genesis
-            if genesis is None or len(self._members.peers) or self._members.detector.leaving:
+            if genesis is None or self._members.detector.leaving:
+                continue
+            if len(self._members.peers):
+                if not any(peer.eligible for peer in self._members.peers):
+                    await self._meet(genesis, is_noted=True)
                 continue
             others = self.known_addresses()
             if not others and not self._bootstraps:
@@ -125,16 +130,20 @@ class Joining:
         """Dial an address of an unknown node every minute; if it is of this swarm, connect to its side."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S * (0.5 + self._rng.random()))
-            genesis, peers = self._local.genesis, self._members.peers
-            if genesis is None or not len(peers) or self._members.detector.leaving:
-                continue
-            unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
-            if unknown is None:
-                continue
-            result = await self._dialer.try_once(unknown, genesis)
-            if result is not None and result.contact.node_id not in peers:
-                self._log.info("island_met", through=str(result.contact.address))
-                await self._arrive(result)
+            genesis = self._local.genesis
+            if genesis is not None and len(self._members.peers) and not self._members.detector.leaving:
+                await self._meet(genesis)
+
+    async def _meet(self, genesis: bytes, *, is_noted: bool = False) -> None:
+        """Dial one address whose node is unknown now. `is_noted`: `attempts` says why it did not answer."""
+        peers = self._members.peers
+        unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
+        if unknown is None:
+            return
+        result = await self._dialer.try_once(unknown, genesis, is_noted=is_noted)
+        if result is not None and result.contact.node_id not in peers:
+            self._log.info("island_met", through=str(result.contact.address))
+            await self._arrive(result)
 
     def _unknown_address(self, known: Container[str]) -> str | Address | None:
         """A bootstrap or a remembered peer that is not known now, each kind with the same probability.
@@ -147,8 +156,10 @@ class Joining:
         return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
     def note_peers(self) -> None:
-        """Take the present peers into what `store_peers` writes."""
-        self._peer_store.add_live(self._members.peers)
+        """Take the present peers into what `store_peers` writes, but those whose address a NAT chose: nobody can dial
+        it, and who is started again would wait for them."""
+        takes_streams = self._members.takes_streams
+        self._peer_store.add_live(peer for peer in self._members.peers if takes_streams(peer.node_id))
 
     async def store_peers(self) -> None:
         """Write the present peers to disk, and those noted before."""

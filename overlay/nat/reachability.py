@@ -2,8 +2,10 @@
 
 The node counts as reached when two peers connected to it (one, where there is only one), or when it founds a swarm. A
 `client_only` node never does. Eligible peers are asked first. A peer that is not eligible and cannot be asked is behind
-a NAT or gone, and lowers the number needed. The check is repeated soon after a failure and rarely after a success. It
-is repeated at once when two peers report that their streams to this node fail.
+a NAT or gone, and lowers the number needed. Peers next to this node (`overlay.addresses.site_of`) reach it even where
+nobody else does: they are asked only where no other answers, and where none has ever failed to connect. The check is
+repeated soon after a failure and rarely after a success. It is repeated at once when two peers report that their
+streams to this node fail, and when one of another site appears after neighbours have confirmed.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from overlay.addresses import Address
+from overlay.addresses import Address, site_of, usable_host
 from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.local_node import LocalNode
 from overlay.peer_table import PeerTable
-from overlay.peers import Contact, Heartbeat
+from overlay.peers import Contact, Heartbeat, Peer, PeerChange
 from overlay.requests import RequestService
 from overlay.transport import Buffer, Response, Transport, TransportError
 from overlay.wake_up import WakeUp
@@ -71,6 +73,8 @@ class Reachability:
         self._log = environment.log
         self._peers = peers
         self._unreachable_reports: dict[bytes, float] = {}
+        #: Peers of another site could not connect when they were asked last; and whether neighbours alone have.
+        self._failed_outside = self._reached_by_neighbours = False
         self._wake = WakeUp()
         requests.register(DIAL_BACK, self._dial_back, waits=True)
 
@@ -101,6 +105,16 @@ class Reachability:
             self._unreachable_reports.clear()
             self.check_now()
 
+    def on_change(self, change: PeerChange) -> None:
+        """A peer has appeared: one of another site knows more than neighbours do."""
+        peer = self._peers.get(change.node_id) if change.kind in ("up", "returned") else None
+        if self._reached_by_neighbours and peer is not None and not self._is_neighbour(peer):
+            self.check_now()
+
+    def _is_neighbour(self, peer: Peer) -> bool:
+        own = usable_host(self._local.address.host)
+        return own is not None and site_of(own) == site_of(peer.address.host)
+
     async def run(self) -> None:
         """Check repeatedly until cancelled."""
         if self.client_only:
@@ -123,7 +137,18 @@ class Reachability:
 
     async def check(self) -> bool:
         """Ask peers to dial this node until enough have connected or too few are left; true when enough have."""
-        peers = list(self._peers)
+        neighbours, others = list[Peer](), list[Peer]()
+        for peer in self._peers:
+            (neighbours if self._is_neighbour(peer) else others).append(peer)
+        if (is_reached := await self._ask_some(others)) is not None:
+            self._failed_outside, self._reached_by_neighbours = not is_reached, False
+        elif not self._failed_outside and not any(peer.eligible for peer in others):
+            is_reached = await self._ask_some(neighbours)
+            self._reached_by_neighbours = bool(is_reached)
+        return bool(is_reached)
+
+    async def _ask_some(self, peers: list[Peer]) -> bool | None:
+        """Whether enough of these peers have connected; None if they have not decided it."""
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: not peer.eligible)
         needed = min(CONFIRMATIONS, len(peers))
@@ -149,12 +174,13 @@ class Reachability:
                     left -= 1
             if len(reached) >= needed or left < needed:
                 break
+        if not reached and not refused:
+            return None
         self.confirmed_by = reached
         if needed and len(reached) >= needed:
             self._decide(True, f"{len(reached)} {'peer' if len(reached) == 1 else 'peers'} connected to this node")
             return True
-        if reached or refused:
-            self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))
+        self._decide(False, next(iter(refused + not_asked), "too few peers to confirm it"))
         return False
 
     async def _ask(self, contact: Contact) -> DialBackAnswer:

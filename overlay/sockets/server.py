@@ -182,7 +182,8 @@ class StreamServer:
         try:
             await _respond(connection, response, writer, is_last=is_last)
         except BodyFailed as error:
-            if reader is None or not reader.broken:
+            # A body that comes from another node (a relay's) breaks off with its stream.
+            if not isinstance(error.error, TransportError) and (reader is None or not reader.broken):
                 self._log.error(
                     "request_handler_failed", request=head.name, source=str(source), error=repr(error.error)
                 )

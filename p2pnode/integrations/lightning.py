@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import p2pnode
+from p2pnode.integrations.divided_data import DividedData
 from p2pnode.integrations.readings import batch_size, mean, numbers
 
 try:
@@ -40,17 +41,23 @@ PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign
 
 
 class SwarmCallback(Callback):
-    """For modules with one optimiser or several. `state` is that of `p2pnode.attach`.
+    """For modules with one optimiser or several. `state` and `include_frozen` are those of `p2pnode.attach`: a callback
+    that unfreezes layers, as `BaseFinetuning`, needs the latter. With `share_data` the nodes divide the training data,
+    if it is one `DataLoader` without a sampler of the user's own (docs/frameworks.md).
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `fit` raises `NotAttached` and `SwarmLost`.
     """
 
-    def __init__(self, state: MutableMapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True, include_frozen: bool = False
+    ) -> None:
         self.swarm: AttachedSwarm | None = None
         self._state = state
+        self._include_frozen = include_frozen
+        self._data = DividedData(is_wanted=share_data)
         self._validation = ExitStack()
         self._optimizer_steps = 0
-        self._samples = self._validated = 0
+        self._batches = self._samples = self._validated = 0
         self._losses: list[torch.Tensor] = []
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -60,8 +67,19 @@ class SwarmCallback(Callback):
         self._samples = 0
         self._losses.clear()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.swarm = p2pnode.attach(pl_module, trainer.optimizers, _schedules(trainer), scaler, state=self._state)
+        self.swarm = p2pnode.attach(
+            pl_module,
+            trainer.optimizers,
+            _schedules(trainer),
+            scaler,
+            self._state,
+            include_frozen=self._include_frozen,
+        )
         self._optimizer_steps = trainer.global_step
+        loader = trainer.train_dataloader
+        if not trainer.overfit_batches and self._data.take(loader, self.swarm) and loader.num_workers:
+            # Its workers have been given batches of the sampler before.
+            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - as at each new epoch
         self._stop_together(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -70,6 +88,7 @@ class SwarmCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._batches += 1
         self._samples += batch_size(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
@@ -77,8 +96,9 @@ class SwarmCallback(Callback):
             self._losses.append(loss.detach().reshape(()) * trainer.accumulate_grad_batches)
         done, self._optimizer_steps = trainer.global_step - self._optimizer_steps, trainer.global_step
         if done:  # None while gradients are accumulated; several with manual optimisation, which `step` counts itself.
-            self._swarm().step(samples=self._samples, loss=mean(self._losses))
-            self._samples = 0
+            samples = self._data.samples(self._batches, self._samples)
+            self._swarm().step(samples=samples, loss=mean(self._losses))
+            self._batches = self._samples = 0
             self._losses.clear()
         self._stop_together(trainer)
 

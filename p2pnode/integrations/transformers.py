@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import p2pnode
+from p2pnode.integrations.divided_data import DividedData
 from p2pnode.integrations.readings import batch_size, mean, numbers
 
 try:
@@ -42,18 +43,24 @@ _logger = logging.getLogger("p2pnode")
 
 
 class SwarmCallback(TrainerCallback):
-    """For one `Trainer`, and one call of `train()` at a time. `state` is that of `p2pnode.attach`.
+    """For one `Trainer`, and one call of `train()` at a time. `state` and `include_frozen` are those of
+    `p2pnode.attach`. With `share_data` the nodes divide the `train_dataset`, if the Trainer's own sampler reads it
+    (docs/frameworks.md).
 
     `swarm` is what `p2pnode.attach` returned, once training has begun. `train()` raises `NotAttached` and `SwarmLost`.
     """
 
-    def __init__(self, state: MutableMapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, state: MutableMapping[str, Any] | None = None, *, share_data: bool = True, include_frozen: bool = False
+    ) -> None:
         self.swarm: AttachedSwarm | None = None
         self._state = state
+        self._include_frozen = include_frozen
+        self._data = DividedData(is_wanted=share_data)
         self._is_training = False
         self._training = ExitStack()
         self._between_steps = ExitStack()
-        self._samples = 0
+        self._batches = self._samples = 0
         self._losses: list[torch.Tensor] = []
         self._loss_is_sum = False
 
@@ -68,7 +75,10 @@ class SwarmCallback(TrainerCallback):
         self._training.close()
         self._samples = 0
         self._losses.clear()
-        self.swarm = p2pnode.attach(model, kwargs["optimizer"], kwargs["lr_scheduler"], state=self._state)
+        optimizer, schedule = kwargs["optimizer"], kwargs["lr_scheduler"]
+        self.swarm = p2pnode.attach(model, optimizer, schedule, state=self._state, include_frozen=self._include_frozen)
+        if self._data.take(kwargs["train_dataloader"], self.swarm):
+            args.ignore_data_skip = True  # the swarm knows what is trained
         hook = model.register_forward_hook(self._note_forward, with_kwargs=True)
         self._training.callback(hook.remove)
         self._is_training = True
@@ -89,10 +99,15 @@ class SwarmCallback(TrainerCallback):
             # The run had ended before this node could take part, and the Trainer stops only after one step.
             kwargs["model"].zero_grad(set_to_none=True)
 
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._batches += 1
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         swarm = self._swarm()
-        swarm.step(samples=self._samples, loss=self._loss(args))
-        self._samples = 0
+        swarm.step(samples=self._data.samples(self._batches + 1, self._samples), loss=self._loss(args))
+        self._batches = self._samples = 0
         self._losses.clear()
         self._stop_together(control)
         if swarm.done:

@@ -1,5 +1,5 @@
-"""What a node does beside its training loop, together with others: compare first deltas, end with those that have
-reached the goal, and share the decisions of `devices.coordination`."""
+"""What a node does beside its training loop: look at the deltas, and, together with others, compare the first of them,
+end with those that have reached the goal, and share the decisions of `devices.coordination`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from training.devices.coordination import Coordination
 from training.devices.host import HostTrainer
 from training.duplicate_data import DuplicateData
+from training.few_changes import FewChanges
 from training.goal_announcement import GoalAnnouncement
+from training.layout import Layout
 from training.step_loop import StepLoop
-from training.trainer_link.interface import Trainer
+from training.trainer_link.interface import Trainer, Vector
 
 
 class SideServices:
@@ -21,6 +23,7 @@ class SideServices:
 
     def __init__(self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer) -> None:
         self.duplicates: DuplicateData | None = None
+        self.changes: FewChanges | None = None
         self._config = config
         self._environment = environment
         self._overlay = overlay
@@ -28,15 +31,16 @@ class SideServices:
         self._goal_news: GoalAnnouncement | None = None
         self._coordination: Coordination | None = None
 
-    def start(self, genesis: bytes, loop: StepLoop) -> None:
-        """Begin, unless this node trains alone."""
+    def start(self, genesis: bytes, loop: StepLoop, layout: Layout) -> None:
+        """Begin, with others unless this node trains alone."""
         config, overlay, log = self._config, self._overlay, self._environment.log
+        self.changes = FewChanges(layout)
+        loop.on_trained(self._after_training)
         if not config.exchange.enabled:
             return
         # Generators of their own: what is drawn here changes no sample of the barrier.
         me = overlay.node_id
         self.duplicates = DuplicateData(overlay, genesis, log, random.Random(me))
-        loop.on_trained(self.duplicates.after_training)
         if config.training.until:
             self._goal_news = GoalAnnouncement(
                 overlay, genesis, config.training.until, log, random.Random(me), loop.end_by_goal
@@ -45,6 +49,12 @@ class SideServices:
             self._coordination = Coordination(overlay, genesis, self._trainer, self._environment)
             self._coordination.start()
             self._trainer.coordinate(self._coordination)
+
+    def _after_training(self, delta: Vector) -> None:
+        if self.changes is not None:
+            self.changes.after_training(delta)
+        if self.duplicates is not None:
+            self.duplicates.after_training(delta)
 
     async def announce_goal(self, step: int) -> None:
         """This node ends because `training.until` holds."""

@@ -17,16 +17,32 @@ from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
 from p2pnode.status.line import line_findings
+from p2pnode.status.refused import refusal_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
+from training.exchange.obstacles import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0
 #: A refusal of a node is a finding for this long; a node that is refused tries again sooner.
 RECENT_S = 60.0
-#: Lost peers that a sentence names.
-NAMED_LOSSES = 3
+#: Phases of a node that wants no peers any more.
+ENDING = ("finished", "leaving")
+#: Lost peers that a sentence names, and owners that shards wait for.
+NAMED_LOSSES, NAMED_OWNERS = 3, 3
+#: What to do where no owner is in reach.
+OWNER_LOST = (
+    "start a node that others can reach again, with its state directory: it is dialled every few seconds, and what was "
+    "trained meanwhile is merged. If it is lost for good, copy the state directory of this node to a machine that "
+    "others can reach, remove identity.key and incarnation from the copy, and run `p2pnode start --reopen` there"
+)
+#: What a member says of an address at which its own swarm was, and what to do.
+OTHER = "belongs to another swarm"
+NEW_SWARM = (
+    "the node at that address has begun a new swarm, without the model of this one: stop it, and give it its old state "
+    "directory, or a copy of this node's without identity.key and incarnation, to be started with --reopen"
+)
 
 
 def findings(
@@ -39,7 +55,7 @@ def findings(
     """What needs attention now."""
     found = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
     found += _joining(node)
-    found += _alone(node, lost)
+    found += _apart(node, lost) or _alone(node, lost)
     found += _crowded(node, overlay)
     found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
     if node.progress.stalled:
@@ -53,7 +69,9 @@ def findings(
     found += _exchange(node, line)
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
         found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
+    found += [_warning(what, do) for what, do in refusal_findings(node.progress.refusals)]
     found += _same_data(node)
+    found += _few_changes(node)
     found += version_findings(__version__, (peer.version for peer in node.overlay.members() if peer.version))
     waiting = node.gate.waiting
     if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
@@ -76,11 +94,13 @@ def _ago(seconds: float) -> str:
 
 
 def _joining(node: Node) -> list[Finding]:
-    """Addresses that did not lead into the swarm, as long as this node is not in it or knows nobody there."""
-    found = []
-    if node.phase == "joining" or not node.overlay.peers:
+    """Addresses that did not lead into the swarm, as long as this node wants to be in it and knows no owner there."""
+    found, is_member = [], node.exchange is not None
+    if node.phase == "joining" or _is_apart(node) or not (node.overlay.peers or node.phase in ENDING):
         found = [
-            _warning(f"bootstrap {address}: {reason}", what_to_do(reason))
+            _warning(
+                f"bootstrap {address}: {reason}", NEW_SWARM if is_member and OTHER in reason else what_to_do(reason)
+            )
             for address, reason in node.overlay.attempts.items()
         ]
     if node.waits_for_swarm:
@@ -88,10 +108,33 @@ def _joining(node: Node) -> list[Finding]:
     return found
 
 
+def _is_apart(node: Node) -> bool:
+    return node.exchange is not None and node.phase == "training" and node.exchange.directory.is_apart()
+
+
+def _apart(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
+    """No node that may own shards is in reach, and this one may not."""
+    if node.exchange is None or not _is_apart(node):
+        return []
+    client, now = node.exchange.push_client, node.environment.clock.monotonic()
+    since_s = client.outstanding_s if client.apart_since is None else now - client.apart_since[0]
+    dead = [one for one in lost if one.how == "dead"]
+    named = f": {last_loss(dead)} ({dead[0].reason or 'no answer'})" if dead else ""
+    waits = node.exchange.context.synchronous
+    meanwhile = (
+        "waits" if waits or client.apart_since is None else f"trains by itself since step {client.apart_since[1]}"
+    )
+    return [
+        _warning(
+            f"no node that can own shards is in reach for {_ago(since_s)}{named}; this node {meanwhile}", OWNER_LOST
+        )
+    ]
+
+
 def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
     """All peers are gone, and at least one did not say good-bye."""
     dead = [one for one in lost if one.how == "dead"]
-    if node.overlay.peers or not dead or node.phase in ("finished", "leaving"):
+    if node.overlay.peers or not dead or node.phase in ENDING:
         return []
     return [
         _warning(
@@ -117,13 +160,15 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
     exchange = node.exchange
     if exchange is None:
         return []
-    found, control = [], exchange.codec_control
+    found, control = _unserved(node), exchange.codec_control
     if line is not None:
         found += line_findings(line, exchange.context.codec, overlaps=control.facts().overlaps)
     client = exchange.push_client
-    if client.outstanding_s > LONG_WAIT_S:
+    if client.outstanding_s > LONG_WAIT_S and not _is_apart(node):
         count, longest_s = len(client.outstanding_steps), client.outstanding_s
-        what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s"
+        waits = waits_for(client.obstacles, node.environment.clock.monotonic())
+        why = waits and f": {waits}"
+        what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
     if broken := sum(owned.is_broken for owned in exchange.store.owned.values()):
         what = f"{broken} shards of this node have values that no training makes, and wait for a good copy"
@@ -131,6 +176,34 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
             "one is found within seconds, in memory or in a checkpoint; see the log, and this machine's memory and disk"
         )
         found.append(Finding(level="error", what=what, do=do))
+    return found
+
+
+def waits_for(obstacles: Obstacles, now_s: float) -> str:
+    """Whom shards have waited for `LONG_WAIT_S` or longer, where it is, and why."""
+    named = []
+    for one, count in obstacles.since(now_s - LONG_WAIT_S).items():
+        owner = "an unknown owner" if one.owner is None else f"{short(one.owner.node_id)} at {one.owner.address}"
+        named.append(f"{count} of {owner} for {now_s - one.since_s:.0f} s ({one.reason})")
+    more = f", and {len(named) - NAMED_OWNERS} more" if len(named) > NAMED_OWNERS else ""
+    return ", ".join(named[:NAMED_OWNERS]) + more
+
+
+def _unserved(node: Node) -> list[Finding]:
+    """Shards that do not come, and owners that this node reaches only by way of others."""
+    exchange, now_s = node.exchange, node.environment.clock.monotonic()
+    assert exchange is not None
+    found = []
+    if waits := waits_for(exchange.pull_client.obstacles, now_s):
+        what = f"shards do not come: {waits}"
+        do = "other members are asked too; see that the owner runs, and both firewalls, networks and clocks"
+        found.append(_warning(what, do))
+    owners = {known.owner.node_id for known in exchange.store.ownership.known_owners.values()}
+    for member, route in exchange.view.reliability.routes.rows().items():
+        if member in owners and route.relay and now_s - route.since_s >= LONG_WAIT_S:
+            what = f"{short(member)} at {route.address} is reached only by way of {short(route.relay)}: {route.reason}"
+            do = "training goes on; see both firewalls, networks and clocks, for the detour costs a line twice as much"
+            found.append(_warning(what, do))
     return found
 
 
@@ -143,6 +216,18 @@ def _same_data(node: Node) -> list[Finding]:
         return []
     others = f" and {len(same) - 1} more" if len(same) > 1 else ""
     return [_warning(f"this node and {short(same[0])}{others} train on exactly the same data", ADVICE)]
+
+
+def _few_changes(node: Node) -> list[Finding]:
+    """Weights in half precision whose changes are rounded away."""
+    changes = node.beside.changes
+    if changes is None or changes.share is None:
+        return []
+    rate = node.progress.training_metrics.get("learning_rate")
+    named = "" if rate is None else f" at a learning rate of {rate:.3g}"
+    what = f"about {changes.share:.0%} of the {changes.dtype} weights change in a step{named}: the rest is rounded away"
+    do = 'keep the weights in float32 and train under autocast (bf16=True, precision="bf16-mixed"); or raise the rate'
+    return [_warning(what, do)]
 
 
 def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:

@@ -15,7 +15,7 @@ from p2pnode.status.devices import coordination_status, device_metrics, device_s
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
-from p2pnode.status.health import findings, last_loss
+from p2pnode.status.health import findings, last_loss, waits_for
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_status
 from p2pnode.status.loop_delay import LoopDelay
@@ -357,6 +357,11 @@ class StatusReport:
                     return f"joining; {failures}"
                 if node.overlay.genesis is not None and awaits_script(node):
                     return "joining: the script runs, and has not called p2pnode.attach (or p2pnode.engine) yet"
+                if node.exchange is not None and (download := node.exchange.pull_client.download) is not None:
+                    done, total, _ = download
+                    waits = waits_for(node.exchange.pull_client.obstacles, node.environment.clock.monotonic())
+                    share = f"joining: {100 * done // max(1, total)} % of the model is here"
+                    return f"{share}; shards wait: {waits}" if waits else share
                 return "joining: starting the trainer and looking for peers"
             case "waiting_for_nodes":
                 need = node.config.training.min_nodes

@@ -615,8 +615,35 @@ MUTATIONS = (
         "a node that may own nothing begins the values of a dead server anew",
         f"{VALUES}::test_a_node_that_may_own_nothing_takes_no_values_over",
         "directory.py",
-        "if to is None and self._store.holds_values and not has_copy:",
+        "if to is None and not has_state(self._store, shard):",
         "if False:",
+    ),
+    _mutation(
+        "recovery",
+        "a former owner that nobody can dial stays the backup",
+        "tests/unit/training/exchange/backup/test_handler.py::"
+        "test_a_former_owner_that_nobody_can_dial_backs_nothing_up",
+        "backup/handler.py",
+        "is_reached = self._context.swarm.takes_streams(sender.node_id)",
+        "is_reached = True",
+    ),
+    _mutation(
+        "client",
+        "what is trained while no owner is in reach is not put together",
+        "tests/unit/training/exchange/client/test_push.py::"
+        "test_what_is_trained_while_no_owner_is_in_reach_becomes_one_delta[float32-sum]",
+        "client/push.py",
+        "await self._executor.run(self._put_back, self._outbox.take_apart(), delta)",
+        "self._outbox.take_apart()",
+    ),
+    _mutation(
+        "client",
+        "an owner that was started again is not asked what it lacks",
+        "tests/simulated/test_hidden_nodes.py::"
+        "test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile[one-4-1]",
+        "services.py",
+        "            context.acknowledged.doubt(change.node_id)\n",
+        "",
     ),
     _mutation(
         "client",

@@ -66,7 +66,11 @@ steps = trainer.global_step
 
 REPORT = """
 total = float(sum(value.double().sum() for value in model.parameters()))
-print(f"rank {os.environ['RANK']}: {steps} steps, {callback.swarm.samples_seen} samples, {total!r}", flush=True)
+divided = callback._data.samples(1, 0)  # samples of a batch, if the nodes divide the data
+print(
+    f"rank {os.environ['RANK']}: {steps} steps, {callback.swarm.samples_seen} samples, {divided} divided, {total!r}",
+    flush=True,
+)
 """
 
 
@@ -74,8 +78,8 @@ print(f"rank {os.environ['RANK']}: {steps} steps, {callback.swarm.samples_seen} 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("package", SCRIPTS)
 def test_the_ranks_of_a_callback_train_as_one_node(package: str, tmp_path: Path) -> None:
-    """Each rank makes the steps of the run and has its last weights; the samples of both count; the node ends cleanly
-    and writes the model."""
+    """Each rank makes the steps of the run on its part of the data, which the nodes divide, and has its last weights.
+    The samples of both count; the node ends cleanly and writes the model."""
     if find_spec(package) is None:
         pytest.skip(f"{package} not installed: make test-frameworks installs it")
     (tmp_path / "train.py").write_text(SCRIPTS[package] + REPORT)
@@ -92,9 +96,10 @@ def test_the_ranks_of_a_callback_train_as_one_node(package: str, tmp_path: Path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     # A rank's warnings may follow on the same line: all processes write to one pipe.
-    found = re.findall(r"rank (\d): (\d+) steps, (\d+) samples, ([0-9.e+-]+)", done.stdout)
+    found = re.findall(r"rank (\d): (\d+) steps, (\d+) samples, (\d+) divided, ([0-9.e+-]+)", done.stdout)
     assert sorted(rank for rank, *_ in found) == [str(rank) for rank in range(RANKS)]
     steps = STEPS * LOCAL_STEPS
-    assert {(int(made), int(samples)) for _, made, samples, _ in found} == {(steps, steps * RANKS * BATCH)}
+    of_all = {tuple(map(int, numbers)) for _, *numbers, _ in found}
+    assert of_all == {(steps, steps * RANKS * BATCH, BATCH)}
     assert len({total for *_, total in found}) == 1
     assert (tmp_path / "state" / "model.safetensors").is_file()

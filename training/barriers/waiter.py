@@ -3,9 +3,10 @@
 A peer known to have completed enough steps is not queried: within an incarnation steps never decrease. Every re-poll
 draws a **fresh** sample; holding one sample until it passes is a different, much slower algorithm. Under a sampled
 barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
-failure detector declares it dead. Under every barrier a peer that answers but makes no progress stops counting
-(`Peer.counts_for_barrier`), whatever step time it announces (`training.barriers.patience`). One that this node leaves
-out is not waited for (`training.exchange.trust`).
+failure detector declares it dead, or this node has not heard it for as long as any peer may be idle: others reach it,
+and there is a hole between the two, which would wait for each other for ever. Under every barrier a peer that answers
+but makes no progress stops counting (`Peer.counts_for_barrier`), whatever step time it announces
+(`training.barriers.patience`). One that this node leaves out is not waited for (`training.exchange.trust`).
 
 With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
 Nodes of nearly equal speed then pull and begin their steps together, as under bsp. Nobody waits for a slower node, nor
@@ -206,8 +207,9 @@ class BarrierWaiter:
         peer = self._swarm.peers.get(node_id)
         if peer is None or not self._swarm.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
             return None
-        unanswered = node_id in queried and peer.last_heard < queried_at
-        return None if unanswered and not self.barrier.complete else peer
+        if node_id not in queried or peer.last_heard >= queried_at:
+            return peer
+        return peer if self.barrier.complete and queried_at - peer.last_heard <= STALL_FLOOR_S else None
 
     def _is_plausible(self, peer: Peer, step_seconds: float, now: float) -> bool:
         """Whether the peer has moved within the time that the steps of the other nodes explain."""

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.store.copy_status import has_state
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 
 #: For requests without bodies, which a living node answers at once.
@@ -109,6 +110,17 @@ class OwnerDirectory:
         start = next((place for place, node in enumerate(order) if node >= me), 0)
         return [groups[node] for node in order[start:] + order[:start]], unknown
 
+    def is_apart(self) -> bool:
+        """Whether no shard has an owner in reach, nor any node that could be one, this node included. Then it trains by
+        itself, and is no owner: the others would have another. One that has been started again is in reach when it has
+        its vector."""
+        if self._store.owned or self._swarm.is_eligible:
+            return False
+        in_reach = {peer.node_id: peer for peer in self._swarm.members() if peer.activity is not Activity.JOINING}
+        if any(self._swarm.may_own(peer) for peer in in_reach.values()):
+            return False
+        return not any(owner.node_id in in_reach for owner, _ in self.by_owner(range(len(self._store)))[0])
+
     def failed(self, owner: Contact, error: TransportError) -> None:
         """An owner did not answer: have it probed now, and ask other nodes about its shards.
 
@@ -167,7 +179,8 @@ class OwnerDirectory:
         reliability, now, me = self._view.reliability, self._clock.monotonic(), self._swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
         trusted = {node_id for node_id in nodes if node_id in self._view.trust}
-        fit = {node_id for node_id in trusted if reliability.is_candidate(node_id, now)}
+        is_reached = reliability.routes.is_unreached
+        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_reached(node)}
         candidates = []
         for contacts in found:
             # Where nobody else is left, one that has failed is better than none.
@@ -318,9 +331,9 @@ class OwnerDirectory:
     async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:
         requests: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard, to in orphans.items():
-            has_copy = shard in self._store.stored or self._store.unowned_copy(shard) is not None
-            if to is None and self._store.holds_values and not has_copy:
-                # No node may own it, and this one has nothing of it. Its owner may start again, with its disk.
+            if to is None and not has_state(self._store, shard):
+                # No node that may own it is in reach, and this one has never owned or backed it up. Its owner may start
+                # again, with its disk.
                 continue
             if to is None or to.node_id == self._swarm.node_id:
                 self._rebalance.take_over(shard)

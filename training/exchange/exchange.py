@@ -32,6 +32,7 @@ from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.services import ExchangeServices, divided_context, store_of
+from training.exchange.store.copy_status import has_known_owner
 from training.exchange.store.good_copies import StoredCopies
 from training.exchange.store.history import MAX_STARTS_AHEAD, highest_step_of
 from training.exchange.store.losses import named
@@ -232,12 +233,12 @@ class Exchange:
         me, yielder, executor = self.context.me(), LoopYielder(), self.context.environment.executor
         for shard in shards:
             await yielder.after(self.store.size(shard))
-            if not self._has_no_known_owner(shard):
+            if has_known_owner(self.store, shard):
                 continue
             former, version = self._replica.version_of(shard)
             values = self._replica.slice_of(shard)
             state = await off_loop(executor, values.size, self.store.fresh_state, shard, values, version=version)
-            if not self._has_no_known_owner(shard):
+            if has_known_owner(self.store, shard):
                 continue  # another node claimed it meanwhile
             term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, by_handover=False)
@@ -264,7 +265,7 @@ class Exchange:
     async def _resume(self, expected: int, wait_s: float) -> None:
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
-        rest = [shard for shard in range(len(self.store)) if self._has_no_known_owner(shard)]
+        rest = [shard for shard in range(len(self.store)) if not has_known_owner(self.store, shard)]
         await self._found(rest)
         if not self.store.holds_values:
             await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
@@ -283,9 +284,6 @@ class Exchange:
         )
         self._settle()
         await self.reconciler.late.pass_on_all()
-
-    def _has_no_known_owner(self, shard: int) -> bool:
-        return shard not in self.store.owned and shard not in self.store.ownership.known_owners
 
     def _settle(self) -> None:
         self.reconciler.remember_disk()
@@ -332,6 +330,8 @@ class Exchange:
     async def _join(self, source: Contact) -> PullReport:
         self.services.comparison.begin(source)
         await self.directory.learn_all(source)
+        if self.store.stored and not any(has_known_owner(self.store, shard) for shard in range(len(self.store))):
+            self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
         if self.store.holds_values:
             self._settle()
             return PullReport(0, 0, [])
@@ -350,6 +350,11 @@ class Exchange:
         self.codec_control.trained(seconds)
         self.codec_control.before_push()
         await self.push_client.prepare(delta, is_last=is_last)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the step that was trained last could be sent to no owner (`OwnerDirectory.is_apart`)."""
+        return self.push_client.apart_since is not None
 
     def expected_s(self) -> float | None:
         """How long the line carries the exchange of a step; None before it is measured."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from training.encoding.codecs import CodecName
-from training.shards.applied import DeltaId
+from training.shards.applied import Applied, DeltaId
 
 #: The start of a node, and a step in it.
 Start = tuple[int, int]
@@ -48,6 +48,13 @@ class KeptDeltas:
     def drop(self, identity: DeltaId) -> None:
         """The delta is no longer on its way."""
         self._kept.pop(identity, None)
+
+    def identities(self) -> Applied:
+        """The identities of those that are on their way."""
+        found = Applied()
+        for identity in self._kept:
+            found.add(identity)
+        return found
 
     def find(self, identity: DeltaId, shard: int) -> tuple[bytes | bytearray | memoryview, CodecName] | None:
         """The encoded shard and its codec, as it was sent to the owner; None if it is not kept."""

@@ -13,14 +13,17 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from overlay.transport import FailureKind
 from training.exchange.terms import (
     MAX_SHARDS,
     Fence,
     Genesis,
+    Host,
     Length,
     NodeId,
     Number,
     OwnerInfo,
+    Port,
     Reason,
     Scale,
     ShardIndex,
@@ -28,6 +31,7 @@ from training.exchange.terms import (
     TermNode,
     TermNumber,
     Weight,
+    Workers,
 )
 from training.shards.applied import DeltaId
 
@@ -43,7 +47,9 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
     `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
-    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it.
+    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: so
+    many the sender counted when it weighed the delta. `apart`: no owner was in reach then; the delta may be of many
+    steps, and is added as one from the other side of a split.
     """
 
     genesis: Genesis
@@ -56,6 +62,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     streams: bool = False
     keeps: bool = False
+    workers: Workers = 1.0
+    apart: bool = False
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -276,6 +284,30 @@ class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
 
 class LocateOwnersAnswer(msgspec.Struct, frozen=True, array_like=True):
     known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
+
+
+class Indirect(msgspec.Struct, frozen=True, array_like=True):
+    """A request of this name that a relay is to pass on to `target`, at this address; the body follows. `payload` is
+    the message of the request. The relay waits through a silence of `timeout_ms`, and adds who sent it (`origin`).
+    Without a name the target only answers, with the payload."""
+
+    target: NodeId
+    host: Host
+    port: Port
+    name: Annotated[str, Meta(max_length=32)]
+    timeout_ms: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    payload: bytes
+    origin: Annotated[bytes, Meta(max_length=20)] = b""
+    origin_host: Host = ""
+    origin_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class IndirectAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of the target, whose body follows; or how the relay failed to get one."""
+
+    payload: bytes = b""
+    failure: FailureKind | None = None
+    detail: Reason = ""
 
 
 S = TypeVar("S")

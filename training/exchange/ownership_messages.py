@@ -25,6 +25,7 @@ from training.exchange.terms import (
     TermNode,
     TermNumber,
     Weight,
+    Workers,
 )
 from training.shards.applied import Applied, rows_like
 from training.shards.forgotten import Forgotten
@@ -394,7 +395,7 @@ class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Number
     step: Number
     weight: Weight
-    workers: Annotated[float, Meta(ge=1, le=1e9)]
+    workers: Workers
 
 
 class FindDeltas(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.exchange.member_routes import MemberRoutes
+
 #: With the first timeout, a survey and the first answer of another owner within the detection bound of 10 s.
 SILENT_S, UNANSWERED = 4.0, 3
 ASK_S = 2.0
@@ -64,6 +66,8 @@ class Reliability:
         #: When any member answered last, and which.
         self._answered: dict[bytes, float] = {}
         self._news: list[tuple[bytes, str, float]] = []
+        #: How those are reached that do not answer directly.
+        self.routes = MemberRoutes()
 
     def answered(self, node: bytes, now_s: float) -> None:
         """It answered a request."""

@@ -12,10 +12,11 @@ import msgspec
 
 from overlay.environment import Clock
 from overlay.peers import Contact
-from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame
 from training.exchange.cooperative import LoopTurns
 from training.exchange.divisions import DIVIDING, OTHER_SWARM, Divisions
+from training.exchange.indirect import NAME, IndirectRequests
 from training.exchange.interruption import Interruptible, interrupt_all
 from training.exchange.large_messages import LARGE_MESSAGE_BYTES, LargeMessages, Unexpected, UnwantedMessage
 from training.exchange.messages import decode, encode
@@ -23,6 +24,9 @@ from training.exchange.reliability import Reliability
 from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
 from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
+
+#: Why a member is not served.
+LEFT_OUT = "this node leaves you out: what you sent was repeatedly not true"
 
 A = TypeVar("A", bound=msgspec.Struct)
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
@@ -33,7 +37,8 @@ class ExchangeRpc:
     """Sends and serves the requests of one node.
 
     A request goes to the node's present address. A claim of ownership names the one that the owner had then, and a node
-    that was started again since may be at another.
+    that was started again since may be at another. A node that does not answer directly is asked by way of a member
+    that reaches it (`training.exchange.member_routes`).
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class ExchangeRpc:
         #: The requests that are being handled, each by its task; none is any more once this is closed.
         self._handled: dict[Interruptible, None] = {}
         self._is_closed = False
+        self._handlers: dict[str, Handler] = {}
+        self._indirect = IndirectRequests(swarm, self._dispatch)
         #: The requests in flight of each node.
         self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
@@ -76,14 +83,30 @@ class ExchangeRpc:
     ) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
         of another node. `unexpected` says why a large message of a sender is not to be decoded; empty: it is."""
-        self._swarm.register(name, self._checked(kind, self._handled_by(handle), unexpected), waits=waits)
+        handler = self._handlers[name] = self._checked(kind, self._handled_by(handle), unexpected)
+        self._swarm.register(name, handler, waits=waits)
+
+    def serve_indirect(self) -> None:
+        """Serve requests that come by way of a relay, and relay those of others."""
+        self._swarm.register(NAME, self._on_indirect, waits=True)
+
+    async def _on_indirect(self, sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+        if not self._trust.is_served(sender.node_id):
+            raise RequestRejected(LEFT_OUT)
+        return await self._indirect.handle(sender, payload, stream)
+
+    async def _dispatch(self, name: str, origin: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+        """Handle a request that a relay has passed on."""
+        if (handler := self._handlers.get(name)) is None:
+            raise RequestRejected(f"{NOT_SERVED} {name!r}")
+        return await handler(origin, payload, stream)
 
     def _checked(self, kind: type[A], handle: TypedHandler[A], unexpected: Unexpected | None) -> Handler:
         """A request handler that decodes its message and rejects those of another genesis, and of a member left out."""
 
         async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
             if not self._trust.is_served(sender.node_id):
-                raise RequestRejected("this node leaves you out: what you sent was repeatedly not true")
+                raise RequestRejected(LEFT_OUT)
             try:
                 if len(payload) > LARGE_MESSAGE_BYTES:
                     message = await self._large.request(sender.node_id, payload, kind, unexpected)
@@ -157,8 +180,7 @@ class ExchangeRpc:
         limit_s = self._timeout_s("question", to)
         if limit_s < timeout_s:
             limit_s = timeout_s
-        sent = self._swarm.request(to, name, encode(message), body, timeout_s=limit_s)
-        async with _Outgoing(self, "question", to, sent) as answer:
+        async with self._outgoing("question", to, name, message, body, limit_s) as answer:
             return await self.decoded(to, answer.head, kind)
 
     def request(
@@ -169,36 +191,54 @@ class ExchangeRpc:
         The caller retries under the same identity. Raises `TransportError`.
         """
         to = self._swarm.contact(to.node_id) or to
-        sent = self._swarm.request(to, kind, encode(message), body, timeout_s=self._timeout_s(kind, to))
-        return _Outgoing(self, kind, to, sent)
+        return self._outgoing(kind, to, kind, message, body, self._timeout_s(kind, to))
+
+    def _outgoing(
+        self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, timeout_s: float
+    ) -> _Outgoing:
+        node = self._reliability.routes.relay(to.node_id)
+        if node and (relay := self._swarm.contact(node)) is not None:
+            sent = self._indirect.request(relay, to, name, encode(message), body, timeout_s)
+            return _Outgoing(self, kind, to, sent, node)
+        return _Outgoing(self, kind, to, self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s))
+
+    async def failure(self, to: Contact, relay: Contact | None = None) -> TransportError | None:
+        """Why a node does not answer a small question, directly or by way of a member; None: it answers."""
+        return await self._indirect.failure(to, relay, self._timeout_s("question", relay or to))
 
     def found_dead(self, node_id: bytes) -> None:
         """End the requests in flight to a node: each raises `TransportError` where it waits."""
         for request in list(self._in_flight.get(node_id, ())):
             request.end()
 
-    def began(self, to: Contact, request: _Outgoing) -> float:
-        """A request to a node is under way until `ended`, or until the node is found dead. Returns since when."""
-        self._in_flight.setdefault(to.node_id, {})[request] = None
+    def began(self, node: bytes, request: _Outgoing) -> float:
+        """A request to a node, or by way of it, is under way until `ended`, or until the node is found dead. Returns
+        since when."""
+        self._in_flight.setdefault(node, {})[request] = None
         return self._clock.monotonic()
 
-    def ended(self, to: Contact, request: _Outgoing) -> None:
+    def ended(self, node: bytes, request: _Outgoing) -> None:
         """The request is under way no more."""
-        requests = self._in_flight[to.node_id]
+        requests = self._in_flight[node]
         del requests[request]
         if not requests:
-            del self._in_flight[to.node_id]
+            del self._in_flight[node]
 
-    def responded(self, kind: Kind, to: Contact, began_s: float, answer: ReceivedResponse) -> None:
+    def responded(self, kind: Kind, to: Contact, began_s: float, answer: ReceivedResponse, relay: bytes) -> None:
         """Count how long a request waited for its response: the time that the peer took, without the transfer of the
         body, which depends on the line and the body."""
         now_s = self._clock.monotonic()
+        if not relay:
+            self._reliability.routes.reached(to.node_id)
         took_s = now_s - began_s if answer.waited_s is None else answer.waited_s
         self.timeouts.on_response(kind, to.node_id, took_s)
         self._reliability.answered(to.node_id, now_s)
 
-    def failed(self, kind: Kind, to: Contact, error: TransportError) -> None:
-        """Count a request's timeout."""
+    def failed(self, kind: Kind, to: Contact, error: TransportError, relay: bytes) -> None:
+        """Count a request's timeout, and note that it did not reach the peer."""
+        if error.kind not in ("rejected", "closed"):
+            routes, now_s = self._reliability.routes, self._clock.monotonic()
+            routes.failed(to.node_id, to.address, error.detail, now_s, relay)
         if error.kind == "timeout":
             self.timeouts.on_timeout(kind, to.node_id)
             self._reliability.unanswered(to.node_id, self._clock.monotonic())
@@ -235,11 +275,17 @@ class _Outgoing:
     """One request: measured, and ended by `TransportError` (`reset`) as soon as its receiver is found dead. A class
     without `asyncio.timeout`, because nested generators and that cost each small request as much again."""
 
-    __slots__ = ("_cancelling", "_has_ended", "_is_dead", "_kind", "_rpc", "_sent", "_task", "_to")
+    __slots__ = ("_cancelling", "_has_ended", "_is_dead", "_kind", "_relay", "_rpc", "_sent", "_task", "_to")
 
     def __init__(
-        self, rpc: ExchangeRpc, kind: Kind, to: Contact, sent: AbstractAsyncContextManager[ReceivedResponse]
+        self,
+        rpc: ExchangeRpc,
+        kind: Kind,
+        to: Contact,
+        sent: AbstractAsyncContextManager[ReceivedResponse],
+        relay: bytes = b"",
     ) -> None:
+        self._relay = relay
         self._rpc = rpc
         self._kind: Kind = kind
         self._to = to
@@ -251,13 +297,13 @@ class _Outgoing:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
-        began_s = rpc.began(self._to, self)
+        began_s = rpc.began(self._relay or self._to.node_id, self)
         try:
             answer = await self._sent.__aenter__()
         except BaseException as error:
             self._on_end(error)
             raise
-        rpc.responded(self._kind, self._to, began_s, answer)
+        rpc.responded(self._kind, self._to, began_s, answer, self._relay)
         return answer
 
     async def __aexit__(
@@ -283,8 +329,8 @@ class _Outgoing:
         """The request has ended, by an error or without. As `asyncio.timeout` does it, a cancellation by `end` is told
         from one by others."""
         self._has_ended = True
-        self._rpc.ended(self._to, self)
+        self._rpc.ended(self._relay or self._to.node_id, self)
         if self._is_dead and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TransportError("reset", self._to.address, "was found dead while it was asked") from error
         if isinstance(error, TransportError):
-            self._rpc.failed(self._kind, self._to, error)
+            self._rpc.failed(self._kind, self._to, error, self._relay)

@@ -117,6 +117,7 @@ class ExchangeServices:
 
     def start(self) -> None:
         """Serve requests and start the background work."""
+        self.context.rpc.serve_indirect()
         for handlers in (self.deltas, self.reads, self.backup, self.relays, self.pull_client.relays):
             handlers.register()
         services = {
@@ -144,9 +145,15 @@ class ExchangeServices:
             context.store.on_restart(change.node_id, context.me())
         if change.kind in ("restarted", "dead", "left"):
             context.claims.forget(change.node_id)
+        reliability = context.view.reliability
         if change.kind in ("restarted", "returned"):
-            context.view.reliability.returned(change.node_id, context.environment.clock.monotonic())
+            context.acknowledged.doubt(change.node_id)
+            context.wait_credit.forgive(change.node_id)
+            reliability.returned(change.node_id, context.environment.clock.monotonic())
+        if change.kind in ("up", "restarted", "returned", "moved"):
+            reliability.routes.reached(change.node_id)
         if change.kind == "dead":
+            reliability.routes.died(change.node_id)
             context.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             context.view.invalidate()

@@ -68,8 +68,13 @@ class SwarmView:
         """Whether a node is dead, has left, is distrusted, is silent, or is unknown and failed to answer a moment ago.
 
         In a large swarm the owner of a shard may be a node that this one has never met, so an unknown node is not dead.
+        Nor is one that another member reaches: there is a hole between it and this node.
         """
-        if node_id not in self.trust or self.reliability.is_silent(node_id, self._clock.monotonic()):
+        if node_id not in self.trust:
+            return True
+        if self.reliability.routes.relay(node_id):
+            return False
+        if self.reliability.is_silent(node_id, self._clock.monotonic()):
             return True
         if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
             return False
@@ -92,6 +97,10 @@ class SwarmView:
     def note_failure(self, node_id: bytes) -> None:
         """A request to this node failed now."""
         self._failures[node_id] = self._clock.monotonic()
+
+    def reached(self, node_id: bytes) -> None:
+        """This node has answered, if by way of another: failures from before do not count."""
+        self._failures.pop(node_id, None)
 
     def failed_within(self, node_id: bytes, seconds: float) -> bool:
         """Whether a request to this node failed in the last `seconds`."""
@@ -180,6 +189,11 @@ class SwarmView:
             count = self._swarm.workers()
             self._worker_count = (now, count)
         return count
+
+    def merged_weight(self, weight: float, workers: float) -> float:
+        """What a delta weighs here that was trained apart from this node, and weighed among so many workers:
+        `w · N_side / N_merged`."""
+        return weight * workers / max(workers, self.worker_count())
 
     def population(self) -> float:
         """How many nodes there are in all, as far as this one knows or estimates."""

@@ -25,6 +25,7 @@ MAX_BELIEVED = 1 << 47
 TermNumber = Annotated[int, Meta(ge=0, lt=1 << 62)]
 #: Far below one part of a million workers. A product of the smallest weight and the smallest scale is above 0.
 Weight = Annotated[float, Meta(ge=1e-12, le=1e6)]
+Workers = Annotated[float, Meta(ge=1, le=1e9)]
 Scale = Annotated[float, Meta(ge=1e-100, le=1)]
 #: The node that raised a term; empty where there is no term.
 TermNode = Annotated[bytes, Meta(max_length=20)]
@@ -33,6 +34,7 @@ Genesis = Annotated[bytes, Meta(max_length=16)]
 Length = Annotated[float, Meta(ge=0, le=MAX_LENGTH)]
 #: The longest literal address, and the longest reason for a refusal.
 Host = Annotated[str, Meta(max_length=45)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 Reason = Annotated[str, Meta(max_length=200)]
 
 
@@ -84,7 +86,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
     term_node: TermNode
     owner: NodeId
     host: Host
-    port: Annotated[int, Meta(ge=1, le=65535)]
+    port: Port
 
     @property
     def term(self) -> Term:

@@ -48,6 +48,11 @@ class WaitCredit:
             del self._left[oldest]
             self._spent.pop(oldest, None)
 
+    def forgive(self, owner: bytes) -> None:
+        """It was started again, or is back after it was gone: it has held nobody up yet."""
+        self._left.pop(owner, None)
+        self._spent.pop(owner, None)
+
     def is_spent(self, owner: bytes, now_s: float) -> bool:
         """Whether an owner is not waited for now."""
         if owner in self._spent and self.left_s(owner, now_s) >= AGAIN_S:

@@ -289,7 +289,8 @@ def _unusual(member: DataMember) -> Iterator[tuple[str, bytes, str, str]]:
             node,
             f"{short(node)} has other data ({_named(shape)}) than this node ({_named(member.shape)}): "
             "they share nothing",
-            "give all nodes the same data, the same block and the same training.seed",
+            "give all nodes the same data, the same block and the same training.seed; or let none share it, where each "
+            "has data of its own: SwarmCallback(share_data=False)",
         )
     if member.ledger.given_up:
         yield (

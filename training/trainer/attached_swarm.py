@@ -93,8 +93,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._has_warned_of_own_weights = False
         self._given = given
         self._ranks = ranks
-        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         self._warn = warnings
+        self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
         self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
         self._contract = ModelContract(model, vector, given.optimizers, warnings)
@@ -184,6 +184,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         `SwarmLost`, and `ModelChanged` where the model or its optimisers are not those of the start.
         """
         if self.done:
+            self._count.after_end()
             return
         self._samples += int(samples)
         self._data.count(int(samples))

@@ -20,7 +20,7 @@ from training.trainer.schedule import Warn
 from training.trainer.vector import ModelVector, canonical_name, dtype_name, storage_key
 from training.trainer_link.interface import TrainerFailed
 
-_INCLUDE = "p2pnode.attach(..., include_frozen=True)"
+_INCLUDE = "p2pnode.attach or SwarmCallback with include_frozen=True"
 
 
 class ModelContract:

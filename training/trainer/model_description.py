@@ -29,7 +29,9 @@ MAX_LOCAL_BYTES = 32 * 1024 * 1024
 MAX_NAMES = 5
 
 CHANGED = "training changes these tensors, which are not exchanged: the model's file has those of one node"
-INCLUDE = "leave them as they are, or exchange frozen parameters: p2pnode.attach(..., include_frozen=True) on all nodes"
+INCLUDE = (
+    "leave them as they are, or exchange them: p2pnode.attach or SwarmCallback with include_frozen=True on all nodes"
+)
 TOO_LARGE = (
     f"of this node's own tensors the model's file has at most {MAX_LOCAL_BYTES >> 20} MiB; save them in the script"
 )

@@ -106,7 +106,8 @@ class Schedule:
 
     def _reset(self) -> None:
         self._scheduler.load_state_dict(copy.deepcopy(self._initial))
-        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=True):
+        # Groups that were added since, as those of unfrozen layers, have no beginning to go back to.
+        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=False):
             group.update(copy.deepcopy(initial))
 
 

@@ -45,6 +45,13 @@ class ScriptArguments(NamedTuple):
             raise TrainerFailed("there is no optimiser", _CALL, fatal=True)
         for one in optimizers:
             _require(one, "an optimiser", _OF_OPTIMIZER)
+            if getattr(one, "_overlap_with_ddp", False):
+                raise TrainerFailed(
+                    f"{_kind(one)} with overlap_with_ddp=True steps within the backward pass, and its parts cannot be put "
+                    "together for a checkpoint",
+                    "make it without overlap_with_ddp",
+                    fatal=True,
+                )
         for one in schedulers:
             _require(one, "a schedule of the learning rate", _OF_SCHEDULE)
         if scaler is not None:

@@ -10,6 +10,7 @@ That it is so is found by the weights: they change, and no hook has run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,15 +21,17 @@ from training.trainer.script_warnings import ScriptWarnings
 
 #: After so many calls without a step the weights are compared, and again after twice as many.
 FIRST_LOOK = 8
+#: Steps after the end of the run from which on it is no accident.
+LATE_STEPS = 2
 #: Values that are compared of each of the largest tensors.
 LOOKED_AT_VALUES, LOOKED_AT_TENSORS = 64, 8
 
 
 class StepCount:
-    """Of the optimisers of one script; `tensors` are what is trained, and `warnings` takes what is found."""
+    """Of the optimisers of one script; `tensors` are what is trained, and `findings` takes what is found."""
 
-    def __init__(self, optimizers: Sequence[Any], tensors: Sequence[Tensor], warnings: ScriptWarnings) -> None:
-        self._warnings = warnings
+    def __init__(self, optimizers: Sequence[Any], tensors: Sequence[Tensor], findings: ScriptWarnings) -> None:
+        self._findings = findings
         self._names = " and ".join(type(optimizer).__name__ for optimizer in optimizers)
         self._taken = [0] * len(optimizers)  # since the last call
         self._by_calls = False
@@ -37,6 +40,7 @@ class StepCount:
         self._seen: Tensor | None = None
         # Of the turn under way.
         self._calls = self._counted = 0
+        self._late = 0
         self._hooks = []
         for index, optimizer in enumerate(optimizers):
             if hasattr(optimizer, "register_step_post_hook"):
@@ -79,8 +83,22 @@ class StepCount:
             # Its turn would never end.
             what = f"swarm.step() was called {FIRST_LOOK} times, and {self._names}, given to attach, took no step"
             do = "call optimizer.step() before it; nothing is trained or exchanged until then"
-            self._warnings.finding("swarm_steps_differ", what, do)
+            self._findings.finding("swarm_steps_differ", what, do)
         return int(self._by_calls)
+
+    def after_end(self) -> None:
+        """A call of `swarm.step` when the run is over. The second one after a step warns: what is trained then is
+        in no model but the script's. One more step happens where a library ends its loop only after it."""
+        if self._by_calls or not self.call():
+            return
+        self._late += 1
+        if self._late == LATE_STEPS:
+            warnings.warn(
+                "the script goes on training after the end of the run (swarm.done): its model is no longer that of the "
+                "swarm. End the loop when swarm.done is true; swarm.step() sets it.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def end_turn(self, *, may_skip: bool) -> None:
         """Compare calls and steps of the turn. `may_skip`: a scaler may have skipped up to half of the steps."""
@@ -92,9 +110,9 @@ class StepCount:
         elif calls > (2 * steps if may_skip else steps):
             what = f"swarm.step() was called {calls} times for {steps} optimiser steps; calls without a step count none"
         do = "call it once after each optimiser step, and not during evaluation"
-        self._warnings.finding("swarm_steps_differ", what, do)
+        self._findings.finding("swarm_steps_differ", what, do)
         do = "give attach the optimiser that trains; with captured steps nothing needs to be done"
-        self._warnings.finding("optimizer_steps_unseen", unseen if self._hooks else "", do)
+        self._findings.finding("optimizer_steps_unseen", unseen if self._hooks else "", do)
 
     def _has_changed(self) -> bool:
         seen = self._seen

@@ -59,7 +59,9 @@ class ModelVector:
         if not parameters:
             raise TrainerFailed(
                 "the model has no trainable parameter",
-                "set requires_grad of the parameters to be trained before the optimiser is made",
+                "set requires_grad of the parameters to be trained before the optimiser is made"
+                if frozen
+                else "it has no parameter at all; PyTorch sees modules in an nn.ModuleList, but not in a plain list",
                 fatal=True,
             )
         buffers, constant, self.local_buffers = _buffers(model)

@@ -13,12 +13,13 @@ FIRST_PORT = 50000
 
 
 class Nat:
-    """`symmetric`: another port for each destination, so that no node can report to others where a host is."""
+    """`symmetric`: another port for each destination, so that no node can report to others where a host is.
+    `first_port`: of the first host inside; as that host's own it looks from outside as if there were no NAT."""
 
-    def __init__(self, public: str, *, symmetric: bool = False) -> None:
+    def __init__(self, public: str, *, symmetric: bool = False, first_port: int = FIRST_PORT) -> None:
         self.public = public
         self.symmetric = symmetric
-        self._next_port = FIRST_PORT
+        self._next_port = first_port
         self._ports: dict[tuple[Address, Address | None], int] = {}
         self._inside: dict[int, Address] = {}
         self._spoken_to: dict[tuple[int, Address], bool] = {}

@@ -4,9 +4,9 @@ Datagrams are delayed, lost, duplicated and therefore reordered. A request is an
 a bounded number of chunks in flight, as with HTTP over TCP. A partition delays a stream, a crash ends it.
 All chance comes from one `random.Random(seed)`, all time from the loop.
 
-Faults: `partition`/`cut`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable` (accepts no
-streams), `behind` (a NAT, tests/harness/network/nat.py). The numbers `delay`, `loss`, `duplicate` and `bandwidth` may
-change at any moment. `line` gives a host a line of its own, whose rate all its streams share.
+Faults: `partition`/`cut`/`hole`/`heal`, `pause`/`resume` (SIGSTOP), `crash` (kill, or power loss), `unreachable`
+(accepts no streams), `behind` (a NAT, tests/harness/network/nat.py). The numbers `delay`, `loss`, `duplicate` and
+`bandwidth` may change at any moment. `line` gives a host a line of its own, whose rate all its streams share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from overlay.addresses import Address
-from overlay.transport import PortInUse
+from overlay.transport import FailureKind, PortInUse, TransportError
 from tests.harness.network.line import Line
 from tests.harness.network.nat import Nat
 from tests.harness.network.pipe import Pipe
@@ -70,6 +70,8 @@ class Network:
         self._nats: dict[str, Nat] = {}
         self._behind: dict[str, Nat] = {}
         self._cuts: dict[tuple[str, str], bool] = {}
+        #: Pairs of hosts, and how a stream between them fails at once.
+        self._refusals: dict[tuple[str, str], tuple[FailureKind, str]] = {}
         self._groups: dict[str, int] = {}
         self._paused: dict[Address, deque[tuple[bytes, Address]]] = {}
         self._held: dict[Pipe, bool] = {}
@@ -159,10 +161,24 @@ class Network:
         self._cuts[_host(source), _host(target)] = True
         self._changed()
 
+    def hole(self, one: str | Address, other: str | Address, refusal: tuple[FailureKind, str] | None = None) -> None:
+        """Nothing passes between two hosts. New streams fail at once with this kind and detail; None: in silence."""
+        for source, target in ((_host(one), _host(other)), (_host(other), _host(one))):
+            self._cuts[source, target] = True
+            if refusal is not None:
+                self._refusals[source, target] = refusal
+        self._changed()
+
+    def refusal(self, source: Address, target: Address) -> TransportError | None:
+        """How a stream from one host to the other fails at once."""
+        found = self._refusals.get((source.host, target.host)) if self._refusals else None
+        return None if found is None else TransportError(found[0], target, found[1])
+
     def heal(self) -> None:
-        """End every partition and cut; streams that were held up continue."""
+        """End every partition, cut and hole; streams that were held up continue."""
         self._groups = {}
         self._cuts = {}
+        self._refusals = {}
         self._changed()
 
     def pause(self, address: Address) -> None:

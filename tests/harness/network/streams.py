@@ -63,6 +63,9 @@ class Stream:
     async def ask(self) -> ReceivedResponse:
         network = self.network
         network.traffic.requests += 1
+        if (refusal := network.refusal(self.client.address, self.to)) is not None:
+            await asyncio.sleep(network.draw_delay(self.client.address, self.to))
+            raise refusal
         self.client.streams[self] = True
         self.hear()
         self._watch = network.loop.call_later(self._timeout_s, self._check_silence)
@@ -175,7 +178,8 @@ class Stream:
             await self._send_reply(reply)
         except Exception as error:
             self.down.send(self._failed, TransportError("reset", self.to, "broke the stream"))
-            if self.up.error is None and self.down.error is None:  # otherwise it only noticed that the stream broke
+            is_relayed = isinstance(error, BodyFailed) and isinstance(error.error, TransportError)
+            if self.up.error is None and self.down.error is None and not is_relayed:  # else a stream broke elsewhere
                 message = f"the handler of {self._name!r} at {self.to} failed"
                 self.network.loop.call_exception_handler({"message": message, "exception": error})
         finally:

@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, Contact, PeerChange
 from overlay.requests import Handler
-from overlay.transport import Body, ReceivedResponse, Response
+from overlay.transport import Body, ReceivedResponse, Response, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
@@ -43,15 +43,20 @@ class ScriptedSwarm:
     def __init__(self, me: Contact, others: Sequence[Contact] = ()) -> None:
         self.node_id = me.node_id
         self.address = me.address
+        self.is_eligible = True
         self.peers: dict[bytes, Any] = {one.node_id: self._peer(one) for one in others}
         #: The candidates of every shard, best first.
         self.candidate_list: list[Contact] = [me, *others]
         self.suspects: list[bytes] = []
         self.gone: list[bytes] = []
+        #: Nodes that nobody can dial.
+        self.hidden: list[bytes] = []
         self.handlers: dict[str, Handler] = {}
         self.callbacks: list[Callable[[PeerChange], None]] = []
         #: Answers by name of the request: called with the receiver and the payload.
-        self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {}
+        self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {
+            "indirect": lambda to, _: TransportError("timeout", to.address, "no answer")
+        }
         #: Nodes whose own handlers answer instead.
         self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []
@@ -117,6 +122,9 @@ class ScriptedSwarm:
 
     def may_own(self, peer: Any) -> bool:
         return bool(peer.eligible)
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        return node_id not in self.hidden
 
     async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
         return [await self.candidates(key) for key in keys]

@@ -51,6 +51,8 @@ class RecordingExchange:
         self.moves = 0.0
         self.steps: list[int] = []
         self.overlaps: list[bool] = []
+        #: Whether no owner is in reach.
+        self.is_apart = False
         #: How long the line would carry a step; None: not measured.
         self.line_s: float | None = None
         self.context = SimpleNamespace(

@@ -127,6 +127,10 @@ class Overlay:
 
     # -- who is there
 
+    @property
+    def is_eligible(self) -> bool:
+        return self.eligible
+
     def is_alive(self, node_id: bytes) -> bool:
         peer = self.peers.get(node_id)
         return peer is not None and peer.alive
@@ -151,6 +155,10 @@ class Overlay:
 
     def may_own(self, peer: Peer) -> bool:
         return peer.eligible
+
+    def takes_streams(self, node_id: bytes) -> bool:
+        """In these histories a node that lives takes streams, unless the line to it is cut."""
+        return True
 
     def workers(self) -> float:
         if not self.world.training:

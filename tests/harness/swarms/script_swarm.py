@@ -28,6 +28,8 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 from training.trainer import attach
 from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
+from training.trainer_link.data_messages import DataFromDaemon, DataGranted, DataOpened, DataTrained, DataWanted
+from training.trainer_link.engine_messages import EngineFromDaemon
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     Evaluation,
@@ -42,12 +44,16 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
+from training.trainer_link.record_messages import RecordsFromDaemon
 from training.trainer_link.shared_memory import SharedVectors
 
 Message = TypeVar("Message")
 
 #: Virtual seconds of a step.
 STEP_S = 0.1
+
+#: What a script says of data that it shares.
+DATA = (DataOpened, DataWanted, DataTrained)
 
 #: Real seconds until a script that says nothing has failed.
 ANSWER_S = 60.0
@@ -67,6 +73,7 @@ class ScriptTrainer(StubTrainer):
         self._path = folder / f"{name}.socket"
         self._memory: SharedVectors | None = None
         self._turn = 0
+        self._granted = asyncio.Event()
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self._set_state("starting")
@@ -96,10 +103,28 @@ class ScriptTrainer(StubTrainer):
             self._expect(messages.BuffersLoaded)
             handshake.loaded.set()
             self._send(messages.DeltaTaken(self._turn))
-        report = self._expect(messages.Trained).report
+        report = await self._trained()
         self.reports.append(report)
         self.trained.append(order.step)
         return report
+
+    async def _trained(self) -> StepReport:
+        """The report of the turn. Meanwhile the script may ask for data, and other nodes have to answer this one."""
+        while True:
+            message = self._expect((messages.Trained, *DATA))
+            if isinstance(message, messages.Trained):
+                return message.report
+            assert self.send_to_daemon is not None
+            self.send_to_daemon(message)
+            if isinstance(message, DataWanted):
+                await self._granted.wait()
+                self._granted.clear()
+
+    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+        if self._state == "running":
+            self._send(message)
+            if isinstance(message, DataGranted):
+                self._granted.set()
 
     async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
         self._turn += 1
@@ -177,8 +202,8 @@ class ScriptTrainer(StubTrainer):
     def _send(self, message: messages.FromDaemon) -> None:
         self._socket.sendall(messages.encode(message))
 
-    def _expect(self, kind: type[Message]) -> Message:
-        """The next message of this kind; those before it go to `heard`. Raises `TrainerFailed`."""
+    def _expect(self, kind: type[Message] | tuple[type[Message], ...]) -> Message:
+        """The next message of these kinds; those before it go to `heard`. Raises `TrainerFailed`."""
         while True:
             while self._inbox:
                 message = self._inbox.pop(0)
@@ -187,7 +212,7 @@ class ScriptTrainer(StubTrainer):
                 if isinstance(message, messages.Measurement):
                     self.measured.append(Evaluation(message.step, message.metrics, message.samples))
                 self.heard.append(message)
-                if isinstance(message, messages.LeaveRequested) and kind is messages.Trained:
+                if isinstance(message, messages.LeaveRequested) and kind == (messages.Trained, *DATA):
                     raise TrainerLeft("the script has called swarm.leave()")
             data = self._socket.recv(1 << 16)
             if not data:

@@ -80,12 +80,21 @@ class Swarm:
         #: The free memory that every machine reports; None where it reports none.
         self.available_memory: int | None = None
 
-    def start(self, name: str, *, bootstrap: str | None = None, reopens: bool = False, **settings: Any) -> Host:
-        """Start a node on a new machine, or again on its old one. `bootstrap` names a host, itself perhaps."""
+    def start(
+        self,
+        name: str,
+        *,
+        bootstrap: str | None = None,
+        reopens: bool = False,
+        address: str | None = None,
+        **settings: Any,
+    ) -> Host:
+        """Start a node on a new machine, or again on its old one. `bootstrap` names a host, itself perhaps. `address`:
+        of the new machine; None: the next one."""
         host = self.hosts.get(name)
         if host is None:
             number = len(self.hosts) + 1
-            host = self.hosts[name] = Host(name, f"10.0.{number // 250}.{number % 250 + 1}")
+            host = self.hosts[name] = Host(name, address or f"10.0.{number // 250}.{number % 250 + 1}")
         host.port = PORT + host.starts if self.new_ports else PORT
         host.starts += 1
         chosen = {"training.checkpoint_s": 0.0, "training.eval_steps": 0, **self.settings}

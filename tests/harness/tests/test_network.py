@@ -472,3 +472,41 @@ def test_cost_of_a_small_request() -> None:
         assert per_datagram < 50e-6
 
     simulate(main)
+
+
+def test_a_hole_separates_two_hosts_and_no_other() -> None:
+    """Datagrams vanish. Streams fail at once as it is said, or are silent; after `heal` all is as before."""
+    got: list[str] = []
+
+    async def answers(transport: MemoryTransport, to: Address) -> str:
+        try:
+            async with transport.request(to, "x", b"", timeout_s=1.0):
+                return "ok"
+        except TransportError as error:
+            return f"{error.kind}: {error.detail}"
+
+    async def scenario() -> None:
+        network = Network(seed=1)
+        a, b, c = (network.transport(host) for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+
+        async def serve(_request: Request) -> Response:
+            return Response(b"")
+
+        for transport in (a, b, c):
+            await transport.open(lambda data, _source: got.append(data.decode()), serve)
+        network.hole(a.address, b.address, ("refused", "no route"))
+        network.hole(b.address, c.address)
+        for one, other in ((a, b), (b, a), (a, c)):
+            one.send(other.address, b"datagram")
+        await asyncio.sleep(1.0)
+
+        assert got == ["datagram"]
+        assert await answers(a, b.address) == await answers(b, a.address) == "refused: no route"
+        assert await answers(b, c.address) == "timeout: did not answer for 1 s"
+        assert await answers(a, c.address) == "ok"
+        network.heal()
+        assert [await answers(b, a.address), await answers(b, c.address)] == ["ok", "ok"]
+        for transport in (a, b, c):
+            await transport.close()
+
+    run(scenario())

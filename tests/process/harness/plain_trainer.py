@@ -1,7 +1,7 @@
 """A trainer process without torch, for tests of daemons.
 
 `p2pnode run … -- python -m tests.process.harness.plain_trainer 0.03` sleeps so many seconds in each optimiser step, and
-adds a constant. The link, the shared memory and the life of the process are real.
+adds a constant, 0.001 or a second argument. The link, the shared memory and the life of the process are real.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ SIZE = 58
 class PlainTrainer(TorchlessTrainer):
     """Rests, and moves every value by the same."""
 
-    def __init__(self, connection: DaemonConnection, step_s: float) -> None:
+    def __init__(self, connection: DaemonConnection, step_s: float, change: float = 0.001) -> None:
         super().__init__(connection, "plain", SIZE)
         self._step_s = step_s
+        self._change = change
 
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
         if order.carry:
@@ -39,7 +40,7 @@ class PlainTrainer(TorchlessTrainer):
             self.connection.progress(done)
         if order.carry and not self.connection.wait_for_free_delta():
             return None
-        self.delta[:] = np.float32(0.001)
+        self.delta[:] = np.float32(self._change)
         return StepReport(order.step, 1.0, 8, done, self._step_s * done, {})
 
     def _next(self, order: StepOrder, done: int) -> StepAnswer:
@@ -49,4 +50,4 @@ class PlainTrainer(TorchlessTrainer):
 
 
 if __name__ == "__main__":
-    sys.exit(serve_daemon(lambda connection: PlainTrainer(connection, float(sys.argv[1]))))
+    sys.exit(serve_daemon(lambda connection: PlainTrainer(connection, *map(float, sys.argv[1:]))))

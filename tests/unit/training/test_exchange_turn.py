@@ -274,6 +274,7 @@ def test_a_node_that_fell_behind_drops_what_it_trained_meanwhile() -> None:
         assert carries(bench) == [0.0, 1.0, 0.0, 1.0]
         assert bench.events("caught_up") == [{"was": 21, "step": 39}]
         assert bench.events("late_step_dropped") == [{"step": 22, "samples": 64}]
+        assert {"late": 1} in bench.progress.refusals
         assert bench.progress.samples == 3 * 64
         announced = [changes["step"] for changes in bench.swarm.announced if "step" in changes]
         assert announced == sorted(announced)

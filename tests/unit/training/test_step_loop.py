@@ -267,6 +267,21 @@ def test_a_step_begins_with_a_part_of_the_delta_before_it() -> None:
     run(scenario())
 
 
+def test_a_step_begins_with_all_that_no_owner_has_got() -> None:
+    """While none is in reach the node trains on from what it has trained; but not from what is not finite."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=4, exchange=ExchangeSettings(correct=0.5))
+        bench.exchange.is_apart, bench.exchange.not_finite = True, [2]
+        async with asyncio.timeout(60.0):
+            await bench.run()
+
+        assert carried(bench) == {1: 0.0, 2: 1.0, 3: 0.0, 4: 1.0}
+        assert bench.exchange.pulls.count(1) == 1, "nothing is corrected: nobody else has moved the values"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("synchronous", "settings"), [(True, {}), (False, {"carry": 0.0}), (False, {"enabled": False})]
 )

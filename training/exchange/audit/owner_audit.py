@@ -103,7 +103,7 @@ class OwnerAudit:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + EVERY_S
-        self._kept.drop_old(now_s)
+        self._kept.drop_old(now_s, self._view.is_gone)
         steps: dict[tuple[bytes, int], bool] = {}
         for key in self._kept.take_fresh():
             found = self._kept.find(key)

@@ -1,7 +1,8 @@
-"""Sends acknowledged deltas again, under the same identity, where a shard has another owner that lacks them.
+"""Sends acknowledged deltas again, under the same identity, where the owner of a shard lacks them.
 
 The owner that acknowledged them has added nothing, or another delta, if it lied; or it had them and has lost them, with
-all copies. The new owner is asked which of them it has: as a rule all, and nothing is sent.
+all copies. It may be the same node, started again from its disk. The present owner is asked which of them it has: as a
+rule all, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -104,8 +105,12 @@ class Resending:
         for key in keys:
             if key not in missing:
                 self._kept.moved(key, owner.node_id)
-        if lacking:
-            await self.send_again(owner, lacking)
+        while lacking and await self.send_again(owner, lacking):
+            lacking = [key for key in lacking if self._is_unsent(key, owner)]
+
+    def _is_unsent(self, key: AcknowledgedKey, owner: Contact) -> bool:
+        delta = self._kept.find(key)
+        return delta is not None and delta.owner != owner.node_id
 
     def _is_missed(self, key: AcknowledgedKey, result: AuditResult | None) -> bool:
         """Whether an owner certainly lacks a delta, as it says."""
@@ -152,10 +157,9 @@ class Resending:
 
     async def _mend(self, owner: Contact, found: list[tuple[AcknowledgedKey, Acknowledged]]) -> list[PushStatus]:
         """Send them as what repairs a split, which may be old, and moves no momentum."""
-        workers = max(1.0, self._view.worker_count())
         message = OfferedDeltas(
             self._context.genesis,
-            [LoggedDelta(key.shard, *key.identity, delta.push.weight, workers) for key, delta in found],
+            [LoggedDelta(key.shard, *key.identity, delta.push.weight, delta.push.workers) for key, delta in found],
         )
         frames = (
             buffer

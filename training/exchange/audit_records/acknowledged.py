@@ -1,14 +1,15 @@
 """This node's deltas that owners have acknowledged, for as long as they may have to be sent again. Pure.
 
 An owner that acknowledges and does not add is found out after a while. What it has not added until then is sent again
-to the owner that takes its place, under the same identity. Each delta is kept `KEPT_S`, all of them within `KEPT_BYTES`
-of encoded values: the oldest are dropped first. Of one that is too large, or is the trainer's memory, which is written
-to again, only the identity is known.
+to the owner that takes its place, under the same identity. So is what an owner lacks that was started again without a
+backup: it goes on with what was on its disk. Each delta is kept `KEPT_S`, and as long as its owner is gone; all of them
+within `KEPT_BYTES` of encoded values: the oldest are dropped first. Of one that is too large, or is the trainer's
+memory, which is written to again, only the identity is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ KEPT_S = 300.0
 KEPT_BYTES = 16 << 20
 #: One above this share of the bytes would drive out too many others.
 LARGEST_SHARE = 1 / 8
-#: Some 300 bytes each, beside their values.
-MAX_KEPT = 8192
+#: Some 300 bytes each, beside their values; more where there is more room for these.
+MAX_KEPT, ROOM_EACH = 8192, 1 << 12
 
 Encoded = bytes | bytearray | memoryview
 
@@ -52,10 +53,10 @@ class Acknowledged:
 
 
 class AcknowledgedDeltas:
-    """The acknowledged deltas of one node, the oldest first."""
+    """The acknowledged deltas of one node, the oldest first. `limit_bytes` may change."""
 
     def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._kept: dict[AcknowledgedKey, Acknowledged] = {}
         #: How many of them each owner has acknowledged, by shard.
         self._owners: dict[int, dict[bytes, int]] = {}
@@ -74,13 +75,14 @@ class AcknowledgedDeltas:
         push = delta.push
         key = AcknowledgedKey(shard, DeltaId(push.node, push.incarnation, push.step))
         self.drop(key)
-        if delta.size_bytes > LARGEST_SHARE * self._limit_bytes:
+        if delta.size_bytes > LARGEST_SHARE * self.limit_bytes:
             delta.encoded = None
         self._kept[key] = delta
         self._count(shard, delta.owner)
         self._fresh.append(key)
         self.size_bytes += delta.size_bytes
-        while len(self._kept) > MAX_KEPT or self.size_bytes > self._limit_bytes:
+        most = max(MAX_KEPT, self.limit_bytes // ROOM_EACH)
+        while len(self._kept) > most or self.size_bytes > self.limit_bytes:
             self.drop(next(iter(self._kept)))
 
     def take_fresh(self) -> list[AcknowledgedKey]:
@@ -108,6 +110,19 @@ class AcknowledgedDeltas:
             self._count(key.shard, owner)
             found.owner = owner
 
+    def doubt(self, owner: bytes) -> None:
+        """An owner was started again, or is back after it was gone: it may have less than it has acknowledged. Of what
+        cannot be sent again nothing more is to be done."""
+        for key, delta in self:
+            if delta.owner == owner and delta.encoded is None:
+                self.drop(key)
+            elif delta.owner == owner:
+                self.moved(key, b"")
+
+    def in_doubt(self, shard: int) -> bool:
+        """Whether an owner is to be asked about deltas of a shard, which can be sent again."""
+        return b"" in self._owners.get(shard, {})
+
     def _count(self, shard: int, owner: bytes) -> None:
         owners = self._owners.setdefault(shard, {})
         owners[owner] = owners.get(owner, 0) + 1
@@ -120,12 +135,16 @@ class AcknowledgedDeltas:
             if not owners:
                 del self._owners[shard]
 
-    def drop_old(self, now_s: float) -> None:
-        """Drop what was acknowledged long ago."""
+    def drop_old(self, now_s: float, is_gone: Callable[[bytes], bool]) -> None:
+        """Drop what was acknowledged long ago, unless its owner is gone: that one may start again."""
         old: list[AcknowledgedKey] = []
+        gone: dict[bytes, bool] = {b"": True}
         for key, delta in self._kept.items():
             if now_s - delta.at_s <= KEPT_S:
                 break
-            old.append(key)
+            if delta.owner not in gone:
+                gone[delta.owner] = is_gone(delta.owner)
+            if delta.encoded is None or not gone[delta.owner]:
+                old.append(key)
         for key in old:
             self.drop(key)

@@ -261,8 +261,9 @@ class BackupHandler:
         owned = self._store.own(
             info.shard, backed.state, info.term, self._context.me(), now, by_handover=True, backup=backup
         )
-        if backup is not None and known != owned.state.known_count:
-            # The former owner may lack a delta that this copy has: it needs a new catch-up.
+        is_reached = self._context.swarm.takes_streams(sender.node_id)
+        if backup is not None and (known != owned.state.known_count or not is_reached):
+            # The former owner may lack a delta that this copy has, and needs a new catch-up. Or no delta reaches it.
             self._store.drop_backup(info.shard, self._context.me())
         if self._context.synchronous:
             self._store.fold(info.shard, self._run.passed_step)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from overlay.peers import Contact
 from training.encoding.codecs import CodecName
-from training.exchange.audit_records.acknowledged import Acknowledged
+from training.exchange.audit_records.acknowledged import KEPT_BYTES, Acknowledged
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push
 from training.shards.applied import DeltaId
@@ -47,6 +47,10 @@ def note_acknowledged(context: ExchangeContext, push: Push, by: Contact | None, 
     doubt = None if by is None else _doubtful_copy(context, item.shard, owner, identity)
     now_s = context.environment.clock.monotonic()
     delta = Acknowledged(push, owner, now_s, item.codec, item.values, encoded, doubt)
+    if not context.swarm.is_eligible:
+        # It owns and backs up nothing, so the room of its repair log is free; and its owner may have no backup.
+        log = context.store.log
+        context.acknowledged.limit_bytes = max(KEPT_BYTES, log.limit_bytes - log.size_bytes)
     context.acknowledged.note(item.shard, delta)
 
 

@@ -28,6 +28,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.push_results import read_results
@@ -64,6 +65,8 @@ class Outbox:
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         self._turns = OwnerTurns()
+        #: Why deltas wait.
+        self.obstacles = Obstacles()
 
     @property
     def steps(self) -> list[int]:
@@ -116,17 +119,32 @@ class Outbox:
         return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())
 
     def take_back(self) -> list[tuple[Outgoing, Push]]:
-        """Take out the shards of which no byte has been sent, each with the push that it belonged to."""
-        taken: list[tuple[Outgoing, Push]] = []
-        for delivery in list(self._deliveries.values()):
-            waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
-            for item in waiting:
-                del delivery.unacknowledged[item.shard]
-                delivery.taken_back += 1
-                taken.append((item, delivery.push))
-            if not delivery.unacknowledged and delivery.task is not None:
-                delivery.task.cancel()
+        """Take out the shards of which no byte has been sent, each with the push that it belonged to. What was trained
+        apart stays: it is added by another rule."""
+        return [one for delivery in self._all() if not delivery.push.apart for one in self._taken(delivery)]
+
+    def take_apart(self) -> list[Outgoing]:
+        """No owner is in reach: take out all of which no byte has been sent. What was begun to be sent keeps its
+        identity, and is sent however old it is."""
+        taken = list[Outgoing]()
+        for delivery in self._all():
+            taken += [item for item, _ in self._taken(delivery)]
+            delivery.push = msgspec.structs.replace(delivery.push, apart=True)
         return taken
+
+    def _all(self) -> list[Delivery]:
+        return list(self._deliveries.values())
+
+    def _taken(self, delivery: Delivery) -> list[tuple[Outgoing, Push]]:
+        waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
+        for item in waiting:
+            del delivery.unacknowledged[item.shard]
+            delivery.taken_back += 1
+        if waiting and not (delivery.unacknowledged or delivery.acknowledged or delivery.refused):
+            self._context.record.leave_out(delivery.identity)  # it counts as a part of the later one
+        if not delivery.unacknowledged and delivery.task is not None:
+            delivery.task.cancel()
+        return [(item, delivery.push) for item in waiting]
 
     async def detach(self, delivery: Delivery) -> None:
         """Continue a delivery from a copy, because the trainer is about to overwrite its memory.
@@ -230,7 +248,9 @@ class Outbox:
     def _groups(self, delivery: Delivery, shards: list[int]) -> tuple[Groups, list[int]]:
         """Shards by the node that they are sent to, and those without an owner."""
         groups, unknown = self._directory.by_owner(shards)
-        return groups if self._relays is None else self._relays.joined(groups, delivery.direct), unknown
+        if self._relays is None or delivery.push.apart:
+            return groups, unknown
+        return self._relays.joined(groups, delivery.direct), unknown
 
     async def _pause(self, delivery: Delivery, left: list[int], pause_s: float) -> float:
         """After an attempt: wait, and look for other owners, if not all have their answers; returns the next pause."""
@@ -285,11 +305,14 @@ class Outbox:
                 for result in await self._accept_own(push, items):
                     self._settle(delivery, owner, result)
                 return True
+            asked_s = self._context.environment.clock.monotonic()
             try:
                 await self._request(delivery, push, owner, items)
             except TransportError as error:
+                self._note_obstacle(delivery, shards, owner, error.detail, asked_s)
                 self._directory.failed(owner, error)
             except BadFrame as error:
+                self._note_obstacle(delivery, shards, owner, f"bad answer: {error}", asked_s)
                 self._context.misbehaved(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
@@ -333,6 +356,11 @@ class Outbox:
                 async for results in read_results(answer.body):
                     self._settle_all(delivery, owner, results, push.shards, asked_s)
 
+    def _note_obstacle(
+        self, delivery: Delivery, shards: Sequence[int], owner: Contact, reason: str, asked_s: float
+    ) -> None:
+        self.obstacles.note([shard for shard in shards if shard in delivery.unacknowledged], owner, reason, asked_s)
+
     def _settle_all(
         self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int], asked_s: float
     ) -> None:
@@ -340,6 +368,8 @@ class Outbox:
         self._directory.answered(owner, results, asked_s)
         for result in results:
             self._settle(delivery, owner, result)
+            if result.status == "retry":
+                self._note_obstacle(delivery, [result.shard], owner, f"answers {result.reason!r}", asked_s)
         if delivery.wait is not None:
             if any(result.status in ("ok", "refused") for result in results):
                 delivery.wait.note(sent)
@@ -362,6 +392,7 @@ class Outbox:
             return
         if result.status in ("ok", "refused"):
             item = delivery.unacknowledged.pop(result.shard)
+            self.obstacles.clear(result.shard)
             if result.status == "ok":
                 note_acknowledged(self._context, delivery.push, owner, item)
             self._answered.set()

@@ -4,16 +4,15 @@ The shards that were updated longest ago come first, so that on a link too slow 
 turn. A pull continues where the previous one was cut off. It waits as long as something moves. Shards that are still
 missing when all of them have been silent for its limit are reported: the step continues with their older copy.
 
-A joiner waits for the whole vector. Once half of the owners are done and the others take as long again, it asks other
-nodes for copies. It requests the remaining shards in reverse order. A copy may lack the latest deltas; the joiner pulls
-the shard again from its owner after the first step.
+A joiner waits for the whole vector. What the owners do not serve comes from other members
+(`training.exchange.client.joiner_relief`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
 from overlay.peers import Contact
@@ -24,12 +23,14 @@ from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.aggregation.pull_sources import behind_steps
 from training.exchange.client.copy_comparison import CopyComparison
 from training.exchange.client.follower import ChainFollower
+from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.client.relayed_pull import PullRelays, RelayedPull, received_since
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, light
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
@@ -43,8 +44,6 @@ from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 #: Wanted instead of what this node has: whatever the owner has is new.
 _NONE = (ZERO_TERM, 0)
 
-#: Once half of a joiner's owners are done, the others have as long again, and at least so long.
-MIN_RELIEF_DELAY_S = 2.0
 #: Of float32.
 VALUE_BYTES = 4
 #: Own values copied at once: half a millisecond.
@@ -74,6 +73,17 @@ class Job:
     changed: int = 0
     #: Monotonic seconds.
     began: float = 0.0
+    #: How many answers are being received.
+    receiving: int = 0
+
+    @contextmanager
+    def receives(self) -> Iterator[None]:
+        """An answer has begun, and is being received within the context."""
+        self.receiving += 1
+        try:
+            yield
+        finally:
+            self.receiving -= 1
 
 
 class PullClient:
@@ -101,8 +111,9 @@ class PullClient:
         self._counters = context.counters
         self._clock = context.environment.clock
         self._log = context.environment.log
-        self._random = context.environment.entropy.random
         self._directory = directory
+        #: Why shards do not arrive.
+        self.obstacles = Obstacles()
         self._follower = ChainFollower(context)
         self._comparison = CopyComparison(context)
         self.relays = PullRelays(context, self._follower, reads)
@@ -132,6 +143,8 @@ class PullClient:
         carry checksums, because all its training builds on them.
         """
         self._run.pass_barrier(step)
+        if deadline_s is not None and not (is_final or self._context.synchronous) and self._directory.is_apart():
+            return PullReport(0, 0, list(range(len(self._store))))
         if not is_final:
             for shard, published in self._publisher.take_handed_on().items():
                 await self._follower.enter(shard, published)
@@ -157,19 +170,33 @@ class PullClient:
         if not work.cancelled():
             work.result()
         missing = list(waiting)
+        unexplained = [shard for shard in missing if shard not in self.obstacles]
+        for owner, shards in self._directory.by_owner(unexplained)[0]:
+            self.obstacles.note(shards, owner, "has not answered yet", began)
         behind = behind_steps(relayed.age_s, self._view.median_step_seconds()) if relayed.age_s else 0
         return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing, behind)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
-        """Fetch everything; shards of slow owners from other nodes too."""
-        pause_s = FIRST_RETRY_S
-        while job.waiting:
-            before = len(job.waiting)
-            groups, _ = self._directory.by_owner(list(job.waiting))
-            await self._fetch_with_relief(groups, job)
-            if len(job.waiting) < before:
-                pause_s = FIRST_RETRY_S
-            pause_s = await self._pause(list(job.waiting), pause_s)
+        """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
+
+        async def copies(donor: Contact, shards: list[int]) -> None:
+            await self._fetch(donor, shards, job, takes_copies=True)
+
+        shards = list(job.waiting)
+        owners, _ = self._directory.by_owner(shards)
+        relief = JoinerRelief(self._context, self._directory, job.waiting, lambda: job.receiving > 0, copies)
+        works = [
+            asyncio.ensure_future(self._fetch_parts(shards, job, None)),
+            asyncio.ensure_future(relief.run([theirs for _, theirs in owners])),
+        ]
+        try:
+            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            for work in done:
+                work.result()
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
 
     async def _fetch_all(self, job: Job, relayed: RelayedPull) -> None:
         """Fetch from all owners at once, or in a large swarm by way of others; those first that were updated longest
@@ -196,6 +223,8 @@ class PullClient:
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in job.waiting]:
             groups, unknown = self._directory.by_owner(left)
+            unexplained = [shard for shard in unknown if shard not in self.obstacles]
+            self.obstacles.note(unexplained, None, "no owner is known", self._clock.monotonic())
             if len(groups) + bool(unknown) > 1:
                 parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
                 await together(self._fetch_some(part, job) for part in parts)
@@ -217,66 +246,13 @@ class PullClient:
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date; this stays so if the pull is cut off later."""
+        self.obstacles.clear(shard)
         if shard in job.waiting:
             del job.waiting[shard]
             job.changed += changed
             self.relays.settled(shard)
         self._update_count += 1
         self._updates[shard] = self._update_count
-
-    async def _fetch_with_relief(self, groups: list[tuple[Contact, list[int]]], job: Job) -> None:
-        """Fetch from all owners; shards of slow owners are fetched from other nodes too, and the first copy counts."""
-        fetches = [asyncio.create_task(self._fetch(owner, shards, job)) for owner, shards in groups]
-        relief = asyncio.create_task(self._relieve(groups, fetches, job))
-        try:
-            left = set(fetches)
-            while left and job.waiting:
-                done, _ = await asyncio.wait({*left, relief}, return_when=asyncio.FIRST_COMPLETED)
-                left -= done
-                if relief in done:
-                    if job.waiting:  # no other node has them
-                        await asyncio.gather(*left)
-                    break
-        finally:
-            for task in (*fetches, relief):
-                task.cancel()
-            ended = await asyncio.gather(*fetches, relief, return_exceptions=True)
-        for result in ended:
-            if isinstance(result, Exception):
-                raise result
-
-    async def _relieve(
-        self, groups: list[tuple[Contact, list[int]]], fetches: list[asyncio.Task[None]], job: Job
-    ) -> None:
-        """Once half of the owners are done and the others take as long again, ask other nodes, one after another."""
-        began_s = self._clock.monotonic()
-        while 2 * sum(fetch.done() for fetch in fetches) < len(fetches):
-            await asyncio.wait([fetch for fetch in fetches if not fetch.done()], return_when=asyncio.FIRST_COMPLETED)
-        took_s = self._clock.monotonic() - began_s
-        left = [fetch for fetch in fetches if not fetch.done()]
-        if left:
-            await asyncio.wait(left, timeout=max(MIN_RELIEF_DELAY_S, took_s))
-        slow = [group for group, fetch in zip(groups, fetches, strict=True) if not fetch.done()]
-        tried = dict.fromkeys(owner.node_id for owner, _ in slow)
-        while slow:
-            missing = [shard for _, shards in slow for shard in reversed(shards) if shard in job.waiting]
-            donor = self._donor(tried)
-            if not missing or donor is None:
-                return
-            tried[donor.node_id] = None
-            names = [owner.node_id.hex()[:8] for owner, _ in slow]
-            self._log.info("donor_changed", slow=names, donor=donor.node_id.hex()[:8], shards=len(missing))
-            await self._fetch(donor, missing, job, takes_copies=True)
-
-    def _donor(self, tried: Container[bytes]) -> Contact | None:
-        """A node that trains, and so has the whole vector."""
-        now = self._clock.monotonic()
-        found = {
-            peer.node_id: peer.contact
-            for peer in self._swarm.members()
-            if peer.is_worker(now) and peer.node_id not in tried and not self._swarm.is_suspect(peer.node_id)
-        }
-        return found[self._random.choice(sorted(found))] if found else None
 
     async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
         if owner.node_id == self._swarm.node_id:
@@ -287,6 +263,7 @@ class PullClient:
         try:
             async with self._rpc.request("pull", owner, message) as answer, AsyncExitStack() as stack:
                 results = (await self._rpc.decoded(owner, answer.head, PullAnswer)).results
+                stack.enter_context(job.receives())
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)
                 memory = ReusedMemory()
@@ -304,6 +281,7 @@ class PullClient:
                     self._directory.answered(owner, [result], asked_s)
                     if result.status in ("later", "retry"):
                         job.wait.put_off([result.shard])
+                        self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
                     if result.term.number and not takes_copies:
                         self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
@@ -340,13 +318,21 @@ class PullClient:
                     self._settle(result.shard, job, changed=True)
                     job.wait.note(coming)
         except TransportError as error:
+            self._note_obstacle(owner, shards, error.detail, job, asked_s, is_copy=takes_copies)
             self._directory.failed(owner, error)
         except BadFrame as error:
+            self._note_obstacle(owner, shards, f"bad answer: {error}", job, asked_s, is_copy=takes_copies)
             if isinstance(error, Untrue):
                 self._context.lied(owner.node_id, "value")
             else:
                 self._context.misbehaved(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
+
+    def _note_obstacle(
+        self, owner: Contact, shards: list[int], reason: str, job: Job, asked_s: float, *, is_copy: bool
+    ) -> None:
+        if not is_copy:
+            self.obstacles.note([shard for shard in shards if shard in job.waiting], owner, reason, asked_s)
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
         settings, pushed, wanted = self._context.settings, self._context.codec.codec, []

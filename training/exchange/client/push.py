@@ -7,6 +7,10 @@ final and counted.
 Shards of an earlier delta that were never sent are taken back from the outbox and added to this one, so that nothing is
 dropped for being late. What is added is scaled by the quotient of both weights: each delta counts with its own weight,
 as if it had been sent. Only where an owner clips or clamps does it see one delta instead of two.
+
+While no owner is in reach the node trains on by itself (`OwnerDirectory.is_apart`): what it has not sent is put back
+into the trainer's delta, and the next step begins with the whole of it. So one delta is kept, however long that lasts.
+An owner adds it as one from the other side of a split, with the weight that a delta had before.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
+from training.exchange.obstacles import Obstacles
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
 from training.exchange.store.division import sizes_of_parts
@@ -42,7 +47,8 @@ LIGHT_TURNS = 2
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """How a push went: shards acknowledged, refused (by reason), and still in the outbox."""
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` grows when one of
+    these is refused later."""
 
     acknowledged: int
     refused: dict[str, int]
@@ -101,7 +107,12 @@ class PushClient:
         self._log = context.environment.log
         self._executor = context.environment.executor
         self._deltas = deltas
+        self._directory = directory
         self._outbox = Outbox(context, directory, deltas, relays)
+        #: Since when no owner is in reach (monotonic seconds) and the step that was trained then; None: one is.
+        self.apart_since: tuple[float, int] | None = None
+        #: Those that were counted when an owner was in reach.
+        self._workers = 1.0
         self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
         self._is_last = False
@@ -141,7 +152,7 @@ class PushClient:
         halted; a push that waits for its answers waits on."""
         sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
         former = self._outbox
-        self._context, self._store, self._deltas = context, context.store, deltas
+        self._context, self._store, self._deltas, self._directory = context, context.store, deltas, directory
         self.record.continue_with(context)
         self._outbox = Outbox(context, directory, deltas, relays)
         self._feedback.divide(self._store.bounds)
@@ -157,6 +168,11 @@ class PushClient:
     def outstanding_s(self) -> float:
         """How long the oldest of those steps has waited; 0 without any."""
         return self._outbox.oldest_s
+
+    @property
+    def obstacles(self) -> Obstacles:
+        """Why deltas wait for their owners."""
+        return self._outbox.obstacles
 
     @property
     def outbox_bytes(self) -> int:
@@ -188,7 +204,15 @@ class PushClient:
     async def _push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None
     ) -> PushReport:
-        sent_before = self._counters.bytes_sent
+        sent_before, is_apart = self._counters.bytes_sent, self.apart_since is not None
+        workers = max(1.0, self._context.view.worker_count())
+        if is_apart:
+            if self._context.settings.weight != "sum":
+                weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
+            if not await self._executor.run(is_delta_in_range, delta):
+                return PushReport(0, {"not_finite": len(self._store)}, 0, 0)
+        else:
+            self._workers = workers
         push = Push(
             genesis=self._context.genesis,
             node=self._swarm.node_id,
@@ -197,6 +221,8 @@ class PushClient:
             base_step=base_step,
             weight=weight,
             shards=[],
+            workers=max(workers, self._workers),
+            apart=is_apart,
         )
         delivery = Delivery(push, {}, asyncio.Event())
         with self._at_work():
@@ -217,11 +243,14 @@ class PushClient:
                 owners = self._context.owner_wait(asyncio.get_running_loop().time())
                 delivery.wait = StepWait(limit_s, owners)
                 self._outbox.add(delivery)
-        if rest:
+        if rest and is_apart:
+            delivery.wait = None
+            await self._outbox.detach(delivery)
+        elif rest:
             await self._deliver(delivery)
         return PushReport(
             delivery.acknowledged,
-            dict(delivery.refused),
+            delivery.refused,
             len(delivery.unacknowledged),
             self._counters.bytes_sent - sent_before,
         )
@@ -234,10 +263,29 @@ class PushClient:
         on from what it has learned, and not once more what has not arrived yet.
         """
         self._is_last = is_last
-        if is_plain(self._context.codec.codec) and not self._context.synchronous:
-            with self._at_work():
+        self._note_apart()
+        with self._at_work():
+            if is_plain(self._context.codec.codec) and not self._context.synchronous:
                 pauses = ThreadPauses(self._executor)
                 await self._executor.run(self._feedback.move_to, delta, pauses.after)
+            if self.apart_since is not None and await self._executor.run(is_delta_in_range, delta):
+                await self._executor.run(self._put_back, self._outbox.take_apart(), delta)
+
+    def _note_apart(self) -> None:
+        """Whether the step that was just trained can be sent to nobody."""
+        is_apart = not self._context.synchronous and self._directory.is_apart()
+        now_s, step = self._context.environment.clock.monotonic(), self._run.step
+        if is_apart and self.apart_since is None:
+            self.apart_since = now_s, step
+            self._log.warning("owners_out_of_reach", step=step)
+        elif not is_apart and self.apart_since is not None:
+            (since_s, since), self.apart_since = self.apart_since, None
+            self._log.info("owners_in_reach", steps=step - since, seconds=round(now_s - since_s, 1))
+
+    def _put_back(self, taken: Sequence[Outgoing], delta: Vector) -> None:
+        """Add what was encoded for owners to a delta, `float32[total]`."""
+        for item in taken:
+            delta[slice(*self._store.bounds[item.shard])] += codecs.decoded(item.encoded, item.codec, item.values)
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for the outbox; returns how many steps are still in it."""
@@ -323,6 +371,8 @@ class PushClient:
 
     def _encode(self, delta: Vector, shards: list[int], returned: TakenBack, *, borrows: bool) -> list[Outgoing]:
         codec = self._context.codec.codec
+        if self.apart_since is not None and is_plain(codec):
+            codec = "bfloat16"  # what a sparse delta lacks fades from step to step, and this one may wait for hours
         pauses = ThreadPauses(self._executor, 1 if is_plain(codec) else LIGHT_TURNS)
         outgoing = []
         for shard in shards:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
+import msgspec
+
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding import codecs
@@ -111,6 +113,11 @@ class DeltaHandler:
         identity = DeltaId(push.node, push.incarnation, push.step)
         if self._store.holds_values:
             return [await self.values.repair(identity, item) for item in items]
+        if push.apart and not self._store.rule.robust:
+            if self._context.settings.weight != "sum":
+                push = msgspec.structs.replace(push, weight=self._view.merged_weight(push.weight, push.workers))
+            for item in items:
+                item.repair = True
         results: dict[int, PushResult] = {}
         fresh: list[IncomingDelta] = []
         for item in items:
@@ -225,10 +232,10 @@ class DeltaHandler:
             return PushResult.retry(shard, "moving" if owned.is_held else "leaving")
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
-        if repair:
+        if repair and not push.apart:
             return None
         limit = self._context.stale_limit
-        if limit is not None and self._view.median_step() - push.base_step > limit:
+        if limit is not None and not repair and self._view.median_step() - push.base_step > limit:
             return self._validator.refuse(shard, "late")
         if push.base_step < owned.state.era_step:
             return self._validator.refuse(shard, "before_era")

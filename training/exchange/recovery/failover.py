@@ -1,6 +1,7 @@
 """Takes over shards without a living owner, and answers fences. Both begin with a survey of the copies.
 
-A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard. An owner
+A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard, nor while
+another member reaches the owner. An owner
 that learns of a term above its own makes the same survey. If that term has an owner, it yields. If another node has a
 better copy with history, it yields to that node. Otherwise it raises its term above the fence: a node that remembers
 the fence would reject this owner as long as its term is lower.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.transport import Response, TransportError
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.context import ExchangeContext
@@ -27,8 +28,9 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.recovery.copy_rank import rank_copy
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.store import state_stream
-from training.exchange.store.copy_status import copy_status
+from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
 from training.exchange.store.losses import recorded_deltas, spans, write_off
 from training.exchange.store.repair_log import Span
 from training.exchange.store.replica_copies import replica_copy
@@ -67,6 +69,7 @@ class Failover:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._directory = directory
+        self._routes = RouteFinder(context, directory)
         #: Shards of which only replicas were found: since when, and at which time last.
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
@@ -79,7 +82,7 @@ class Failover:
         """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
         taken = []
         for shard in message.shards:
-            if shard < len(self._store) and shard not in self._store.owned:
+            if shard < len(self._store) and shard not in self._store.owned and self._may_take(shard):
                 self._rebalance.take_over(shard)
                 taken.append(shard)
                 known = self._store.ownership.known_owners.get(shard)
@@ -90,11 +93,16 @@ class Failover:
         others = [info for shard in message.shards if (info := self._store.redirect(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
+    def _may_take(self, shard: int) -> bool:
+        """A node that others cannot dial owns nothing that it has no state of: its owner may start again."""
+        return self._swarm.is_eligible or has_state(self._store, shard)
+
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
+        await self._routes.look(self._gone_owners(shards))  # first: a survey that is out of date takes too much
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
@@ -108,7 +116,9 @@ class Failover:
             copied, state = best
             from_replica += state.era_step > 0
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
-            term = self._store.next_term(shard, copied, *seen, begins_generation=self._resuming)
+            stored = self._store.stored.get(shard)
+            is_from_disk = stored is not None and state.value is stored.state.value
+            term = self._store.next_term(shard, copied, *seen, begins_generation=self._resuming or is_from_disk)
             now = self._clock.monotonic()
             owned = self._store.own(shard, state, term, self._context.me(), now, by_handover=False)
             owned.rank_as(copied)
@@ -121,22 +131,36 @@ class Failover:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
 
+    def _gone_owners(self, shards: list[int]) -> dict[bytes, Contact]:
+        """Owners that count as gone, whom others may reach all the same: then they are gone no more, and nothing is
+        taken from them."""
+        known = (self._store.ownership.known_owners.get(shard) for shard in shards)
+        owners = {one.owner.node_id: one.owner for one in known if one is not None}
+        owners.pop(self._swarm.node_id, None)
+        routes, now_s, is_gone = self._view.reliability.routes, self._clock.monotonic(), self._view.is_gone
+        return {
+            node: owner for node, owner in owners.items() if is_gone(node) and not routes.was_looked_for(node, now_s)
+        }
+
     async def resume(self, expected: int, wait_s: float) -> int:
         """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.
 
-        Each continues from the best copy of all nodes. Returns how many other nodes answered.
+        Each continues from the best copy of all nodes. Returns how many other nodes answered. One that has trained on
+        and could not own a shard has no copy to wait for.
         """
         deadline = self._clock.monotonic() + wait_s
         while True:
-            contacts = [peer.contact for peer in self._swarm.members()]
-            answered = sum(await asyncio.gather(*(self._is_ready(contact) for contact in contacts)))
+            members = self._swarm.members()
+            asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
+            answers = await asyncio.gather(*(self._is_ready(peer.contact) for peer in asked))
+            answered = sum(answers) + len(members) - len(asked)
             if answered >= expected or self._clock.monotonic() >= deadline:
                 break
             await asyncio.sleep(RESUME_POLL_INTERVAL_S)
         self._resuming = True
         try:
             for _ in range(RESUME_ROUNDS):
-                missing = [shard for shard in range(len(self._store)) if self._has_no_known_owner(shard)]
+                missing = [shard for shard in range(len(self._store)) if not has_known_owner(self._store, shard)]
                 if missing:
                     await self.take_over(missing)
         finally:
@@ -149,9 +173,6 @@ class Failover:
         recorded = self._recorded.up_to(self._view.furthest_step())
         recorded.merge(own)
         return [span for owned in self._store.owned.values() for span in spans(write_off(owned.state, recorded))]
-
-    def _has_no_known_owner(self, shard: int) -> bool:
-        return shard not in self._store.owned and shard not in self._store.ownership.known_owners
 
     async def ask_silent(self, node: bytes) -> None:
         """Ask a member that counts as gone whether it answers again; any answer ends its silence."""

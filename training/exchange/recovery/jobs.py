@@ -32,6 +32,7 @@ class JobKind(StrEnum):
     AUDIT = "audit"
     TELL_VERDICTS = "verdict"
     RESEND = "resend"
+    FIND_ROUTES = "route"
 
 
 class Jobs:

@@ -1,9 +1,10 @@
 """What a node knows of the time before its swarm was started again without it, and what becomes of it.
 
-The swarm has gone on with the best copies that it found. A node that comes later may have recorded deltas that those
-copies lack. It sends the owners what it has recorded, once, and they report what is lost. An owner passes on to its
-backup and its learner what it has reported: whoever owns the shard next does not report it again. A state of the node's
-disk that the swarm cannot use any more is kept in a file, so that no value is thrown away by a program.
+The swarm has gone on with the best copies that it found. A node that comes later, or that has trained on meanwhile, may
+have recorded deltas that those copies lack. It sends the owners what it has recorded, once, and they report what is
+lost. What it can send again (`audit.resending`) it sends before. An owner passes on to its backup and its learner what
+it has reported: whoever owns the shard next does not report it again. A state of the node's disk that the swarm cannot
+use any more is kept in a file, so that no value is thrown away by a program.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class LateCopies:
         self._log = context.environment.log
         self._directory = directory
         self._recorded = Applied()
+        #: The latest start of the swarm that this node has heard of; None before it is in its swarm.
+        self._generation: int | None = None
         #: Shards whose owners have not been told.
         self._untold: dict[int, None] = {}
         self._told_s = 0.0
@@ -46,7 +49,7 @@ class LateCopies:
 
     def take_from(self, former: LateCopies, factor: int) -> None:
         """Go on after another one, whose shards were divided into so many parts each."""
-        self._recorded = former._recorded
+        self._recorded, self._generation = former._recorded, former._generation
         self._untold = {factor * shard + part: None for shard in former._untold for part in range(factor)}
         self._to_pass_on = {factor * shard + part: None for shard in former._to_pass_on for part in range(factor)}
 
@@ -54,22 +57,36 @@ class LateCopies:
 
     def remember(self) -> None:
         """Called before this node settles: if the swarm was started again without it, its owners are to be told."""
-        known = self._store.ownership.known_owners.values()
-        generation = max((generation_of(one.term) for one in known), default=0)
+        generation = self._generation = self._present_generation()
         stored = [generation_of(one.term) for one in self._store.stored.values()]
         if generation > max([self._context.record.generation, *stored]):
             self._recorded = recorded_deltas(self._store, self._context.record)
             if self._recorded.count():
                 self._untold = dict.fromkeys(range(len(self._store)))
 
+    def _present_generation(self) -> int:
+        known = self._store.ownership.known_owners.values()
+        return max((generation_of(one.term) for one in known), default=0)
+
+    def _look_for_restart(self) -> None:
+        """Whether the swarm was started again while this node trained on. What it has on its way will arrive."""
+        if self._generation is not None and (generation := self._present_generation()) > self._generation:
+            self._generation = generation
+            self._recorded = self._context.record.acknowledged().without(self._context.kept.identities())
+            self._untold = dict.fromkeys(range(len(self._store)) if self._recorded.count() else ())
+
     def due(self) -> bool:
-        return bool(self._untold) and self._clock.monotonic() - self._told_s >= REPORT_INTERVAL_S
+        now_s = self._clock.monotonic()
+        if now_s - self._told_s < REPORT_INTERVAL_S:
+            return False
+        self._look_for_restart()
+        return bool(self._untold)
 
     async def tell(self) -> None:
-        """Tell the owners of the shards that have no copy of this node left to be settled."""
+        """Tell the owners of the shards that have no copy of this node left to be settled, nor a delta to be sent."""
         self._told_s = self._clock.monotonic()
-        unsettled = to_mend(self._store.superseded)
-        ready = [shard for shard in self._untold if shard not in unsettled]
+        unsettled, in_doubt = to_mend(self._store.superseded), self._context.acknowledged.in_doubt
+        ready = [shard for shard in self._untold if shard not in unsettled and not in_doubt(shard)]
         own = [shard for shard in ready if shard in self._store.owned]
         self.count(own, self._recorded, "its own disk")
         await self.pass_on(own)

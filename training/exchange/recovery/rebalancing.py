@@ -11,6 +11,7 @@ transfer never delays a take-over:
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
 * `audit.owner_audit` and `audit.resending`: owners are asked what became of the deltas of this node, and what one has
   lost is sent to its successor.
+* `route_finder`: owners and backups that do not answer are asked by way of other members.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
@@ -39,6 +40,7 @@ from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
@@ -83,6 +85,7 @@ class Rebalancer:
         self._publisher = publisher
         self._inspector = inspector
         self._repair = ShardRepair(context)
+        self._routes = RouteFinder(context, directory)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
         self._identities = IdentityKeeper(context)
@@ -126,6 +129,8 @@ class Rebalancer:
         self._rebalance.challenge_own()
         for node in self._view.reliability.to_ask(self._clock.monotonic()):
             self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
+        if unreached := self._routes.due():
+            self._jobs.start(JobKind.FIND_ROUTES, b"", partial(self._routes.look, unreached))
         self._drop_gone_partners()
         self._deltas.close_windows()
         self._publisher.drop_unused()
@@ -213,9 +218,13 @@ class Rebalancer:
                 contact for contact in ranked if contact.node_id != me and not self._swarm.is_suspect(contact.node_id)
             ]
             if not others:
+                if owned.backup is not None and not self._swarm.takes_streams(owned.backup.node_id):
+                    # It lives, and no delta reaches it. Nobody else could be the backup: the others need not wait.
+                    self._store.drop_backup(shard, self._context.me())
                 continue
             minimum_time_over = not owned.by_handover or now - owned.since >= self._tenure_s(owned)
-            tenure_over = self._run.is_leaving or minimum_time_over
+            # One that others cannot dial any more holds them up.
+            tenure_over = minimum_time_over or self._run.is_leaving or not self._swarm.is_eligible
             elsewhere = self._run.is_leaving or ranked[0].node_id != me
             if owned.moving or (elsewhere and tenure_over and self._can_hand_over(owned, others[0], ranked)):
                 if owned.backup is not None:

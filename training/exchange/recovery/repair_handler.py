@@ -210,10 +210,10 @@ class RepairHandler:
         return (logged.incarnation, logged.step) <= (peer.incarnation, peer.step + 1)
 
     def _weight(self, logged: LoggedDelta) -> float:
-        """`w · N_side / N_merged`: each side had counted only its own workers."""
+        """Each side had counted only its own workers."""
         if self._context.settings.weight == "sum":
             return logged.weight
-        return logged.weight * logged.workers / max(logged.workers, self._view.worker_count())
+        return self._view.merged_weight(logged.weight, logged.workers)
 
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
         if message.shard >= len(self._store):

@@ -1,4 +1,4 @@
-"""The status of a node's copy of a shard: its answer to a survey. Pure."""
+"""The status of a node's copy of a shard, as in its answer to a survey, and whether anybody owns it. Pure."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None,
     if replica is not None:
         return CopyStatus(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
     return CopyStatus(shard, "none", *ZERO_TERM, 0, *fence, step)
+
+
+def has_state(store: ShardStore, shard: int) -> bool:
+    """Whether this node has a state of a shard that it does not own: as its backup or former owner, or on disk."""
+    return shard in store.stored or store.unowned_copy(shard) is not None
+
+
+def has_known_owner(store: ShardStore, shard: int) -> bool:
+    """Whether a node owns the shard as far as this one knows. What others say that this node owned before it was
+    started again does not count."""
+    known = store.ownership.known_owners.get(shard)
+    return shard in store.owned or (known is not None and known.owner.node_id != store.node_id)

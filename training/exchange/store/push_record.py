@@ -41,6 +41,16 @@ class PushRecord:
         if self._in_flight == identity:
             self._in_flight = None
 
+    def leave_out(self, identity: DeltaId) -> None:
+        """No owner will get this delta: it is a part of a later one."""
+        one = Applied()
+        one.add(identity)
+        self._acknowledged = self._acknowledged.without(one)
+
+    def acknowledged(self) -> Applied:
+        """The identities of the deltas whose pushes have ended, and that an owner has or may still get."""
+        return self._acknowledged.copy()
+
     def deltas(self) -> Applied:
         """The identities of all deltas that an owner may have."""
         found = self._acknowledged.copy()

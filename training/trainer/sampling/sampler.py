@@ -16,7 +16,8 @@ SAMPLES_ASKED = 64
 
 
 class SwarmSampler(Sampler[int]):
-    """Indices of a data set that all nodes of the swarm share. One iteration is this node's part of an epoch.
+    """Indices of a data set that all nodes of the swarm share. One iteration is this node's part of an epoch, or, if
+    `length` is set, so many samples of it and of the epochs behind it.
 
     Samples that other nodes train, or have trained, are not in it. When nodes join, leave or crash, the rest of the
     epoch is divided anew. Samples that a loader has fetched, but `swarm.step` has not counted when an iteration ends,
@@ -24,6 +25,7 @@ class SwarmSampler(Sampler[int]):
     """
 
     def __init__(self, link: DataLink, size: int, *, shuffle: bool, nodes: float) -> None:
+        self.length = 0
         self._draws = Draws()
         #: Parts that this iteration has still to draw. A new iteration has a list of its own: the one before ends.
         self._left: list[ClaimProgress] = []
@@ -42,6 +44,8 @@ class SwarmSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """The expected number of samples of an iteration: the actual one is known only when the iteration has ended."""
+        if self.length:
+            return self.length
         return max(1, round(self._size / max(1.0, self._nodes) / self._link.ranks.count))
 
     def __iter__(self) -> Iterator[int]:
@@ -53,12 +57,17 @@ class SwarmSampler(Sampler[int]):
     def _indices(self, left: list[ClaimProgress], *, finished: bool) -> Iterator[int]:
         rank, ranks = self._link.ranks.rank, self._link.ranks.count
         waiting: list[tuple[ClaimProgress, int]] = []
+        given, begins = 0, True
         granted = self._ask(begins=True, finished=finished)
         while granted is not None and left is self._left:
             self._left += [ClaimProgress.of(claim, self._samples_of(claim.partition)) for claim in granted.claims]
             if not self._left:
-                self._finished = True
-                return
+                if begins or not self.length:
+                    self._finished = True
+                    return
+                begins, granted = True, self._ask(begins=True, finished=True)
+                continue
+            begins = False
             while left and left is self._left:
                 part = left.pop(0)
                 self._draws.add(part)
@@ -70,6 +79,9 @@ class SwarmSampler(Sampler[int]):
                     sample = waiting[rank][1]
                     del waiting[:ranks]
                     yield sample
+                    given += 1
+                    if given == self.length:
+                        return
             if left is self._left:
                 granted = self._ask(begins=False, finished=False)
 

@@ -303,3 +303,20 @@ def test_while_nothing_answers_the_log_says_so_every_minute(monkeypatch: pytest.
         assert sentence.startswith("10.0.0.1:8468 did not answer: see that the machine is up")
 
     play(story)
+
+
+def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the address answers."""
+
+    async def story() -> None:
+        answers: Answers = {FOUNDER: HelloRejected("refused", final=False)}
+        made, _ = dialer(answers, monkeypatch)
+        assert await made.try_once(FOUNDER, GENESIS) is None
+        assert made.attempts == {}
+        assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
+        assert made.attempts == {str(FOUNDER): "refused"}
+        answers[FOUNDER] = None
+        assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is not None
+        assert made.attempts == {}
+
+    play(story)

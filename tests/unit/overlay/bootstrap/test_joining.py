@@ -37,12 +37,15 @@ class Scripted:
         self.attempts: dict[str, str] = {}
         self.dialled: list[tuple[list[str], list[Address], bytes | None]] = []
         self.tried: list[str] = []
+        self.noted: list[bool] = []
         self.found: list[tuple[bytes, list[Contact]]] = []
         self.verified: list[Contact] = []
         self.result = HelloResult(Contact(A, at(1)), GENESIS, "10.0.0.9", [Contact(B, at(2))])
         self.error: NotThisSwarm | None = None
         self.lookup_s = 0.0
-        self.members = SimpleNamespace(peers=peers, detector=SimpleNamespace(leaving=False))
+        self.members = SimpleNamespace(
+            peers=peers, detector=SimpleNamespace(leaving=False), takes_streams=lambda _node: True
+        )
 
     async def dial(
         self, bootstraps: Sequence[str], remembered: Callable[[], Sequence[Address]], genesis: bytes | None
@@ -52,9 +55,12 @@ class Scripted:
             raise self.error
         return self.result
 
-    async def try_once(self, label: str | Address, genesis: bytes | None) -> HelloResult | None:
+    async def try_once(
+        self, label: str | Address, genesis: bytes | None, *, is_noted: bool = False
+    ) -> HelloResult | None:
         assert genesis == GENESIS
         self.tried.append(str(label))
+        self.noted.append(is_noted)
         return self.result
 
     async def find(self, target: bytes, seeds: Sequence[Contact]) -> list[Contact]:
@@ -233,5 +239,35 @@ def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together() -> N
         tried = Counter(label == "10.0.0.200:8468" for label in world.scripted.tried)
         assert 15 <= tried[True] <= 40
         assert tried[True] + tried[False] >= 50
+
+    play(story)
+
+
+def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can() -> None:
+    """Every few seconds, and what it finds is noted; not while a peer could own."""
+
+    async def story(world: World) -> None:
+        await world.joining.join(["10.0.0.200:8468"], None)
+        world.meet(B, at(2))
+        await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
+        assert world.scripted.tried == ["10.0.0.200:8468"] * 3
+        assert world.scripted.noted == [True] * 3
+        world.peers.observe(heartbeat(C, eligible=True), at(3).host, 0.0)
+        await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
+        assert len(world.scripted.tried) == 3
+        assert len(world.scripted.dialled) == 1
+
+    play(story)
+
+
+def test_an_address_that_a_nat_chose_is_not_remembered() -> None:
+    """Nobody can dial it, and a swarm that is started again would wait for who was there."""
+
+    async def story(world: World) -> None:
+        world.meet(A, at(1))
+        world.meet(B, at(2))
+        world.scripted.members.takes_streams = lambda node_id: node_id != B
+        world.joining.note_peers()
+        assert world.joining.remembered() == [at(1)]
 
     play(story)

@@ -14,7 +14,7 @@ from overlay.kademlia.messages import StreamsFailing
 from overlay.local_node import LocalNode
 from overlay.nat.reachability import DialBackAnswer, Reachability
 from overlay.peer_table import PeerTable
-from overlay.peers import Contact
+from overlay.peers import Contact, PeerChange
 from overlay.transport import ReceivedResponse, TransportError
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import make_environment
@@ -139,5 +139,80 @@ def test_reports_count_from_two_peers_at_their_own_addresses() -> None:
         assert not report(1, "10.0.1.1")
         assert not report(1, "10.0.1.1")
         assert report(2, "10.0.1.2")
+
+    play(story)
+
+
+def beside(answers: dict[int, bool | None], **more: Any) -> tuple[Reachability, LocalNode, Requests]:
+    """Peers below 10 are of other sites, those above are next to this node."""
+    made, local, requests = reachability({}, **more)
+    requests.answers = answers
+    for number in answers:
+        host = f"10.0.1.{number}" if number >= 10 else f"203.0.{number}.1"
+        made._peers.observe(heartbeat(bytes([number]) * 20, eligible=number in more.get("eligible", ())), host, 0.0)
+    return made, local, requests
+
+
+@pytest.mark.parametrize(
+    ("answers", "reached"),
+    [
+        ({1: False, 10: True, 11: True}, False),
+        ({1: True, 10: False, 11: False}, True),
+        ({1: None, 10: True, 11: True}, True),
+        ({10: True, 11: True}, True),
+    ],
+)
+def test_neighbours_do_not_outvote_the_outside(answers: dict[int, bool | None], reached: bool) -> None:
+    """They reach this node where nobody else does. They count where no other has answered."""
+
+    async def story() -> None:
+        made, local, requests = beside(answers)
+        assert await made.check() is reached
+        assert local.reached is reached
+        assert (10 in requests.asked) is (1 not in answers or answers[1] is None)
+
+    play(story)
+
+
+def test_neighbours_count_no_more_once_another_site_could_not_connect() -> None:
+    """Not when that one has gone, either; when it is back and connects, this node is reached."""
+
+    async def story() -> None:
+        made, local, requests = beside({1: False, 10: True, 11: True})
+        assert not await made.check()
+        last = made._peers.remove(bytes([1]) * 20)
+        assert last is not None
+        assert not await made.check()
+        requests.answers[1] = True
+        made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+        assert await made.check()
+        assert local.reached
+
+    play(story)
+
+
+def test_neighbours_do_not_speak_for_an_owner_of_another_site_that_cannot_be_asked() -> None:
+    """It can be reached itself, so it may answer the next time."""
+
+    async def story() -> None:
+        made, local, _ = beside({1: None, 10: True, 11: True}, eligible=(1,))
+        assert not await made.check()
+        assert not local.reached
+
+    play(story)
+
+
+def test_a_peer_of_another_site_that_appears_is_asked_at_once() -> None:
+    """Where neighbours alone have confirmed that this node is reached, and only there."""
+
+    async def story() -> None:
+        made, _, _ = beside({10: True, 11: True})
+        assert await made.check()
+        made._peers.observe(heartbeat(bytes([12]) * 20), "10.0.1.12", 0.0)
+        made.on_change(PeerChange(bytes([12]) * 20, "up"))
+        assert not made._wake.is_set()
+        made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+        made.on_change(PeerChange(bytes([1]) * 20, "up"))
+        assert made._wake.is_set()
 
     play(story)

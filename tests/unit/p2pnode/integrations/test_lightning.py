@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
 
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from p2pnode.integrations.lightning import SwarmCallback  # noqa: E402
+from training.settings import ExchangeSettings  # noqa: E402
 from training.trainer.attach import NotAttached  # noqa: E402
 from training.trainer_link.messages import Measurement, Warned  # noqa: E402
 
@@ -56,7 +58,7 @@ def data(seed: int, size: int = 64) -> TensorDataset:
 def fit(folder: Path, number: int, module: Any = None, **chosen: Any) -> Any:
     """Train until something ends it; the Trainer."""
     torch.manual_seed(number)
-    callbacks = [SwarmCallback(), *chosen.pop("callbacks", [])]
+    callbacks = [SwarmCallback(**chosen.pop("swarm", {})), *chosen.pop("callbacks", [])]
     settings = {
         "max_epochs": -1,
         "accelerator": "cpu",
@@ -143,6 +145,40 @@ def test_a_trainer_that_ends_first_leaves_with_the_shared_weights(in_two_nodes: 
     )
 
 
+class Unfrozen(BaseFinetuning):
+    """Trains the first layer from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+
+
+class Deep(Sums):
+    def __init__(self) -> None:
+        super().__init__("epoch")
+        torch.manual_seed(5)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # type: ignore[assignment]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
+
+
+def test_layers_that_a_callback_unfreezes_are_shared(in_two_nodes: Any, tmp_path: Path) -> None:
+    """With `include_frozen`, from the step on at which Lightning's own callback unfreezes them."""
+
+    def made(number: int) -> dict[str, Any]:
+        return {"module": Deep(), "callbacks": [Unfrozen()], "swarm": {"include_frozen": True}}
+
+    together = in_two_nodes(*scripts(tmp_path, made))
+
+    first, second = together.results.values()
+    assert all(torch.equal(one, two) for one, two in zip(weights(first), weights(second), strict=True))
+    assert not torch.equal(weights(first)[0], Deep().net[0].weight)
+
+
 def test_a_schedule_by_epochs_is_left_to_lightning(in_two_nodes: Any, tmp_path: Path) -> None:
     """It counts this node's own data, of which it is warned; the swarm does not move it."""
 
@@ -204,6 +240,104 @@ def test_several_optimisers_train_one_model(in_two_nodes: Any, tmp_path: Path) -
     assert rates == pytest.approx([rate * 0.99 ** (10 * LOCAL_STEPS) for rate in (0.1, 0.05)])
     told = [one for one in together.trainers["n0"].heard if isinstance(one, Warned)]
     assert told == []
+
+
+class Backwards(torch.utils.data.Sampler[int]):
+    """A user's own order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size)[::-1])
+
+
+class Read(torch.utils.data.Dataset[Any]):
+    """Pairs of 32 numbers and their sum; notes what is read, in order."""
+
+    def __init__(self, size: int) -> None:
+        self.inputs = torch.randn(size, 32, generator=torch.Generator().manual_seed(1))
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self.inputs[index], self.inputs[index].sum(0, keepdim=True)
+
+
+class Wide(Sums):
+    """A model of values enough to compare deltas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "own sampler", "not shared"])
+def test_nodes_with_one_data_set_divide_it(kind: str, in_two_nodes: Any, tmp_path: Path) -> None:
+    """Whether the loader shuffles or not, each sample is read by one of them in an epoch, all batches are full, and an
+    epoch of the Trainer has as many as before. A sampler of the user's own stays, and both nodes are told."""
+
+    def script(number: int) -> tuple[list[int], int]:
+        torch.manual_seed(0)
+        rows = Read(66)
+        sampler = Backwards(66) if kind == "own sampler" else None
+        loader = DataLoader(rows, batch_size=4, shuffle=kind == "shuffled", sampler=sampler)
+        trainer = lightning.Trainer(
+            max_epochs=-1, callbacks=[SwarmCallback(share_data=kind != "not shared")], accelerator="cpu",
+            default_root_dir=tmp_path / str(number), logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(Wide(), loader)
+        return rows.read, trainer.global_step
+
+    together = in_two_nodes(lambda: script(0), lambda: script(1), **{"exchange.codec": ExchangeSettings().codec})
+
+    (first, steps), (second, _) = together.results.values()
+    is_divided = kind in ("shuffled", "in order")
+    assert steps == 30
+    assert (first == second) != is_divided
+    counts = Counter(first + second)
+    assert len(counts) == 66
+    assert max(counts.values()) - min(counts.values()) <= (1 if is_divided else 2)
+    samples = {report.samples for trainer in together.trainers.values() for report in trainer.reports}
+    assert samples == ({LOCAL_STEPS * 4} if is_divided else {LOCAL_STEPS * 4, LOCAL_STEPS * 4 - 2})
+    told = {record.node: record.fields["node"] for record in together.swarm.of("same_data")}
+    assert len(told) == (0 if is_divided else 2)
+
+
+def test_workers_read_what_the_nodes_have_divided(in_two_nodes: Any, tmp_path: Path) -> None:
+    """They are given batches when the loader is made, before the node attaches: such an epoch was not divided."""
+
+    class Noted(Wide):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[float] = []
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            self.seen += [round(float(one), 4) for one in batch[1]]
+            return super().training_step(batch, index)
+
+    def script(number: int) -> list[float]:
+        module = Noted()
+        trainer = lightning.Trainer(
+            max_epochs=-1, callbacks=[SwarmCallback()], accelerator="cpu", logger=False, enable_checkpointing=False,
+            default_root_dir=tmp_path / str(number), enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(Read(48), batch_size=4, num_workers=1))
+        return module.seen
+
+    first, second = in_two_nodes(lambda: script(0), lambda: script(1), steps=4).results.values()
+    assert len(first) == len(second) == 48
+    assert first != second
 
 
 def test_outside_of_a_node_fit_says_how_to_start_the_script(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="make test-frameworks 
 pytest.importorskip("accelerate", reason="make test-frameworks installs it")
 
 from p2pnode.integrations.transformers import SwarmCallback  # noqa: E402
+from training.settings import ExchangeSettings  # noqa: E402
 from training.trainer.attach import NotAttached  # noqa: E402
 from training.trainer_link.messages import SOCKET_VARIABLE, Measurement  # noqa: E402
 
@@ -36,9 +38,9 @@ class Repeated(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-def small_model() -> Any:
+def small_model(**chosen: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=8, n_positions=12, n_embd=16, n_layer=1, n_head=2)
+    config = transformers.GPT2Config(vocab_size=8, n_positions=12, n_embd=16, n_layer=1, n_head=2, **chosen)
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -183,6 +185,68 @@ def test_a_compiled_model_reports_loss_and_samples(in_two_nodes: Any, tmp_path: 
     [first, second] = together.trainers["n0"].reports
     assert first.samples == second.samples == LOCAL_STEPS * 2 * 4
     assert 0 < second.loss < first.loss
+
+
+class Backwards(torch.utils.data.Sampler[int]):
+    """A user's own order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size)[::-1])
+
+
+class Read(Repeated):
+    """Notes what is read, in order."""
+
+    def __init__(self, seed: int, size: int = 64) -> None:
+        super().__init__(seed, size)
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", ["default", "own sampler", "not shared"])
+def test_nodes_with_the_default_seed_divide_the_data(kind: str, in_two_nodes: Any, tmp_path: Path) -> None:
+    """The same data and the seed 42 on both: each sample is read by one of them in an epoch, all batches are full, and
+    an epoch of the Trainer has as many as before. Otherwise both read the same, and are told."""
+
+    class Trainer(transformers.Trainer):
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return Backwards(len(self.train_dataset)) if kind == "own sampler" else super()._get_train_sampler(dataset)
+
+    def script(number: int) -> tuple[list[int], Any]:
+        data = Read(0, 66)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / f"out{number}"), max_steps=1000, per_device_train_batch_size=4, learning_rate=1e-2,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        callbacks = [SwarmCallback(share_data=kind != "not shared")]
+        # The nodes draw from one generator here: with dropout they would train different things in any case.
+        model = small_model(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
+        trainer.train()
+        return data.read, trainer.state
+
+    together = in_two_nodes(lambda: script(0), lambda: script(1), **{"exchange.codec": ExchangeSettings().codec})
+
+    (first, state), (second, _) = together.results.values()
+    is_divided = kind == "default"
+    assert (first == second) != is_divided
+    counts = Counter(first + second)
+    assert len(counts) == 66
+    assert max(counts.values()) - min(counts.values()) <= (1 if is_divided else 2)
+    assert (state.global_step, round(state.epoch, 3)) == (30, round(30 / 17, 3))
+    samples = {report.samples for trainer in together.trainers.values() for report in trainer.reports}
+    assert samples == ({LOCAL_STEPS * 4} if is_divided else {LOCAL_STEPS * 4, LOCAL_STEPS * 4 - 2})
+    told = {record.node: record.fields["node"] for record in together.swarm.of("same_data")}
+    assert len(told) == (0 if is_divided else 2)
 
 
 def test_outside_of_a_node_train_says_how_to_start_the_script(tmp_path: Path) -> None:

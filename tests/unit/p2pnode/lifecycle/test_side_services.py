@@ -11,6 +11,7 @@ import pytest
 
 from p2pnode.lifecycle import side_services
 from p2pnode.lifecycle.side_services import SideServices
+from training.layout import Layout
 
 
 class Part:
@@ -62,8 +63,11 @@ def services(trainer: Any, *, enabled: bool = True, until: str = "", coordinatio
     environment: Any = SimpleNamespace(log=None)
     overlay: Any = SimpleNamespace(node_id=b"n" * 20)
     found = SideServices(config, environment, overlay, trainer)
-    loop: Any = SimpleNamespace(end_by_goal=None, on_trained=lambda heard: heard(np.ones(1, np.float32)))
-    found.start(b"g" * 16, loop)
+    heard: list[Any] = []
+    loop: Any = SimpleNamespace(end_by_goal=None, on_trained=heard.append)
+    found.start(b"g" * 16, loop, Layout(()))
+    for one in heard:
+        one(np.ones(1, np.float32))
     return found
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from p2pnode import __version__
-from p2pnode.status.health import LONG_WAIT_S, RECENT_S
+from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
+from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
 from training.trainer_link.interface import Evaluation
@@ -195,7 +197,8 @@ def test_broken_shards_are_a_finding_until_they_are_repaired() -> None:
 
 
 def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
-    """With what to do about the very reason; a node that others have found needs no bootstrap any more."""
+    """With what to do about the very reason; a node that others have found needs no bootstrap any more, and one at its
+    end, whose peers have left before it, does not either."""
 
     async def scenario(swarm: Swarm) -> None:
         host, _ = swarm.start_many(2)
@@ -206,6 +209,10 @@ def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
         await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
         (finding,) = [each for each in report(swarm, host).status().health if "old:1" in each.what]
         assert "node.port" in finding.do
+        for phase in ENDING:
+            host.living.phase = phase
+            assert found(swarm, host, "bootstrap") == []
+        host.living.phase = "training"
 
     simulate(scenario, barrier__method="asp")
 
@@ -225,3 +232,38 @@ def test_a_crowded_address_is_a_finding_for_a_minute() -> None:
         assert found(swarm, host, "of one address") == []
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize(("method", "does"), [("pssp", "trains by itself since step"), ("bsp", "waits")])
+def test_a_node_without_an_owner_in_reach_says_since_when_and_what_to_do(method: str, does: str) -> None:
+    """Whom it has lost, whether it trains or waits, and why the address of its bootstrap does not help. Nothing else is
+    said of deltas that wait. It goes with its cause."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2")
+        host = swarm.start("h1", bootstrap="n0", address="192.168.1.2")
+        await swarm.until(lambda: host.living.progress.step >= 4, within_s=60, what="it trains")
+        own = report(swarm, host)
+        lost = swarm.hosts["n0"].living.overlay.node_id.hex()[:8]
+        await swarm.kill("n0")
+        await swarm.until(lambda: host.living.exchange.directory.is_apart(), within_s=20, what="it is missed")
+        await asyncio.sleep(2 * LONG_WAIT_S)
+        said = [finding for finding in own.status().health if "can join" not in finding.what]
+
+        (apart,) = [finding for finding in said if "can own shards" in finding.what]
+        assert re.match(rf"no node that can own shards is in reach for \d+ s: {lost} was lost \d\d s ago", apart.what)
+        assert f"this node {does}" in apart.what
+        assert "with its state directory" in apart.do
+        assert "--reopen" in apart.do
+        assert not [finding for finding in said if "wait for their owners" in finding.what]
+        assert [finding for finding in said if finding.what.startswith("bootstrap 10.0.0.2:8468: refused")]
+
+        swarm.start("n0")
+        await swarm.until(
+            lambda: not any("can own shards" in finding.what for finding in own.status().health),
+            within_s=30,
+            what="it is back",
+        )
+
+    simulate(scenario, barrier__method=method, training__checkpoint_s=5.0)

@@ -44,6 +44,23 @@ def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp"])
+def test_two_that_do_not_hear_each_other_wait_no_longer_than_any_peer_may_be_idle(method: BarrierMethod) -> None:
+    """Others reach both, so that neither is declared dead: they would wait for each other for ever."""
+
+    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
+        overlay.add(1, MINE - 9, step_seconds=1.0)
+        overlay.add(2, MINE)
+        overlay.silent[node(1)] = None
+        assert STALL_FLOOR_S - 1.0 <= await gate.wait(MINE, 1.0) <= STALL_FLOOR_S + 1.0
+        assert await gate.wait(MINE, 1.0) < 1.0
+        del overlay.silent[node(1)]
+        overlay.hear(node(1), MINE - 8)
+        assert await gate.wait(MINE, 1.0) > 5.0
+
+    play(scenario, method)
+
+
+@pytest.mark.parametrize("method", ["bsp", "ssp"])
 def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: BarrierMethod) -> None:
     """bsp and ssp wait for every peer until the failure detector reports it dead, and not one poll longer."""
 

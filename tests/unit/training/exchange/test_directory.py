@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Contact
+from overlay.peers import Activity, Contact
 from overlay.transport import NOT_SERVED, TransportError
-from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
 from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
@@ -17,6 +17,7 @@ from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushRes
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
 from training.exchange.reliability import APART_S as FAILURE_APART_S
 from training.exchange.reliability import MISBEHAVIOURS
+from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Fence, OwnerInfo, Term
 from training.exchange.trust import APART_S, LIES
@@ -348,5 +349,48 @@ def test_this_node_does_not_ask_itself() -> None:
         claim = OwnerInfo.of(0, term(4, "c"), ME)
         await directory.check_claims([(ME, [claim]), (B, [claim])])
         assert [to for _, to, _ in swarm.requests] == [B]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_eligible", [True, False])
+def test_a_node_that_others_cannot_dial_takes_nothing_over_that_it_has_no_state_of(is_eligible: bool) -> None:
+    """No candidate is left. Who has a state, from its disk as the former owner, goes on with it; the others wait."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, context = directory_of(store)
+        swarm.gone += [IDS["b"], IDS["c"]]
+        swarm.candidate_list, swarm.is_eligible = [ME] if is_eligible else [], is_eligible
+        store.note_owner(0, term(2, "b"), B)
+        store.note_owner(1, term(2, "b"), B)
+        store.stored = {1: StoredState(term(1, "a"), zeros(store, 1), clean=False)}
+        await directory.refresh([0, 1])
+        assert context.rebalance.collect_orphans() == ([0, 1] if is_eligible else [1])
+
+    run(scenario())
+
+
+def test_a_node_is_apart_while_nobody_is_in_reach_that_could_own() -> None:
+    """Not where it could itself, nor where the owner or another candidate lives. One that joins is not in reach yet."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        directory, swarm, _ = directory_of(store)
+        for peer in swarm.peers.values():
+            peer.eligible = False
+        assert not directory.is_apart(), "it may own itself"
+        swarm.is_eligible = False
+        assert directory.is_apart()
+        swarm.peers[IDS["c"]].eligible = True
+        assert not directory.is_apart(), "another node may"
+        swarm.peers[IDS["c"]].activity = Activity.JOINING
+        assert directory.is_apart(), "it has no vector yet"
+        store.note_owner(3, term(1, "b"), B)
+        assert not directory.is_apart(), "an owner lives, whatever it announces"
+        swarm.gone.append(IDS["b"])
+        assert directory.is_apart()
+        store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
+        assert not directory.is_apart(), "it owns a shard"
 
     run(scenario())

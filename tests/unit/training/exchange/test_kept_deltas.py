@@ -45,3 +45,11 @@ def test_the_newest_delta_that_others_may_have_is_known() -> None:
     assert kept.newest == (1, 5)
     kept.leave(DeltaId(b"a" * 20, 2, 1))
     assert KeptDeltas(kept.newest).newest == (2, 1)
+
+
+def test_those_on_their_way_are_listed() -> None:
+    kept = KeptDeltas()
+    for step in (5, 6, 8):
+        kept.keep(IDENTITY._replace(step=step), {})
+    kept.drop(IDENTITY._replace(step=6))
+    assert kept.identities().rows() == [(IDENTITY.node, IDENTITY.incarnation, [(5, 5), (8, 8)])]

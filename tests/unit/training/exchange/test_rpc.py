@@ -9,8 +9,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.rate_limits import RateLimit
-from overlay.transport import RequestRejected, Response, TransportError
-from tests.harness.builders.stores import contact
+from overlay.transport import FailureKind, RequestRejected, Response, TransportError
+from tests.harness.builders.stores import contact, term
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
@@ -18,14 +18,15 @@ from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
 from training.exchange import large_messages
 from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, LocateOwnersAnswer, decode, encode
 from training.exchange.ownership_messages import FindDeltas, Survey, SurveyAnswer, TransferResult
-from training.exchange.reliability import FIRST_S, MISBEHAVIOURS
+from training.exchange.reliability import FIRST_S, MISBEHAVIOURS, Reliability
 from training.exchange.rpc import ExchangeRpc
+from training.exchange.terms import OwnerInfo
 from training.exchange.timeouts import REQUEST
 from training.exchange.trust import MemberTrust
 
-ME, PEER = contact("a"), contact("b")
+ME, PEER, RELAY = contact("a"), contact("b"), contact("c")
 
 
 def rpc_of(swarm: ScriptedSwarm) -> ExchangeRpc:
@@ -389,3 +390,106 @@ def test_nodes_of_other_divisions_are_told_and_not_left_out() -> None:
         assert PEER.node_id in trust
 
     run(scenario())
+
+
+# -- by way of another member -----------------------------------------------------------------------------------------
+
+
+def relayed() -> tuple[ExchangeRpc, ScriptedSwarm, Reliability]:
+    """This node reaches its peer by way of a relay alone, which answers for it."""
+    swarm, found = ScriptedSwarm(ME, [PEER, RELAY]), Reliability()
+    rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), reliability=found)  # type: ignore[arg-type]
+    found.routes.failed(PEER.node_id, PEER.address, "refused the connection", 0.0)
+    found.routes.found(PEER.node_id, RELAY.node_id, 0.0)
+    known = OwnerInfo.of(3, term(5, "b"), PEER)
+    swarm.answers["indirect"] = lambda *_: IndirectAnswer(encode(LocateOwnersAnswer([known])))
+    return rpc, swarm, found
+
+
+async def asked(rpc: ExchangeRpc) -> list[int]:
+    answer = await rpc.ask(PEER, "where_is", LocateOwners(GENESIS, [3], []), LocateOwnersAnswer, 1.0)
+    return [info.shard for info in answer.known]
+
+
+def test_requests_to_a_member_behind_a_hole_go_by_way_of_its_relay() -> None:
+    """And no other: where the relay is gone it is asked directly again. The answer counts as the member's own."""
+
+    async def scenario() -> None:
+        rpc, swarm, found = relayed()
+        assert await asked(rpc) == [3]
+        ((name, to, payload),) = swarm.requests
+        inner = decode(payload, Indirect)
+        assert (name, to, inner.target, inner.name, inner.origin) == ("indirect", RELAY, PEER.node_id, "where_is", b"")
+        assert decode(inner.payload, LocateOwners).shards == [3]
+        assert found.routes.relay(PEER.node_id) == RELAY.node_id  # it has answered, not directly
+
+        swarm.gone.append(RELAY.node_id)
+        swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
+        assert await asked(rpc) == []
+        assert swarm.requests[-1][:2] == ("where_is", PEER)
+        assert not found.routes
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("failure", "is_kept"), [("refused", False), ("timeout", False), ("rejected", True)])
+def test_a_relay_that_does_not_get_through_is_used_no_more(failure: FailureKind, is_kept: bool) -> None:
+    """A rejection is an answer of the member."""
+
+    async def scenario() -> None:
+        rpc, swarm, found = relayed()
+        swarm.answers["indirect"] = lambda *_: IndirectAnswer(failure=failure, detail="the reason")
+        with pytest.raises(TransportError, match="the reason") as caught:
+            await asked(rpc)
+        assert (caught.value.kind, caught.value.address) == (failure, PEER.address)
+        assert bool(found.routes.relay(PEER.node_id)) is is_kept
+
+    run(scenario())
+
+
+def test_a_request_ends_with_its_relay() -> None:
+    """As soon as the failure detector has found the relay dead."""
+
+    async def scenario() -> None:
+        rpc, swarm, _ = relayed()
+        swarm.request_s = 60.0
+        waiting = asyncio.ensure_future(asked(rpc))
+        await asyncio.sleep(1.0)
+        rpc.found_dead(RELAY.node_id)
+        with pytest.raises(TransportError, match="was found dead"):
+            await waiting
+
+    run(scenario())
+
+
+def test_what_a_relay_passes_on_is_handled_as_its_senders_own() -> None:
+    """With the checks of the inner request; a member that is left out relays nothing."""
+
+    async def scenario() -> None:
+        swarm, trust, senders = ScriptedSwarm(ME), MemberTrust(), list[Contact]()
+
+        async def handle(sender: Contact, _message: LocateOwners, _stream: object) -> Response:
+            senders.append(sender)
+            return Response(encode(LocateOwnersAnswer([])))
+
+        rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), trust)  # type: ignore[arg-type]
+        rpc.register("where_is", LocateOwners, handle)
+        rpc.serve_indirect()
+
+        async def pass_on(name: str, message: object) -> None:
+            inner = Indirect(ME.node_id, *ME.address, name, 1000, encode(message), PEER.node_id, *PEER.address)  # type: ignore[arg-type]
+            await swarm.handlers["indirect"](RELAY, encode(inner), chunks([]))
+
+        await pass_on("where_is", LocateOwners(GENESIS, [], []))
+        assert senders == [PEER]
+        with pytest.raises(RequestRejected, match="another swarm"):
+            await pass_on("where_is", LocateOwners(b"other" * 3, [], []))
+        with pytest.raises(RequestRejected, match="does not serve 'pull'"):
+            await pass_on("pull", LocateOwners(GENESIS, [], []))
+        for _ in range(20):
+            trust.note(RELAY.node_id, "value", VirtualClock().monotonic())
+            await asyncio.sleep(60.0)
+        with pytest.raises(RequestRejected, match="leaves you out"):
+            await pass_on("where_is", LocateOwners(GENESIS, [], []))
+
+    run(scenario(), limit_s=3600)

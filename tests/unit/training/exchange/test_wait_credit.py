@@ -118,3 +118,12 @@ def test_the_owners_that_are_remembered_are_bounded() -> None:
         credit.pay(number.to_bytes(2, "big"), FIRST_S, 0.0)
     assert not credit.is_spent(bytes(2), 0.0)
     assert credit.is_spent((1).to_bytes(2, "big"), 0.0)
+
+
+def test_an_owner_that_was_started_again_is_waited_for_again() -> None:
+    """Whatever it has cost before."""
+    credit = WaitCredit()
+    credit.pay(b"a", 2 * FIRST_S, 0.0)
+    assert credit.is_spent(b"a", 0.0)
+    credit.forgive(b"a")
+    assert (credit.is_spent(b"a", 0.0), credit.left_s(b"a", 0.0)) == (False, FIRST_S)

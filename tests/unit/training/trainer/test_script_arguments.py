@@ -88,6 +88,18 @@ def test_a_schedule_that_is_stepped_after_the_swarm_is_no_finding() -> None:
     assert told(warnings) == []
 
 
+def test_a_schedule_goes_back_although_a_group_was_added() -> None:
+    """As when layers are unfrozen: the new group keeps its rate, which no beginning is known of."""
+    optimizer = SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    given = of(optimizer, StepLR(optimizer, 2))
+    given.seek(4)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters(), "lr": 0.5})
+
+    given.seek(2)
+
+    assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.1), pytest.approx(0.05)]
+
+
 def test_a_schedule_of_schedules_belongs_to_its_optimiser() -> None:
     """As PyTorch's chains, of which one has no optimiser of its own."""
     optimizer, other = SGD(nn.Linear(2, 2).parameters(), lr=1.0), SGD(nn.Linear(2, 2).parameters(), lr=1.0)
@@ -122,11 +134,18 @@ def test_what_was_saved_is_restored_for_each() -> None:
         of([first.optimizers[0]]).restore(first.state())
 
 
+class Overlapping(SGD):
+    """As `ZeroRedundancyOptimizer` with `overlap_with_ddp=True`."""
+
+    _overlap_with_ddp = True
+
+
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "scaler", "own", "reason"),
     [
         (None, None, None, None, "there is no optimiser"),
         ([], None, None, None, "there is no optimiser"),
+        (Overlapping(nn.Linear(2, 2).parameters(), lr=1.0), None, None, None, "Overlapping with overlap_with_ddp=True"),
         (nn.Linear(2, 2), None, None, None, "Linear was given as an optimiser"),
         (SGD, None, None, None, "the class SGD was given as an optimiser"),
         (nn.Linear(2, 2).parameters(), None, None, None, "generator was given as an optimiser: it has no param_groups"),

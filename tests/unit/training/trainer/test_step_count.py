@@ -143,6 +143,23 @@ def test_weights_that_were_loaded_are_no_step() -> None:
         assert loop.count.call() == 0
 
 
+def test_training_on_after_the_end_of_the_run_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    """Once; calls without a step are nothing, and neither is one more step of a loop that ends after it."""
+    loop = Loop()
+
+    loop.count.after_end()
+    loop.step()
+    loop.count.after_end()
+    loop.count.after_end()
+    assert [str(one.message) for one in recwarn] == []
+    for _ in range(3):
+        loop.step()
+        loop.count.after_end()
+
+    (warned,) = [str(one.message) for one in recwarn]
+    assert "goes on training after the end of the run" in warned
+
+
 def test_an_optimiser_without_hooks_is_counted_by_calls() -> None:
     """As DeepSpeed's: there is nothing to compare with."""
 

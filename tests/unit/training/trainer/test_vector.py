@@ -202,10 +202,14 @@ def test_rounding_is_never_pushed(dtype: torch.dtype) -> None:
 
 
 def test_a_model_without_trainable_parameter_is_refused() -> None:
-    """There is nothing to share."""
-    with pytest.raises(TrainerFailed, match="no trainable parameter") as failure:
-        ModelVector(nn.ReLU())
-    assert failure.value.fatal
+    """There is nothing to share; modules in a plain list are a known reason, which `requires_grad` would not mend."""
+    hidden = nn.Module()
+    hidden.layers = [nn.Linear(2, 2)]
+    for model, hint in ((nn.Linear(2, 2).requires_grad_(False), "requires_grad"), (hidden, "ModuleList")):
+        with pytest.raises(TrainerFailed, match="no trainable parameter") as failure:
+            ModelVector(model)
+        assert failure.value.fatal
+        assert hint in failure.value.hint
 
 
 def test_a_sharded_model_is_refused() -> None:

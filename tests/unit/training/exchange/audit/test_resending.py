@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -193,5 +194,27 @@ def test_a_node_that_has_taken_over_adds_its_own() -> None:
         other.acknowledged(5, values)
         await other.work()
         assert value_of(old.owned[0].state) == 0.0
+
+    run(scenario())
+
+
+def test_an_owner_that_was_started_again_is_sent_what_its_disk_lacks() -> None:
+    """It is the same node. It is asked once it may have less than it has acknowledged, with the count of then."""
+
+    async def scenario() -> None:
+        one = Resent()
+        key = one.acknowledged()
+        one.store.note_owner(0, term(1, "a"), FORMER)
+        kept = one.context.acknowledged
+        kept.find(key).push = msgspec.structs.replace(kept.find(key).push, workers=3.0)
+        await one.work()
+        assert one.swarm.requests == []
+        kept.doubt(IDS["a"])
+        await one.work()
+        (message,) = one.sent
+        assert [(found.step, found.weight, found.workers) for found in message.deltas] == [(5, 0.5, 3.0)]
+        assert not kept.in_doubt(0)
+        await one.work()
+        assert len(one.sent) == 1
 
     run(scenario())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.audit_records.acknowledged import (
@@ -57,8 +59,31 @@ def test_what_was_acknowledged_long_ago_is_dropped() -> None:
     kept = AcknowledgedDeltas()
     for step in range(10):
         kept.note(0, delta(step, at_s=float(step)))
-    kept.drop_old(KEPT_S + 4.5)
+    kept.drop_old(KEPT_S + 4.5, lambda _owner: False)
     assert [one.identity.step for one, _ in kept] == [5, 6, 7, 8, 9]
+
+
+def test_what_a_node_has_acknowledged_that_is_gone_stays() -> None:
+    """It may start again from its disk, which lacks it. What cannot be sent again goes."""
+    kept = AcknowledgedDeltas()
+    for step in range(4):
+        kept.note(0, delta(step))
+    kept.note(0, dataclasses.replace(delta(4), encoded=None))
+    kept.drop_old(2 * KEPT_S, lambda owner: owner == IDS["b"])
+    assert [one.identity.step for one, _ in kept] == [0, 1, 2, 3]
+
+
+def test_an_owner_that_was_started_again_is_doubted() -> None:
+    """Whatever it has acknowledged counts as acknowledged by nobody, until an owner has it."""
+    kept = AcknowledgedDeltas()
+    kept.note(0, delta(1))
+    kept.note(1, dataclasses.replace(delta(1), owner=IDS["c"]))
+    kept.note(2, dataclasses.replace(delta(1), encoded=None))
+    kept.doubt(IDS["b"])
+    assert [kept.in_doubt(shard) for shard in range(3)] == [True, False, False]
+    assert kept.find(key(1, 2)) is None, "it cannot be sent again"
+    kept.moved(key(1), IDS["b"])
+    assert not kept.in_doubt(0)
 
 
 def test_a_delta_that_is_acknowledged_again_counts_once() -> None:
@@ -95,5 +120,5 @@ def test_the_owners_of_each_shard_are_those_that_acknowledged_what_is_kept() -> 
     for step in range(4, 12):  # the limit drops the others
         kept.note(0, delta(step))
     assert owners_of(kept) == {0: [IDS["b"]]}
-    kept.drop_old(KEPT_S + 1)
+    kept.drop_old(KEPT_S + 1, lambda _owner: False)
     assert owners_of(kept) == {}

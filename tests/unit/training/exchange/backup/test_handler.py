@@ -426,3 +426,19 @@ def test_a_forward_out_of_range_is_not_added(bad: float) -> None:
         assert [one.event for one in records_of(context)] == ["forward_out_of_range", "member_lied"]
 
     run(scenario())
+
+
+def test_a_former_owner_that_nobody_can_dial_backs_nothing_up() -> None:
+    """The new one goes on alone, under a term above that of the hand-over: no delta would reach the former one."""
+
+    async def scenario() -> None:
+        store = backup_of("b", "a")
+        swarm, _ = handler_of(store)
+        swarm.hidden = [IDS["a"]]
+        message = HandOver(GENESIS, [claim(2)], [0], [[]])
+        answer = await swarm.deliver("hand_over", OWNER, message, TransferResult)
+        assert answer.taken == [0]
+        owned = store.owned[0]
+        assert (owned.backup, owned.term) == (None, Term(3, IDS["b"]))
+
+    run(scenario())

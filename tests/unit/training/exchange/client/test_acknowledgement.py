@@ -15,6 +15,7 @@ from training.encoding.codecs import CodecName
 from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.client.acknowledgement import COPIED_BYTES, note_acknowledged
 from training.exchange.messages import Push
+from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 
@@ -77,3 +78,21 @@ def test_of_the_trainers_memory_a_copy_is_kept_if_it_is_small(size: int, is_kept
     assert found is not None
     memory[0] = 1
     assert found.encoded == (bytes(size) if is_kept else None)
+
+
+@pytest.mark.parametrize(("is_eligible", "log_bytes", "limit"), [(True, 64, 16), (False, 64, 64), (False, 1, 16)])
+def test_a_node_that_owns_nothing_keeps_them_in_the_room_of_its_repair_log(
+    is_eligible: bool, log_bytes: int, limit: int
+) -> None:
+    """Its owner may have no backup, and be started again."""
+
+    async def scenario() -> None:
+        store = store_of("b")
+        store.log = RepairLog(log_bytes << 20, 60.0)
+        swarm = ScriptedSwarm(contact("b"), [contact("a")])
+        swarm.is_eligible = is_eligible
+        context = context_of(swarm, store)
+        note_acknowledged(context, Push(GENESIS, IDS["b"], 1, 5, 4, 1.0, []), contact("a"), Shard())
+        assert context.acknowledged.limit_bytes == limit << 20
+
+    run(scenario())

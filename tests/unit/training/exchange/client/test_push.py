@@ -321,3 +321,77 @@ def test_all_that_was_taken_back_of_a_shard_is_added_each_with_its_weight() -> N
     assert found.of(3).tolist() == [3.5] * 4
     assert found.of(3).tolist() == [3.5] * 4
     assert (len(found), found.shards, 3 in found, 2 in found) == (1, {3}, True, False)
+
+
+@pytest.mark.parametrize(("codec", "kind"), [("float32", "sum"), ("int8", "population"), ("sparse", "population")])
+def test_what_is_trained_while_no_owner_is_in_reach_becomes_one_delta(codec: Any, kind: Any) -> None:
+    """The next step begins with all of it, and no step waits. It is sent as trained apart, with the weight that a delta
+    had before. What was begun to be sent before keeps its identity. A delta that is not finite is left out."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        for shard in range(4):
+            store.note_owner(shard, term(1, "b"), OTHER)
+        swarm, status = ScriptedSwarm(ME, [OTHER]), "retry"
+        swarm.is_eligible, swarm.worker_count = False, 4.0
+        swarm.answers["push"] = lambda _to, payload: PushAnswer(
+            [PushResult(shard, status) for shard in decode(payload, Push).shards]  # type: ignore[arg-type]
+        )
+        settings = ExchangeSettings(codec=codec, weight=kind, push_deadline_s=0.5)
+        context = context_of(swarm, store, settings=settings)
+        client, clock = PushClient(context, OwnerDirectory(context), DeltaHandler(context)), context.environment.clock
+
+        async def trained(step: int, amount: float) -> tuple[np.ndarray, Any]:
+            delta = np.full(VALUES, amount, np.float32)
+            await client.prepare(delta, is_last=False)
+            context.run.step = step
+            weight = 1.0 if kind == "sum" else 1.0 / swarm.worker_count
+            return delta, await client.push(step, step - 1, weight, delta.copy())
+
+        await trained(1, 8.0)
+        swarm.gone.append(OTHER.node_id)
+        swarm.worker_count = 2.0
+        began_s = clock.monotonic()
+        carried = []
+        for step, amount in ((2, 1.0), (3, 2.0), (4, np.nan), (5, 4.0)):
+            delta, report = await trained(step, amount)
+            carried.append(float(delta[0]))
+            assert report.refused == ({"not_finite": 4} if step == 4 else {})
+        assert clock.monotonic() == began_s
+        residual = 0.95 * 8.0 if codec == "sparse" else 0.0  # of step 1, in some places
+        np.testing.assert_allclose([*carried[:2], carried[3]], [1.0, 3.0, 7.0], atol=residual + 0.05)
+        assert client.outstanding_steps == [1, 5]
+        assert client.apart_since == (began_s, 1)
+        rows = context.record.acknowledged().rows()
+        assert rows == [(ME.node_id, 1, [(1, 1), (5, 5)])], "steps 2 and 3 are parts of step 5"
+
+        status = "ok"
+        swarm.gone.clear()
+        assert await client.finish(10.0) == 0
+        first, last = (push for push in swarm.sent("push", Push)[-2:])
+        assert (first.step, first.apart, last.step, last.apart) == (1, True, 5, True)
+        weight, workers = (1.0, 4.0) if kind == "sum" else (0.25, 4.0)
+        assert (last.weight, last.workers) == (weight, workers)
+        delta, _ = await trained(6, 1.0)
+        assert client.apart_since is None
+        assert not swarm.sent("push", Push)[-1].apart
+
+    run(scenario())
+
+
+def test_under_bsp_a_node_waits_for_its_owners() -> None:
+    """A step is announced when all have it: nothing is trained apart."""
+
+    async def scenario() -> None:
+        swarm = ScriptedSwarm(ME)
+        swarm.is_eligible, swarm.candidate_list = False, []
+        context = context_of(swarm, store_of("a"), synchronous=True)
+        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        await client.prepare(np.ones(VALUES, np.float32), is_last=False)
+        assert client.apart_since is None
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(100.0):
+                await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
+        await client.stop()
+
+    run(scenario())

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -391,5 +392,31 @@ def test_a_broken_shard_takes_no_delta_also_none_that_is_on_its_way() -> None:
         own = handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))], is_finite=True)
         assert own == {}
         assert store.owned[0].state.version == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("weight", "value"), [("population", 0.25), ("sum", 0.5)])
+def test_a_delta_that_was_trained_apart_is_added_as_from_the_other_side_of_a_split(weight: Any, value: float) -> None:
+    """However old, without momentum, and with the weight that it has among all. Only an era that may have it refuses
+    it: it may be one that was begun to be sent before."""
+
+    async def scenario() -> None:
+        store = store_of("a", Rule(outer_lr=1.0, outer_momentum=0.9))
+        store.own(0, zeros(store), term(1, "a"), ME, 0.0, by_handover=False)
+        settings = ExchangeSettings(codec="float32", weight=weight, outer_lr=1.0, outer_momentum=0.9)
+        _, swarm, context = handler_of(store, settings=settings, stale_limit=10)
+        context.run.step = 40
+        swarm.worker_count = 4.0
+        late = msgspec.structs.replace(push_of(base_step=1), weight=0.5, workers=2.0)
+        assert await pushed(swarm, late, body_of(0)) == [PushResult(0, "refused", reason="late")]
+        apart = msgspec.structs.replace(late, apart=True)
+        assert await pushed(swarm, apart, body_of(0)) == [PushResult(0, "ok", 1)]
+        state = store.owned[0].state
+        assert state.value.tolist() == [value] * 4
+        assert (state.momentum, state.sum_weight) == (None, 0.0)
+        state.era_step = 30
+        again = msgspec.structs.replace(apart, step=2)
+        assert await pushed(swarm, again, body_of(0)) == [PushResult(0, "refused", reason="before_era")]
 
     run(scenario())

@@ -6,13 +6,14 @@ import asyncio
 
 import numpy as np
 
+from overlay.peers import Activity
 from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import LocateOwnersAnswer
+from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, encode
 from training.exchange.ownership_messages import (
     CopyStatus,
     StateTransfer,
@@ -22,6 +23,7 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
 from training.exchange.store import state_stream
+from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
 from training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
@@ -41,6 +43,27 @@ def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, Scrip
     swarm.answers["appeal"] = lambda *_: TransferResult([0], [])
     context = context_of(swarm, store)
     return Failover(context, OwnerDirectory(context)), swarm, context
+
+
+def test_an_owner_that_another_member_reaches_is_not_replaced() -> None:
+    """The failure detector of its backup holds it for dead: there is a hole between the two, and it goes on owning."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "x", 3)
+        failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 1))
+        swarm.gone.append(IDS["x"])
+        owned = encode(SurveyAnswer([copy("owner", term(3, "x"), 2)]))
+        swarm.answers["indirect"] = lambda to, _: (
+            IndirectAnswer(owned) if to == C else TransportError("timeout", to.address, "did not answer")
+        )
+        assert context.view.is_gone(IDS["x"])
+        await failover.take_over([0])
+
+        assert 0 not in store.owned
+        assert not context.view.is_gone(IDS["x"])
+        assert context.view.reliability.routes.relay(IDS["x"]) == C.node_id
+
+    run(scenario())
 
 
 def test_a_backup_takes_over_and_announces_it() -> None:
@@ -289,5 +312,49 @@ def test_a_survey_with_a_term_that_no_history_explains_changes_nothing() -> None
             store.ownership.raise_fence(0, term(3, "x"))
             await failover.resume(2, 1.0)
             assert store.owned[0].term == Term(GENERATION, IDS["a"])
+
+    run(scenario())
+
+
+def test_an_appeal_makes_no_owner_of_a_node_that_others_cannot_dial() -> None:
+    """What the sender knows of it is old. It takes what it has a state of."""
+
+    async def scenario() -> None:
+        store = backup_of("a", "x", 3)
+        _, swarm, context = failover_of(store)
+        swarm.is_eligible = False
+        answer = await swarm.deliver("appeal", B, TakeoverRequest(GENESIS, [0, 1]), TransferResult)
+        assert answer.taken == [0]
+        assert context.rebalance.collect_orphans() == [0]
+
+    run(scenario())
+
+
+def test_a_shard_that_goes_on_from_a_disk_begins_a_generation() -> None:
+    """As after a restart of all: the deltas since then are lost unless they are sent again, and are to be counted."""
+
+    async def scenario() -> None:
+        store = store_of("a")
+        failover, _, _ = failover_of(store)
+        store.offer_stored({0: StoredState(term(3, "a"), zeros(store), clean=False)})
+        await failover.take_over([0])
+        await asyncio.sleep(REPLICA_GRACE_S)
+        await failover.take_over([0])
+        assert store.owned[0].term == Term(GENERATION, IDS["a"])
+
+    run(scenario())
+
+
+def test_a_swarm_that_starts_again_waits_for_no_node_that_trains_and_can_own_nothing() -> None:
+    """It has no copy that is to be waited for, and may be behind a router where nobody can ask it."""
+
+    async def scenario() -> None:
+        failover, swarm, context = failover_of(store_of("a"))
+        swarm.answers["survey"] = lambda to, _payload: TransportError("unreachable", to.address, "is behind a NAT")
+        for peer in swarm.peers.values():
+            peer.activity, peer.eligible = Activity.TRAINING, False
+        began_s = context.environment.clock.monotonic()
+        assert await failover.resume(2, 10.0) == 2
+        assert context.environment.clock.monotonic() - began_s < 1.0
 
     run(scenario())

@@ -10,10 +10,13 @@ from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, contact, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS
 from tests.unit.training.exchange.recovery.test_reconciliation import reconcile, split
+from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
+from training.exchange.messages import Push
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.state_files import decode as decode_states
 from training.exchange.terms import GENERATION, Term
+from training.shards.applied import DeltaId
 
 
 def test_a_copy_from_disk_with_less_is_kept_in_a_file_and_its_deltas_are_reported_once() -> None:
@@ -49,5 +52,42 @@ def test_a_copy_from_disk_with_less_is_kept_in_a_file_and_its_deltas_are_reporte
         low.reconciler.remember_disk()
         await reconcile(low)
         assert high.context.counters.lost_in_restarts == 1
+
+    run(scenario())
+
+
+def test_a_node_that_trained_on_while_its_swarm_was_started_again_tells_what_it_has_recorded() -> None:
+    """The owner is the one of before, and lacks two deltas of this node: one can be sent again, and is waited for. The
+    other is counted as lost, once. What is still on its way is not."""
+
+    async def scenario() -> None:
+        high, low = split()
+        store, context, me = low.store, low.context, IDS["b"]
+        store.owned.pop(0)
+        store.note_owner(0, term(4, "a"), contact("a"))
+        low.reconciler.remember_disk()
+        for step in (1, 2, 3):
+            identity = DeltaId(me, 1, step)
+            context.record.begin(identity, 0)
+            context.record.end(identity, is_added=True)
+        context.kept.keep(DeltaId(me, 1, 3), {})
+        push = Push(GENESIS, me, 1, 1, 0, 1.0, [])
+        context.acknowledged.note(0, Acknowledged(push, IDS["a"], 0.0, "float32", 4, bytes(16)))
+        await reconcile(low)
+        assert not high.events("deltas_lost_in_restart")
+
+        high.store.owned[0].term = Term(GENERATION, IDS["a"])
+        store.note_owner(0, Term(GENERATION, IDS["a"]), contact("a"))
+        context.acknowledged.doubt(IDS["a"])
+        await asyncio.sleep(1.0)
+        await reconcile(low)
+        assert not high.events("deltas_lost_in_restart"), "its delta of step 1 is to be sent first"
+        high.store.owned[0].state.applied.add(DeltaId(me, 1, 1))
+        context.acknowledged.moved(AcknowledgedKey(0, DeltaId(me, 1, 1)), IDS["a"])
+        for _ in range(2):
+            await asyncio.sleep(1.0)
+            await reconcile(low)
+        (lost,) = high.events("deltas_lost_in_restart")
+        assert (lost["count"], lost["deltas"]) == (1, [f"{me.hex()[:8]}/1:2-2"])
 
     run(scenario())

@@ -20,7 +20,7 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import Learn, SurveyAnswer, TransferResult
+from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
     RANKED_AT_ONCE,
     TENURE_MOVES,
@@ -30,6 +30,7 @@ from training.exchange.recovery.rebalancing import (
 )
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Term
 from training.settings import ExchangeSettings
 from training.shards.value_table import ValueTable
 
@@ -333,5 +334,40 @@ def test_a_shard_that_is_lost_while_moves_are_planned_ends_nothing() -> None:
         await until(lambda: swarm.sent("learn", Learn) != [])
         (learn,) = swarm.sent("learn", Learn)
         assert 0 not in [info.shard for info in learn.shards]
+
+    run(scenario())
+
+
+def test_a_backup_that_nobody_can_dial_is_given_up_where_no_other_could_be_one() -> None:
+    """It answers probes, so nobody misses it; each delta would wait for it. A candidate takes its place instead."""
+
+    async def scenario() -> None:
+        for others in ([], [C]):
+            store = owner_of("a")
+            rebalancer, swarm, _ = rebalancer_of(store)
+            store.promote_learner(0, B, Term(2, ME.node_id), ME, 0.0)
+            swarm.candidate_list, swarm.hidden = [ME, *others], [IDS["b"]]
+            await rebalancer.tick()
+            assert store.owned[0].backup == (B if others else None)
+            await until(lambda store=store, others=others: store.owned[0].backup == (C if others else None))
+
+    run(scenario())
+
+
+def test_an_owner_that_nobody_can_dial_any_more_gives_its_shards_away_at_once() -> None:
+    """It keeps them for no minimum time."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        rebalancer, swarm, context = rebalancer_of(store)
+        store.promote_learner(0, B, Term(2, ME.node_id), ME, context.environment.clock.monotonic())
+        store.owned[0].by_handover = True
+        swarm.candidate_list = [B, C]
+        await rebalancer.tick()
+        await asyncio.sleep(0.1)
+        assert not swarm.sent("hand_over", HandOver)
+        swarm.is_eligible = False
+        await rebalancer.tick()
+        await until(lambda: bool(swarm.sent("hand_over", HandOver)))
 
     run(scenario())

@@ -38,3 +38,15 @@ def test_a_damaged_file_or_that_of_another_swarm_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRecord):
         record.load(raw, GENESIS)
     assert not record.deltas().count()
+
+
+def test_a_delta_that_is_a_part_of_a_later_one_is_recorded_no_more() -> None:
+    """No owner gets it, so none has lost it."""
+    record = PushRecord()
+    for step in (1, 2, 3):
+        record.begin(DeltaId(NODE, 3, step), 7)
+        record.end(DeltaId(NODE, 3, step), is_added=True)
+    record.leave_out(DeltaId(NODE, 3, 2))
+    record.begin(DeltaId(NODE, 3, 4), 7)
+    assert record.acknowledged().rows() == [(NODE, 3, [(1, 1), (3, 3)])]
+    assert record.deltas().rows() == [(NODE, 3, [(1, 1), (3, 4)])]

@@ -10,7 +10,8 @@ from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.copy_status import copy_status
+from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
+from training.exchange.store.records import StoredState
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId
 
@@ -425,3 +426,16 @@ def test_gossip_of_a_switch_that_did_not_happen_keeps_the_backup() -> None:
     status, _ = backup.accept_forward(0, owner.owned[0].term, delta(1), 0, IDS["a"])
 
     assert status == "ok"
+
+
+def test_what_a_node_owned_before_its_restart_has_no_owner() -> None:
+    """Others say that it is the owner; it is not, and may have a state from its disk."""
+    store = store_of("a")
+    store.note_owner(0, term(2, "a"), contact("a"))
+    store.note_owner(1, term(2, "b"), contact("b"))
+    assert [has_known_owner(store, shard) for shard in range(3)] == [False, True, False]
+    assert not has_state(store, 0)
+    store.stored = {0: StoredState(term(2, "a"), zeros(store), clean=False)}
+    assert has_state(store, 0)
+    store.own(2, zeros(store, 2), term(3, "a"), contact("a"), 0.0, by_handover=False)
+    assert has_known_owner(store, 2)

@@ -117,6 +117,45 @@ def test_what_was_fetched_and_not_trained_comes_again(workers: int) -> None:
     assert Counter(first + rest) == Counter(range(300))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_of_a_given_length_goes_on_with_the_next_epochs(workers: int) -> None:
+    """All batches are full, nothing is trained twice in an epoch, and `drop_last` or a break drops nothing."""
+    script = Script()
+    sampler = script.data.sampler(50, shuffle=True, nodes=1.0)
+    sampler.length = 128
+    loader = DataLoader(Numbers(50), batch_size=16, num_workers=workers, sampler=sampler)
+
+    first, second, third = epoch(script, loader), epoch(script, loader, batches=3), epoch(script, loader)
+
+    assert len(loader) == 8
+    assert (len(first), len(second), len(third)) == (128, 48, 128)
+    trained = first + second + third
+    for begin in range(0, 300, 50):
+        assert sorted(trained[begin : begin + 50]) == list(range(50))
+
+
+def test_two_nodes_share_epochs_of_a_given_length() -> None:
+    """Each trains as many samples as the data set has, and both together every sample twice."""
+    scripts = [Script(DirectConnection(name * 20)) for name in (b"a", b"b")]
+    samplers = [script.data.sampler(2000, shuffle=True, nodes=2.0) for script in scripts]
+    for sampler in samplers:
+        sampler.length = 2000
+    meet(*scripts)
+
+    loaders = [DataLoader(Numbers(2000), batch_size=10, sampler=sampler) for sampler in samplers]
+    parts: list[list[int]] = [[], []]
+    for batches in zip(*loaders, strict=True):  # at one pace
+        for part, batch, script in zip(parts, batches, scripts, strict=True):
+            part += [int(sample) for sample in batch]
+            script.step(len(batch))
+        meet(*scripts)
+
+    counts = Counter(parts[0] + parts[1])
+    assert len(parts[0]) == len(parts[1]) == 2000
+    assert (len(counts), min(counts.values()), max(counts.values())) <= (2000, 2, 3)
+    assert sum(count != 2 for count in counts.values()) < 200
+
+
 class Rows:
     """As a `datasets.Dataset`: rows are dictionaries, and a loader asks for a whole batch at once."""
 

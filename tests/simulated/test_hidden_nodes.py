@@ -1,0 +1,480 @@
+"""One server that others reach, and machines at home: nobody can dial these, so they own nothing and back nothing up.
+
+While the server is away each trains by itself. When it is back there is one model, in which all of that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlay.addresses import Address
+from p2pnode.status.events import EventRing
+from p2pnode.status.loop_delay import LoopDelay
+from p2pnode.status.report import StatusReport
+from p2pnode.status.schema import Finding
+from tests.harness.environment.simulated import MemoryDisk
+from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
+from tests.harness.network.nat import Nat
+from tests.harness.runner.long_run import more
+from tests.harness.swarms.swarm import PORT, Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
+from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
+from training.exchange.store.copy_status import has_known_owner
+
+SHARDS = 4
+#: One model on all nodes, so long after the return of the server.
+RETURN_S = 30.0
+#: What routers do with ports: the same one for all destinations, another for each, or that of the host itself.
+KINDS = ("one", "each", "own")
+
+
+def play(story: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
+    print(f"seed {seed}")
+    worlds = []
+
+    async def main() -> None:
+        swarm = Swarm(
+            seed=seed,
+            settings={
+                **EXACT,
+                "exchange.shards": SHARDS,
+                "training.checkpoint_s": 10.0,
+                **{key.replace("__", "."): value for key, value in settings.items()},
+            },
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(0.5), start_s=0.3),
+        )
+        worlds.append(swarm)
+        try:
+            await story(swarm)
+        finally:
+            await swarm.stop()
+
+    VirtualLoop().run(main(), limit_s=3600)
+    return worlds[0]
+
+
+def hide(swarm: Swarm, number: int, kind: str = "one") -> Host:
+    """A node behind a router of its own, whose bootstrap is the server."""
+    address = f"192.168.{number}.2"
+    nat = Nat(f"203.0.113.{number}", symmetric=kind == "each", first_port=PORT if kind == "own" else 50000)
+    swarm.network.behind(nat, address)
+    return swarm.start(f"h{number}", bootstrap="n0", address=address)
+
+
+async def star(swarm: Swarm, hidden: int, kind: str = "one", *, steps: int = 12, servers: int = 1) -> None:
+    if not swarm.hosts:
+        swarm.start_many(servers)
+    await trained(swarm, 2)
+    for number in range(1, hidden + 1):
+        hide(swarm, number, kind)
+    await trained(swarm, steps)
+    before = len(swarm.of("checkpoint_written"))
+    await swarm.until(
+        lambda: any(record.node == "n0" for record in swarm.of("checkpoint_written")[before:]),
+        within_s=60,
+        what="a checkpoint of the server is written",
+    )
+    await trained(swarm, 5)  # which it has acknowledged, and not on its disk
+
+
+async def trained(swarm: Swarm, steps: int) -> None:
+    """Every node makes so many steps from now on."""
+    goals = {host.name: host.living.progress.step + steps for host in swarm.running()}
+    await swarm.until(
+        lambda: all(swarm.hosts[name].living.progress.step >= goal for name, goal in goals.items()),
+        within_s=120,
+        what=f"{steps} steps everywhere",
+    )
+
+
+def at_home(swarm: Swarm) -> list[Host]:
+    return [host for host in swarm.running() if host.name.startswith("h")]
+
+
+async def merged(swarm: Swarm, within_s: float = RETURN_S) -> None:
+    """Wait until the owners have all that the hidden nodes have trained up to now."""
+    now = {host.name: host.living.progress.step for host in at_home(swarm)}
+
+    def has_arrived(host: Host) -> bool:
+        exchange = host.living.exchange
+        assert exchange is not None
+        open_steps = [step for step in exchange.push_client.outstanding_steps if step <= now[host.name]]
+        in_doubt = any(exchange.context.acknowledged.in_doubt(shard) for shard in range(SHARDS))
+        is_known = all(has_known_owner(exchange.store, shard) for shard in range(SHARDS))
+        return is_known and not (exchange.is_apart or open_steps or in_doubt)
+
+    await swarm.until(lambda: all(map(has_arrived, at_home(swarm))), within_s=within_s, what="one model everywhere")
+
+
+def steps_in(swarm: Swarm, name: str) -> list[set[tuple[int, int]]]:
+    """The deltas of a node that each shard has, as (start, step)."""
+    found, me = [], node_id(swarm, name)
+    for shard in range(SHARDS):
+        owned = next(o for host in swarm.running() if (o := host.living.exchange.store.owned.get(shard)) is not None)
+        rows = [row for row in owned.state.applied.rows() if row[0] == me]
+        found.append({(row[1], step) for row in rows for low, high in row[2] for step in range(low, high + 1)})
+    return found
+
+
+def node_id(swarm: Swarm, name: str) -> bytes:
+    return swarm.hosts[name].living.identity.node_id
+
+
+def sum_of(swarm: Swarm, *servers: str) -> Vector:
+    """The initial vector, all that the hidden nodes have trained, and what is in the model of these servers."""
+    total = initial_vector(0, SIZE).astype(np.float64)
+    for host in at_home(swarm):
+        assert host.trainer is not None
+        total += host.trainer.expected()
+    bounds = at_home(swarm)[0].living.exchange.store.bounds
+    for name in servers:
+        for (start, stop), deltas in zip(bounds, steps_in(swarm, name), strict=True):
+            for _, step in deltas:
+                total[start:stop] += delta_of(name, step, SIZE)[start:stop]
+    return total.astype(np.float32)
+
+
+async def there_is_one_model(swarm: Swarm, *servers: str) -> None:
+    """All that the hidden nodes have trained is in it, once, bit by bit, and every node pulls the same."""
+    await settle(swarm)
+    value = swarm.value()
+    np.testing.assert_array_equal(value, sum_of(swarm, *servers))
+    for host in swarm.running():
+        await host.living.exchange.pull(host.living.progress.step)
+        np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
+    for host in at_home(swarm):
+        assert not host.living.exchange.store.owned
+        assert not host.living.exchange.store.backed
+        counters = host.living.exchange.counters
+        assert (counters.lost, counters.refused, counters.lost_in_splits) == (0, 0, 0)
+
+
+def findings(host: Host, swarm: Swarm) -> list[Finding]:
+    return StatusReport(host.living, EventRing(), LoopDelay(swarm.clock)).status().health
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "seed"),
+    [
+        ("one", 4, 1),
+        ("each", 5, 2),
+        *more(*((kind, hidden, seed) for kind in KINDS for hidden in (4, 5) for seed in range(3, 8))),
+    ],
+)
+def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile(
+    kind: str, hidden: int, seed: int
+) -> None:
+    """Half a minute without it, and nobody else owns a shard. Half a minute after its return there is one model. What
+    it had acknowledged after its last checkpoint is in it, and what was trained apart; its own steps of that time are
+    counted as lost."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, hidden, kind)
+        server = swarm.hosts["n0"]
+        first, announced = server.trainer, server.living.progress.step
+        assert first is not None
+        await swarm.kill("n0")
+        await asyncio.sleep(RETURN_S)
+        for host in at_home(swarm):
+            assert host.living.exchange.is_apart
+            assert not host.living.exchange.store.owned
+            [finding] = [one for one in findings(host, swarm) if "can own shards" in one.what]
+            assert "trains by itself since step" in finding.what
+            assert "start a node that others can reach again" in finding.do
+        swarm.start("n0")
+        await merged(swarm)
+        assert all(not [one for one in findings(host, swarm) if "can own" in one.what] for host in at_home(swarm))
+        await trained(swarm, 5)
+        await there_is_one_model(swarm, "n0")
+
+        counters, counted = server.living.exchange.counters, set.intersection(*steps_in(swarm, "n0"))
+        lost = {(1, step) for step in first.trained if step <= announced} - counted
+        # The delta that it pushed when it was killed may be recorded, too.
+        assert lost
+        assert counters.lost_in_restarts in (SHARDS * len(lost), SHARDS * (len(lost) + 1))
+        refused = {(2, step) for step in server.trainer.trained} - counted
+        assert counters.refused == SHARDS * len(refused)
+
+    swarm = play(story, seed=seed)
+    assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
+
+
+@pytest.mark.parametrize("seed", [11, *more(12, 13, 14)])
+def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_trained_meanwhile(seed: int) -> None:
+    """As a process that is suspended, or a machine without a line: it has lost nothing, and learns of the minute."""
+
+    async def story(swarm: Swarm) -> None:
+        sleeper = copy_context()
+        sleeper.run(OWNER.set, "n0")
+        sleeper.run(lambda: swarm.start("n0"))
+        await star(swarm, 4)
+        server = swarm.hosts["n0"]
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        swarm.network.pause(server.living.overlay.address)
+        loop.stall("n0", 60.0)
+        await asyncio.sleep(60.0)
+        assert all(host.living.exchange.is_apart for host in at_home(swarm))
+        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+        swarm.network.resume(server.living.overlay.address)
+        await merged(swarm)
+        await trained(swarm, 5)
+        await there_is_one_model(swarm, "n0")
+        assert server.living.exchange.counters.lost_in_restarts == 0
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((22, 5.0), (21, 18.0), (23, 18.0), (24, 0.0))])
+def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(seed: int, late_s: float) -> None:
+    """The founder is killed, the other goes on with every shard, and nobody trains by itself. Then that one is killed.
+    Both come back, the founder first: what only the other had is in the model."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, 3, servers=2)
+        await swarm.kill("n0")
+        other = swarm.hosts["n1"]
+        await swarm.until(
+            lambda: len(other.living.exchange.store.owned) == SHARDS, within_s=15, what="the other has all"
+        )
+        await trained(swarm, 24)
+        await merged(swarm)
+        assert not swarm.of("owners_out_of_reach")
+        await swarm.kill("n1")
+        await asyncio.sleep(20.0)
+        assert all(host.living.exchange.is_apart for host in at_home(swarm))
+        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+        swarm.start("n0")
+        await asyncio.sleep(late_s)
+        swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: len(swarm.running()) == 5, within_s=5, what="all run")
+        await swarm.until(lambda: swarm.hosts["n1"].living.phase == "training", within_s=40, what="both train")
+        await merged(swarm)
+        await trained(swarm, 5)
+        await there_is_one_model(swarm, "n0", "n1")
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [31, *more(32, 33)])
+def test_a_node_that_starts_while_the_server_is_away_waits_for_it(seed: int) -> None:
+    """It says whom it dials and why that fails. It joins when the server is back, and trains with the others."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, 2)
+        await swarm.kill("n0")
+        await asyncio.sleep(10.0)
+        late = hide(swarm, 9)
+        await asyncio.sleep(20.0)
+        assert late.living.phase == "joining"
+        [finding] = [one for one in findings(late, swarm) if one.what.startswith("bootstrap 10.0.0.2:8468")]
+        assert "see that the node runs" in finding.do
+        swarm.start("n0")
+        await swarm.until(lambda: late.living.progress.step >= 5, within_s=60, what="it trains")
+        await merged(swarm)
+        await there_is_one_model(swarm, "n0")
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [41, *more(42, 43)])
+def test_clients_in_one_network_wait_for_the_one_that_founded(seed: int) -> None:
+    """All have set `client_only` and reach each other. The founder owns the model. While it is away no other does, and
+    it goes on with what is on its disk: the others say who they are when it asks, and send again what that lacks."""
+
+    async def story(swarm: Swarm) -> None:
+        for number in range(3):
+            name = f"{'h' if number else 'n'}{number}"
+            swarm.start(name, bootstrap="n0" if number else None, node__client_only=True)
+            await trained(swarm, 2)
+        await trained(swarm, 12)
+        await swarm.until(lambda: bool(swarm.of("checkpoint_written")), within_s=60, what="a checkpoint")
+        await trained(swarm, 5)
+        await swarm.kill("n0")
+        await asyncio.sleep(RETURN_S)
+        assert all(host.living.exchange.is_apart for host in at_home(swarm))
+        swarm.start("n0", node__client_only=True)
+        await merged(swarm)
+        await trained(swarm, 5)
+        await there_is_one_model(swarm, "n0")
+        assert swarm.hosts["n0"].living.exchange.counters.lost_in_restarts > 0, "its own steps since its checkpoint"
+
+    swarm = play(story, seed=seed)
+    assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
+
+
+@pytest.mark.parametrize("seed", [51, *more(52, 53)])
+def test_neighbours_behind_one_router_do_not_make_each_other_owners(seed: int) -> None:
+    """They reach each other and the server reaches neither: neither owns a shard or backs one up, and both wait for the
+    server, although each has a neighbour that could be its backup."""
+
+    async def story(swarm: Swarm) -> None:
+        swarm.start("n0")
+        await trained(swarm, 2)
+        swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2", "192.168.1.3")
+        for number in (2, 3):
+            swarm.start(f"h{number}", bootstrap="n0", address=f"192.168.1.{number}")
+        # As after an announcement in their network: they know each other by their own addresses.
+        await trained(swarm, 12)
+        await asyncio.sleep(70.0)
+        assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
+        await swarm.kill("n0")
+        await asyncio.sleep(70.0)
+        assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
+        assert all(host.living.exchange.is_apart for host in at_home(swarm))
+        swarm.start("n0")
+        await merged(swarm)
+        await there_is_one_model(swarm, "n0")
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [61, *more(62, 63)])
+def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member(seed: int) -> None:
+    """Under a new key it founds a swarm of its own: the members do not enter it, own nothing, and say what to do. So it
+    is done: started again with the directory of one of them, it has what that one had written, and all go on."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, 3)
+        genesis = swarm.hosts["n0"].living.overlay.genesis
+        await swarm.kill("n0")
+        await asyncio.sleep(10.0)
+        server = swarm.hosts["n0"]
+        server.disk = MemoryDisk()
+        swarm.start("n0")
+        await asyncio.sleep(RETURN_S)
+        assert server.living.overlay.genesis != genesis
+        for host in at_home(swarm):
+            assert host.living.exchange.is_apart
+            assert not host.living.exchange.store.owned
+            [finding] = [one for one in findings(host, swarm) if "belongs to another swarm" in one.what]
+            assert finding.what.startswith("bootstrap 10.0.0.2:8468")
+            assert "--reopen" in finding.do
+
+        await swarm.kill("n0")
+        member = swarm.hosts["h1"]
+        written = [record for record in swarm.of("checkpoint_written") if record.node == "h1"][-1]
+        server.disk = copy.deepcopy(member.disk)
+        for name in ("identity.key", "incarnation"):
+            server.disk.remove(name)
+        swarm.start("n0", reopens=True)
+        await merged(swarm)
+        await trained(swarm, 5)
+        await settle(swarm)
+        value = swarm.value()
+        for host in swarm.running():
+            await host.living.exchange.pull(host.living.progress.step)
+            np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
+        assert server.living.overlay.genesis == genesis
+        assert server.living.progress.step > written.fields["step"]
+
+    play(story, seed=seed)
+
+
+def behind_open_port(swarm: Swarm, name: str, address: str, **settings: Any) -> Nat:
+    """Start a node behind a router that forwards its port."""
+    nat = Nat("203.0.113.200", first_port=PORT)
+    swarm.network.behind(nat, address)
+    host = swarm.start(name, address=address, node__advertise=f"{nat.public}:{PORT}", **settings)
+    nat.forward(PORT, Address(host.address, PORT))
+    return nat
+
+
+@pytest.mark.parametrize("seed", [71, *more(72, 73)])
+def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up(seed: int) -> None:
+    """The founder finds out that nobody reaches it any more, and gives its shards to the other server, as it can still
+    dial. As the backup it would get no delta, and each would wait for it."""
+
+    async def story(swarm: Swarm) -> None:
+        nat = behind_open_port(swarm, "n0", "192.168.9.2")
+        await trained(swarm, 2)
+        swarm.start("n1", swarm__bootstrap=[f"{nat.public}:{PORT}"], address="198.51.100.1")
+        await trained(swarm, 8)
+        former, owner = swarm.hosts["n0"], swarm.hosts["n1"]
+        nat.forward(PORT, None)
+        former.living.overlay._reachability.check_now()
+        await swarm.until(
+            lambda: len(owner.living.exchange.store.owned) == SHARDS, within_s=60, what="the other owns all shards"
+        )
+        before = [host.living.progress.step for host in swarm.running()]
+        await asyncio.sleep(15.0)
+        made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
+        print(made)
+        assert min(made) > 15
+        await settle(swarm)
+        assert not any(owned.has_targets for owned in owner.living.exchange.store.owned.values())
+        assert not former.living.exchange.store.backed
+        np.testing.assert_array_equal(swarm.value(), expected(swarm))
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [81, *more(82, 83)])
+def test_a_backup_whose_router_closes_holds_nobody_up(seed: int) -> None:
+    """Two servers, of which one is not reached any more, although it lives: the other goes on with all shards, alone,
+    and what the first one owned is moved to it."""
+
+    async def story(swarm: Swarm) -> None:
+        swarm.start("n0", address="198.51.100.1")
+        await trained(swarm, 2)
+        nat = behind_open_port(swarm, "n1", "192.168.9.2", bootstrap="n0")
+        for number in (1, 2):
+            hide(swarm, number)
+        await trained(swarm, 12)
+        server, closed = swarm.hosts["n0"], swarm.hosts["n1"]
+        await swarm.until(
+            lambda: len(closed.living.exchange.store.owned | closed.living.exchange.store.backed) == SHARDS,
+            within_s=60,
+            what="the second server owns or backs up each shard",
+        )
+        nat.forward(PORT, None)
+        await swarm.until(
+            lambda: len(server.living.exchange.store.owned) == SHARDS, within_s=60, what="the first one owns all shards"
+        )
+        await merged(swarm)
+        before = [host.living.progress.step for host in swarm.running()]
+        await asyncio.sleep(15.0)
+        made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
+        print(made)
+        assert min(made) > 15
+        await settle(swarm)
+        assert not any(owned.has_targets for owned in server.living.exchange.store.owned.values())
+        np.testing.assert_array_equal(swarm.value(), expected(swarm))
+
+    play(story, seed=seed)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("one", 91), *more(("each", 92), ("own", 93))])
+def test_under_bsp_all_wait_for_the_server(kind: str, seed: int) -> None:
+    """None makes a step without it, and all go on with it: a delta that it had acknowledged is sent again."""
+
+    async def story(swarm: Swarm) -> None:
+        await star(swarm, 3, kind)
+        await swarm.kill("n0")
+        await asyncio.sleep(5.0)
+        before = [host.living.progress.step for host in at_home(swarm)]
+        await asyncio.sleep(RETURN_S)
+        assert [host.living.progress.step for host in at_home(swarm)] == before
+        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+        swarm.start("n0")
+        goal = max(before) + 5
+        await swarm.until(
+            lambda: len(swarm.running()) == 4 and all(host.living.progress.step >= goal for host in swarm.running()),
+            within_s=RETURN_S,
+            what="they go on together",
+        )
+        await settle(swarm)
+        for host in swarm.running():
+            for owned in host.living.exchange.store.owned.values():
+                owned.state.fold(goal + 5, host.living.exchange.store.rule)
+        np.testing.assert_array_equal(swarm.value(), sum_of(swarm, "n0"))
+
+    swarm = play(story, seed=seed, barrier__method="bsp")
+    assert swarm.of("deltas_sent_again")

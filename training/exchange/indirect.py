@@ -1,0 +1,168 @@
+"""Sends requests by way of another member, and passes on those of others: request `indirect`.
+
+A node that does not reach the receiver of a request sends it to a member that does. That one names the sender, passes
+the body on as it comes, and the answer back. The receiver handles it as a direct request of the sender. Only what a
+member itself has sent is passed on: a request takes one relay at most, and cannot go in a circle. The relay keeps
+nothing but the buffers under way. Deltas have identities, so one that arrives by both ways is added once.
+
+A relay is believed about who sent a request: members are trusted not to lie. A direct request is proven by the
+transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+import msgspec
+
+from overlay.addresses import Address
+from overlay.peers import Contact
+from overlay.transport import (
+    Body,
+    Buffer,
+    FailureKind,
+    ReceivedResponse,
+    RequestRejected,
+    Response,
+    TransportError,
+)
+from training.exchange.messages import Indirect, IndirectAnswer, decode, encode
+from training.swarm import Swarm
+
+NAME = "indirect"
+#: An answer by way of a relay takes this much longer: the relay's own wait ends first, and its reason arrives.
+RELAY_S = 1.0
+#: A relay waits no longer than this for silence to end, whatever the sender asks.
+LONGEST_WAIT_S = 30.0
+#: Bytes of a question whether a member is reached, and of its answer: more than one packet, which a path may lose.
+QUESTION_BYTES = 2048
+#: Characters of a reason that a relay passes on.
+MAX_DETAIL = 200
+
+#: Handles a request of this name that another member has passed on.
+Dispatch = Callable[[str, Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+
+
+class IndirectRequests:
+    """The two ends and the middle of indirect requests at one node. `dispatch` handles those for this node."""
+
+    def __init__(self, swarm: Swarm, dispatch: Dispatch) -> None:
+        self._swarm = swarm
+        self._dispatch = dispatch
+
+    def request(
+        self, relay: Contact, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
+        """Send a request by way of `relay`. Raises `TransportError` about `to`."""
+        message = self._message(to, name, payload, timeout_s)
+        sent = self._swarm.request(relay, NAME, encode(message), body, timeout_s=timeout_s + RELAY_S)
+        return _Relayed(sent, relay, to)
+
+    async def failure(self, to: Contact, relay: Contact | None, timeout_s: float) -> TransportError | None:
+        """Why a member does not answer directly, or by way of `relay`; None: it answers."""
+        question = bytes(QUESTION_BYTES)
+        if relay is None:
+            me = Contact(self._swarm.node_id, self._swarm.address)
+            asked = encode(_sent_by(me, self._message(to, "", question, timeout_s)))
+            sent = self._swarm.request(to, NAME, asked, timeout_s=timeout_s)
+        else:
+            sent = self.request(relay, to, "", question, (), timeout_s)
+        try:
+            async with sent:
+                return None
+        except TransportError as error:
+            has_answered = relay is None and error.kind == "rejected"
+            return None if has_answered else error
+
+    def _message(self, to: Contact, name: str, payload: bytes, timeout_s: float) -> Indirect:
+        host, port = to.address.host, to.address.port
+        return Indirect(to.node_id, host, port, name, round(1000 * timeout_s), payload)
+
+    # -- requests of others -------------------------------------------------------------------------------------
+
+    async def handle(self, sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+        """Pass a request on, or handle it if it is for this node. Raises `RequestRejected`."""
+        try:
+            message = decode(payload, Indirect)
+            if message.target == self._swarm.node_id:
+                return await self._for_this_node(message, stream)
+            to = Contact(message.target, Address.checked(message.host, message.port))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RequestRejected(f"malformed Indirect: {error}") from error
+        if message.origin:
+            raise RequestRejected("this request was passed on already")
+        return await self._pass_on(self._swarm.contact(to.node_id) or to, _sent_by(sender, message), stream)
+
+    async def _for_this_node(self, message: Indirect, stream: AsyncIterator[Buffer]) -> Response:
+        if not message.name:
+            return Response(encode(IndirectAnswer(message.payload)))
+        origin = Contact(message.origin, Address.checked(message.origin_host, message.origin_port))
+        reply = await self._dispatch(message.name, origin, message.payload, stream)
+        return Response(encode(IndirectAnswer(reply.head)), reply.body)
+
+    async def _pass_on(self, to: Contact, message: Indirect, stream: AsyncIterator[Buffer]) -> Response:
+        timeout_s = min(message.timeout_ms / 1000.0, LONGEST_WAIT_S)
+        sent = self._swarm.request(to, NAME, encode(message), stream, timeout_s=timeout_s)
+        try:
+            answer = await sent.__aenter__()
+        except TransportError as error:
+            return Response(encode(IndirectAnswer(failure=error.kind, detail=error.detail[:MAX_DETAIL])))
+        return Response(answer.head, _Passed(sent, answer.body))
+
+
+def _sent_by(sender: Contact, message: Indirect) -> Indirect:
+    host, port = sender.address.host, sender.address.port
+    return msgspec.structs.replace(message, origin=sender.node_id, origin_host=host, origin_port=port)
+
+
+class _Relayed:
+    """A request by way of a relay, as its sender sees it: each failure is one of the receiver."""
+
+    def __init__(self, sent: AbstractAsyncContextManager[ReceivedResponse], relay: Contact, to: Contact) -> None:
+        self._sent = sent
+        self._relay = relay
+        self._to = to
+
+    async def __aenter__(self) -> ReceivedResponse:
+        try:
+            answer = await self._sent.__aenter__()
+        except TransportError as error:
+            raise self._failure(error.kind, error.detail) from error
+        try:
+            found = decode(answer.head, IndirectAnswer)
+        except msgspec.DecodeError as error:
+            await self._sent.__aexit__(None, None, None)
+            raise self._failure("foreign", f"gave a malformed answer: {error}") from error
+        if found.failure is not None:
+            await self._sent.__aexit__(None, None, None)
+            raise TransportError(found.failure, self._to.address, found.detail)
+        return ReceivedResponse(found.payload, answer.body, waited_s=answer.waited_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._sent.__aexit__(kind, error, trace)
+
+    def _failure(self, kind: FailureKind, detail: str) -> TransportError:
+        return TransportError(kind, self._to.address, f"was asked by way of {self._relay.address}, which {detail}")
+
+
+class _Passed:
+    """The body of an answer on its way through a relay; closing it ends the relay's own request."""
+
+    def __init__(self, sent: AbstractAsyncContextManager[ReceivedResponse], body: AsyncIterator[Buffer]) -> None:
+        self._sent: AbstractAsyncContextManager[ReceivedResponse] | None = sent
+        self._body = body
+
+    def __aiter__(self) -> _Passed:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        return await anext(self._body)
+
+    async def aclose(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            await sent.__aexit__(None, None, None)
