@@ -47,8 +47,8 @@ class ScriptArguments(NamedTuple):
             _require(one, "an optimiser", _OF_OPTIMIZER)
             if getattr(one, "_overlap_with_ddp", False):
                 raise TrainerFailed(
-                    f"{_kind(one)} with overlap_with_ddp=True steps within the backward pass, and its parts cannot be put "
-                    "together for a checkpoint",
+                    f"{_kind(one)} with overlap_with_ddp=True steps within the backward pass: its parts cannot be "
+                    "put together for a checkpoint",
                     "make it without overlap_with_ddp",
                     fatal=True,
                 )
