@@ -62,8 +62,8 @@ class MemberRoutes:
         return b"" if route is None else route.relay
 
     def is_unreached(self, node: bytes, now_s: float) -> bool:
-        """Whether direct requests to a member have failed for so long, without an answer between, that it is no queue on
-        a slow line: an owner whose candidates come and go sends whole shards to each."""
+        """Whether direct requests to a member have failed for so long, without an answer between, that it is no queue
+        on a slow line: an owner whose candidates come and go sends whole shards to each."""
         route = self._routes.get(node) if self._routes else None
         return route is not None and (bool(route.relay) or now_s - route.since_s >= UNREACHED_S)
 

@@ -24,7 +24,7 @@ from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
-from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
 from training.trainer.rank_states import RankStates
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.rounding import roundings
@@ -46,8 +46,6 @@ from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
-
-RANKS_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
 
 LOST = "the p2pnode daemon that started this script has ended"
 
@@ -100,12 +98,11 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._warn = warnings
         self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
+        self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
         has_own_copies = given.on_load is not None
         self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
         self._loads = WeightLoads(vector, given.optimizers, given.on_load)
         self._count = StepCount(given.optimizers, vector.tensors, warnings)
-        parameters = [tensor for tensor in vector.tensors if tensor.requires_grad]
-        self._agreement = RankAgreement(parameters) if ranks.count > 1 else None
         self._describer = ModelDescriber(model, vector, warnings)
         for text in roundings(vector.named_tensors()):
             self._warn("values_rounded", text)
@@ -320,8 +317,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
         self._seek((turn.step - 1) * turn.local_steps + self._devices.done)
         self._devices.begin()
-        if self._agreement is not None:
-            self._agreement.begin()
+        self._agreement.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
@@ -392,17 +388,11 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _report_turn(self) -> None:
         self._check_model()
-        scaler = self._given.scaler
-        self._count.end_turn(may_skip=scaler is not None)
+        self._count.end_turn(may_skip=self._given.scaler is not None)
         self._given.end_turn(self._turn_steps, self._warn)
-        rate = float(self._given.optimizers[0].param_groups[0]["lr"])
-        statement: list[float] = []
-        if self._agreement is not None:
-            scale = scaler.get_scale() if scaler is not None else 0.0
-            statement = self._agreement.statement(self._turn_steps, scale, rate)
+        statement = self._agreement.statement(self._turn_steps, self._given)
         loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
-        if statement:
-            self._warn.finding("ranks_apart", difference(statements), RANKS_HINT)
+        self._warn.finding("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
@@ -410,7 +400,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = rate
+        metrics["learning_rate"] = float(self._given.optimizers[0].param_groups[0]["lr"])
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.

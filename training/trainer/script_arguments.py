@@ -54,6 +54,13 @@ class ScriptArguments(NamedTuple):
             raise TrainerFailed("there is no optimiser", _CALL, fatal=True)
         for one in optimizers:
             _require(one, "an optimiser", _OF_OPTIMIZER)
+            if getattr(one, "_overlap_with_ddp", False):
+                raise TrainerFailed(
+                    f"{_kind(one)} with overlap_with_ddp=True steps within the backward pass: its parts cannot be "
+                    "put together for a checkpoint",
+                    "make it without overlap_with_ddp",
+                    fatal=True,
+                )
         for one in schedulers:
             _require(one, "a schedule of the learning rate", _OF_SCHEDULE)
         if scaler is not None:
@@ -88,7 +95,7 @@ class ScriptArguments(NamedTuple):
             schedule.advance()
 
     def state(self) -> dict[str, Any]:
-        """What is to be saved; its tensors are the live ones."""
+        """What is to be saved; its tensors are the live ones. All ranks have to call it."""
         return {
             "optimizer": [optimizer_state(optimizer) for optimizer in self.optimizers],
             "schedule": [schedule.state() for schedule in self.schedules],
