@@ -73,9 +73,9 @@ class Schedule:
             self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
 
     def differs(self, steps: int) -> str:
-        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule, if that
-        is less than half or more than twice as often as its optimiser. A script may step it after `swarm.step`, so that
-        the first turn lacks one. The counts are those of when it was found, so that it is found once."""
+        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule, if
+        that is less than half or more than twice as often as its optimiser. A script may step it after `swarm.step`, so
+        that the first turn lacks one. The counts are those of when it was found, so that it is found once."""
         self._steps += steps
         self._stepped += self.position - self._sought
         if self._over or self._steps < MIN_STEPS or self._steps <= 2 * self._stepped <= 4 * self._steps:

@@ -1,9 +1,9 @@
 """Counts optimiser steps where they happen, so that a call of `swarm.step` too many moves nothing on.
 
 A hook of each optimiser counts its steps, or those of the one inside it, if it takes none itself. A call of
-`swarm.step` counts the steps since the call before; one without a step, during evaluation or after a scaler has skipped, counts
-none. Of several optimisers that have stepped the fewest steps count: a critic may step five times for each step of its
-generator.
+`swarm.step` counts the steps since the call before; one without a step, during evaluation or after a scaler has
+skipped, counts none. Of several optimisers that have stepped the fewest steps count: a critic may step five times for
+each step of its generator.
 
 Some steps run no hook: those of optimisers that are none of PyTorch's, and of captured graphs. Then calls are counted.
 That it is so is found by the weights: they change, and no hook has run.
