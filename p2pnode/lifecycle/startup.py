@@ -47,6 +47,10 @@ WAITING_HINT = (
     "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
 )
+FROZEN_HINT = (
+    "load the same file on all nodes; exchange what is made anew or follows the model, as a teacher, with "
+    "include_frozen=True on all nodes (docs/own-model.md)"
+)
 SHARDS_HINT = (
     "leave exchange.shards out (0): the run's number is taken; a swarm that outgrows its shards divides them; to have "
     "more at once, stop all its nodes and start its founder with a multiple of their number, 4,096 at most"
@@ -372,6 +376,8 @@ class Startup:
                 hint = "take over the swarm's settings and model, or join another run"
                 if {*refusals[0].fields} <= {*manifest_check.SHARD_FIELDS}:
                     hint = SHARDS_HINT
+                elif {*refusals[0].fields} <= {"frozen", "frozen_digest"}:
+                    hint = FROZEN_HINT
                 raise UserError(str(refusals[0]), hint=hint, exit_code=ExitCode.MISMATCH) from refusals[0]
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):

@@ -67,6 +67,7 @@ def test_a_node_whose_integer_buffer_differs_is_refused_by_its_name(launch: Call
 
     assert other.wait() == ExitCode.MISMATCH
     assert "frozen: mine codes uint8 [8, 8] " in other.error
+    assert "exchange what is made anew or follows the model, as a teacher, with include_frozen=True" in other.error
 
 
 @pytest.mark.timeout(300)

@@ -310,6 +310,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 self._load(self._carry)
             self._ranks.share_weights(self._model_vector, self._carry)
         self._count.loaded()
+        self._given.loaded()
         if turn is None:
             self._done = True
             return

@@ -47,6 +47,7 @@ class ModelContract:
         self._has_warned = False
         _refuse_values(model)
         self._remember()
+        self._was_frozen = {name for name, tensor in self._named.items() if not tensor.requires_grad}
         if not own_copies:
             self._require_optimizers()
 
@@ -161,12 +162,18 @@ class ModelContract:
         missing = [
             name for name, tensor in self._named.items() if tensor.requires_grad and storage_key(tensor) not in held
         ]
-        if missing:
-            more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        if lost := [name for name in missing if name not in self._was_frozen]:
             raise TrainerFailed(
-                f"the trainable parameter {missing[0]}{more} in no optimiser that was given",
+                f"the trainable parameter {lost[0]}{_are(len(lost))} in no optimiser that was given",
                 "give p2pnode.attach() all optimisers, as [muon, adamw], or freeze what is not trained before it",
                 fatal=True,
+            )
+        if missing:
+            # Lightning's BaseFinetuning unfreezes BatchNorm so, and does not mean it to be trained.
+            self._warn(
+                "unfrozen_not_trained",
+                f"the parameter {missing[0]}{_are(len(missing))} unfrozen, but in no optimiser: no node trains it",
+                "add what is unfrozen to an optimiser (add_param_group); if it is not to be trained, do nothing",
             )
 
 
@@ -184,6 +191,10 @@ def _are_same(found: list[Any], known: list[Any]) -> bool:
 
 def _named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((canonical_name(name), value) for name, value in model.named_parameters(remove_duplicate=False))
+
+
+def _are(count: int) -> str:
+    return f" and {count - 1} more are" if count > 1 else " is"
 
 
 def _facts(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:

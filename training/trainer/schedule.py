@@ -56,6 +56,7 @@ class Schedule:
         ]
         self._origin = _count(scheduler)
         self._sought = self._stepped = self._steps = 0
+        self._found = ""
 
     @property
     def position(self) -> int:
@@ -72,18 +73,19 @@ class Schedule:
             self._warn("schedule_over", f"the learning rate's schedule has ended and stays as it is: {error}")
 
     def differs(self, steps: int) -> str:
-        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule until
-        now, if that is less than half or more than twice as often as its optimiser. A script may call it after
-        `swarm.step`, so that the first turn lacks one."""
+        """At the end of a turn of `steps` optimiser steps: how often the script itself has stepped the schedule, if
+        that is less than half or more than twice as often as its optimiser. A script may step it after `swarm.step`, so
+        that the first turn lacks one. The counts are those of when it was found, so that it is found once."""
         self._steps += steps
         self._stepped += self.position - self._sought
         if self._over or self._steps < MIN_STEPS or self._steps <= 2 * self._stepped <= 4 * self._steps:
-            return ""
-        name = type(self._scheduler).__name__
-        return (
-            f"the script has stepped the schedule {name} {self._stepped} times in {self._steps} optimiser steps, but "
-            "the swarm moves it on once in each"
-        )
+            self._found = ""
+        elif not self._found:
+            self._found = (
+                f"the script has stepped the schedule {type(self._scheduler).__name__} {self._stepped} times in "
+                f"{self._steps} optimiser steps, but the swarm moves it on once in each"
+            )
+        return self._found
 
     def seek(self, position: int) -> None:
         """Move to where a node is that took part from the beginning."""

@@ -1,8 +1,9 @@
 """Counts optimiser steps where they happen, so that a call of `swarm.step` too many moves nothing on.
 
-A hook of each optimiser counts its steps. A call of `swarm.step` counts the steps since the call before; one without a
-step, during evaluation or after a scaler has skipped, counts none. Of several optimisers that have stepped the fewest
-steps count: a critic may step five times for each step of its generator.
+A hook of each optimiser counts its steps, or those of the one inside it, if it takes none itself. A call of
+`swarm.step` counts the steps since the call before; one without a step, during evaluation or after a scaler has
+skipped, counts none. Of several optimisers that have stepped the fewest steps count: a critic may step five times for
+each step of its generator.
 
 Some steps run no hook: those of optimisers that are none of PyTorch's, and of captured graphs. Then calls are counted.
 That it is so is found by the weights: they change, and no hook has run.
@@ -34,6 +35,7 @@ class StepCount:
         self._findings = findings
         self._names = " and ".join(type(optimizer).__name__ for optimizer in optimizers)
         self._taken = [0] * len(optimizers)  # since the last call
+        self._inside = [0] * len(optimizers)
         self._by_calls = False
         self._tensors = sorted(tensors, key=Tensor.numel)[-LOOKED_AT_TENSORS:]
         self._idle_calls = 0
@@ -47,10 +49,14 @@ class StepCount:
                 self._hooks.append(optimizer.register_step_post_hook(self._hook(index)))
             else:
                 self._by_calls = True
+            # SAM calls `step` of the optimiser inside it, and none of its own.
+            for inner in getattr(optimizer, "__dict__", {}).values():
+                if hasattr(inner, "register_step_post_hook") and not isinstance(inner, type):
+                    self._hooks.append(inner.register_step_post_hook(self._hook(index, is_inside=True)))
 
-    def _hook(self, index: int) -> Any:
+    def _hook(self, index: int, *, is_inside: bool = False) -> Any:
         def count(*_: Any) -> None:
-            self._taken[index] += 1
+            (self._inside if is_inside else self._taken)[index] += 1
 
         return count
 
@@ -68,7 +74,8 @@ class StepCount:
         self._calls += 1
         if self._by_calls:
             return 1
-        taken, self._taken = self._taken, [0] * len(self._taken)
+        taken = [own or inside for own, inside in zip(self._taken, self._inside, strict=True)]
+        self._taken, self._inside = [0] * len(taken), [0] * len(taken)
         if any(taken):
             self._idle_calls = 0
             steps = min(filter(None, taken))

@@ -149,25 +149,27 @@ class Unfrozen(BaseFinetuning):
     """Trains the first layer from the second epoch on."""
 
     def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.net[0])
+        self.freeze(pl_module.net[0], train_bn=False)
 
     def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
         if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, train_bn=False)
 
 
 class Deep(Sums):
     def __init__(self) -> None:
         super().__init__("epoch")
         torch.manual_seed(5)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # type: ignore[assignment]
+        body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        self.net = nn.Sequential(body, nn.Linear(8, 1))  # type: ignore[assignment]
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=0.01)
 
 
 def test_layers_that_a_callback_unfreezes_are_shared(in_two_nodes: Any, tmp_path: Path) -> None:
-    """With `include_frozen`, from the step on at which Lightning's own callback unfreezes them."""
+    """With `include_frozen`, from the step on at which Lightning's own callback unfreezes them. BatchNorm is unfrozen
+    too, but not given to the optimiser."""
 
     def made(number: int) -> dict[str, Any]:
         return {"module": Deep(), "callbacks": [Unfrozen()], "swarm": {"include_frozen": True}}
@@ -176,7 +178,7 @@ def test_layers_that_a_callback_unfreezes_are_shared(in_two_nodes: Any, tmp_path
 
     first, second = together.results.values()
     assert all(torch.equal(one, two) for one, two in zip(weights(first), weights(second), strict=True))
-    assert not torch.equal(weights(first)[0], Deep().net[0].weight)
+    assert not torch.equal(weights(first)[0], next(Deep().parameters()))
 
 
 def test_a_schedule_by_epochs_is_left_to_lightning(in_two_nodes: Any, tmp_path: Path) -> None:

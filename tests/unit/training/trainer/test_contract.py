@@ -38,7 +38,7 @@ class Attached:
         self.optimizer = torch.optim.AdamW(trained, lr=0.01)
         self.vector = ModelVector(self.net, include_frozen=include_frozen)
         self.contract = ModelContract(
-            self.net, self.vector, [self.optimizer], lambda event, text: self.warned.append(f"{event}: {text}")
+            self.net, self.vector, [self.optimizer], lambda event, text, *_: self.warned.append(f"{event}: {text}")
         )
 
     def refused(self) -> str:
@@ -207,13 +207,17 @@ def test_a_frozen_layer_may_be_unfrozen_where_it_was_included() -> None:
     attached.contract.check()
 
 
-def test_an_unfrozen_layer_without_an_optimiser_is_named() -> None:
-    """Also where the frozen layers are included."""
+def test_an_unfrozen_layer_without_an_optimiser_is_warned_of() -> None:
+    """Nobody trains it, and its values stay those of the swarm: Lightning unfreezes BatchNorm so."""
     attached = Attached(include_frozen=True)
 
     attached.net.stem.requires_grad_(True)
+    attached.contract.check()
 
-    assert attached.refused().startswith("the trainable parameter stem.weight and 1 more are in no optimiser")
+    assert attached.warned == [
+        "unfrozen_not_trained: the parameter stem.weight and 1 more are unfrozen, "
+        "but in no optimiser: no node trains it"
+    ]
 
 
 def test_a_buffer_that_is_assigned_anew_is_followed() -> None:

@@ -143,6 +143,37 @@ def test_weights_that_were_loaded_are_no_step() -> None:
         assert loop.count.call() == 0
 
 
+class Around(torch.optim.Optimizer):
+    """Wraps an optimiser, as SAM (`own` false: a script calls other methods than `step`) and Lookahead."""
+
+    def __init__(self, inner: torch.optim.Optimizer, own: bool) -> None:
+        self.inner, self.own = inner, own
+        super().__init__(inner.param_groups, {})
+
+    def second_step(self) -> None:
+        self.step() if self.own else self.inner.step()
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_steps_of_an_optimiser_inside_another_are_counted_once(own: bool) -> None:
+    """Those of SAM, which the script makes by two methods of its own, and those of a wrapper that has a `step`."""
+    net = nn.Linear(4, 2)
+    around = Around(torch.optim.SGD(net.parameters(), lr=0.1), own)
+    warnings = ScriptWarnings()
+    count = StepCount([around], list(net.parameters()), warnings)
+
+    for _ in range(FIRST_LOOK):
+        net(torch.ones(2, 4)).sum().backward()
+        around.second_step()
+        assert count.call() == 1
+
+    count.end_turn(may_skip=False)
+    assert told(warnings) == []
+
+
 def test_training_on_after_the_end_of_the_run_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     """Once; calls without a step are nothing, and neither is one more step of a loop that ends after it."""
     loop = Loop()
