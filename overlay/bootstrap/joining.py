@@ -148,7 +148,7 @@ class Joining:
 
     def note_peers(self) -> None:
         """Take the present peers into what `store_peers` writes."""
-        self._peer_store.add_live(self._members.peers)
+        self._peer_store.add_live(peer for peer in self._members.peers if self._members.is_verified(peer.node_id))
 
     async def store_peers(self) -> None:
         """Write the present peers to disk, and those noted before."""
