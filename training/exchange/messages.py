@@ -32,6 +32,8 @@ from training.exchange.terms import (
 from training.shards.applied import DeltaId
 
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
+#: A number of nodes, counted or estimated.
+Workers = Annotated[float, Meta(ge=0, le=1e9)]
 #: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
 MAX_DELTAS = 65536
 MAX_WINDOWS = 1024
@@ -43,7 +45,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
     `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
-    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it.
+    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: how
+    many nodes train by the sender's count, which the weight was made with; 0: not said.
     """
 
     genesis: Genesis
@@ -56,6 +59,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     streams: bool = False
     keeps: bool = False
+    workers: Workers = 0.0
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
@@ -112,10 +116,12 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here."""
+    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here.
+    `workers`: how many nodes train by the responder's count; 0: not said."""
 
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
     streams: bool = False
+    workers: Workers = 0.0
 
 
 #: The random name of a chain of changes, and the digest of a published value; empty: none.

@@ -197,6 +197,7 @@ class PushClient:
             base_step=base_step,
             weight=weight,
             shards=[],
+            workers=self._context.view.worker_count(),
         )
         delivery = Delivery(push, {}, asyncio.Event())
         with self._at_work():

@@ -65,7 +65,8 @@ class DeltaHandler:
         self._rebalance.challenge(push.fences)
         if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
-        reader, turns = FrameReader(stream), self._context.turns
+        reader, turns, workers = FrameReader(stream), self._context.turns, self._view.worker_count()
+        self._view.compare_count(push.node, push.workers)
 
         async def read(shard: int) -> IncomingDelta:
             size = self._store.size(shard)
@@ -94,8 +95,8 @@ class DeltaHandler:
             if not is_streamed:
                 await intake.close()
         if results is None:
-            return Response(encode(PushAnswer([], streams=True)), ResultStream(intake))
-        return Response(encode(PushAnswer(results)))
+            return Response(encode(PushAnswer([], True, workers)), ResultStream(intake))
+        return Response(encode(PushAnswer(results, workers=workers)))
 
     async def halt(self) -> None:
         """Add nothing more: pushes on their way in end without the answers that they have not got."""
