@@ -16,7 +16,7 @@ from training.trainer.script_arguments import ScriptArguments
 def given(scale: float, rate: float) -> ScriptArguments:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=rate)
     scaler = SimpleNamespace(get_scale=lambda: scale)
-    return ScriptArguments((optimizer,), (), cast(torch.amp.GradScaler, scaler), {})
+    return ScriptArguments((optimizer,), (), cast(torch.amp.GradScaler, scaler), {}, None)
 
 
 def stated(move: float, *, steps: int = 2, scale: float = 1.0, rate: float = 0.1) -> list[float]:
