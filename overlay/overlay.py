@@ -93,7 +93,7 @@ class Overlay:
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
         self._prober = Prober(membership, protocol, environment)
-        self._queries = PeerQueries(protocol, members.peers)
+        self._queries = PeerQueries(protocol, membership)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
         self._sampler = PeerSampler(local, settings.k, membership, lookups, environment)
         self._stream_health = StreamHealth(protocol, membership, clock)

@@ -151,6 +151,22 @@ class Peer:
         return self.is_worker(now)
 
 
+def heartbeat_of(peer: Peer) -> Heartbeat:
+    """What a peer said last, with the address at which it is known."""
+    return Heartbeat(
+        peer.node_id,
+        peer.incarnation,
+        peer.boot_id,
+        peer.address.port,
+        peer.address.host,
+        int(peer.activity),
+        peer.step,
+        peer.step_seconds,
+        peer.samples,
+        peer.eligible,
+    )
+
+
 ChangeKind = Literal[
     "up", "returned", "suspect", "refuted", "dead", "left", "restarted", "moved", "eligible", "clone", "twin"
 ]

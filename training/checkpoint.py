@@ -3,10 +3,10 @@
 A checkpoint is the folder `checkpoints/W-step-N`: W counts the checkpoints ever begun on this disk, N is the step. What
 was written last counts, whatever its step: a new model begins at step 0 beside the last checkpoints of the former one.
 The files are `vector.safetensors` (every tensor by its canonical name, float32), `trainer.state` (written by the
-trainer: optimiser, schedule, random state, data position; if it could not be saved in time, `state.json` names that of
-an earlier checkpoint), `states-N.bin` (the shards that the node owned and backed up, see
-`training.exchange.store.state_files`), `deltas.msgpack` (which deltas the vector has), and `state.json`. That one is
-written last and marks the others as complete.
+trainer: optimiser, schedule, random state, data position; those of further ranks or devices are `trainer.state.1` and
+so on; if it could not be saved in time, `state.json` names that of an earlier checkpoint), `states-N.bin` (the shards
+that the node owned and backed up, see `training.exchange.store.state_files`), `deltas.msgpack` (which deltas the vector
+has), and `state.json`. That one is written last and marks the others as complete.
 
 All functions block and belong into a thread. They raise `OSError`, and leave the earlier checkpoints as they were.
 """

@@ -156,10 +156,12 @@ class Joining:
         return self._rng.choice(self._rng.choice(kinds)) if kinds else None
 
     def note_peers(self) -> None:
-        """Take the present peers into what `store_peers` writes, but those whose address a NAT chose: nobody can dial
-        it, and who is started again would wait for them."""
-        takes_streams = self._members.takes_streams
-        self._peer_store.add_live(peer for peer in self._members.peers if takes_streams(peer.node_id))
+        """Take the present peers into what `store_peers` writes, but those that have not answered this node, and those
+        whose address a NAT chose: nobody can dial it, and who is started again would wait for them."""
+        members = self._members
+        self._peer_store.add_live(
+            peer for peer in members.peers if members.takes_streams(peer.node_id) and members.is_verified(peer.node_id)
+        )
 
     async def store_peers(self) -> None:
         """Write the present peers to disk, and those noted before."""

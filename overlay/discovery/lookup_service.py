@@ -110,7 +110,8 @@ class LookupService:
         )
 
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
-        """The contacts that one node knows close to `target`; empty when it does not answer."""
+        """The contacts that one node knows close to `target`, those that did not answer this one included; empty when
+        it does not answer."""
         waiting: asyncio.Future[list[Contact]] = asyncio.get_running_loop().create_future()
 
         def on_result(result: Result | None) -> None:
@@ -119,7 +120,7 @@ class LookupService:
             nodes = result if isinstance(result, Nodes) else _NO_NODES
             contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self._local.sends_ipv6)
             self._protocol.counters["malformed_contacts"] += malformed
-            waiting.set_result(self._usable(contacts))
+            waiting.set_result(contacts)
 
         self._protocol.call(contact, FindNode(target), on_result)
         return await waiting

@@ -28,7 +28,7 @@ from overlay.ids import ID_BYTES
 from overlay.peers import Contact, Counter, Heartbeat, Id
 from overlay.transport import MAX_DATAGRAM_BYTES
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 REQUEST, RESPONSE = 0, 1
 MESSAGE_ID_BYTES = 20
 HEADER_BYTES = 1 + MESSAGE_ID_BYTES
@@ -86,7 +86,8 @@ class FindNode(_Body, frozen=True, tag="find_node"):
 
 
 class PingRequest(_Body, frozen=True, tag="probe"):
-    """Asks the receiver to ping a node (SWIM's ping-req). Answered by `PingResult`, once that ping has ended."""
+    """Asks the receiver to ping a node (SWIM's ping-req). Answered by `PingResult`: at once if the receiver has just
+    heard that node, otherwise once the ping has ended."""
 
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
 
@@ -118,9 +119,10 @@ class Nodes(_Body, frozen=True, tag="nodes"):
 
 
 class PingResult(_Body, frozen=True, tag="probed"):
-    """Whether the node answered the ping."""
+    """Whether the node answered the ping, and its heartbeat as the responder has it then."""
 
     answered: bool
+    heartbeat: Heartbeat | None = None
 
 
 Call = Ping | FindNode | PingRequest | GossipOnly | StreamsFailing | DuplicateIdentity

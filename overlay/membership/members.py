@@ -7,6 +7,11 @@ NAT. The source address is used, which the NAT may change at any time. Another i
 replaces the old id. A peer that announces its leave is removed at once. In an open swarm the number of ids per address
 is limited, so that an eclipse attack (Singh et al. 2006) needs many addresses.
 
+Two nodes behind routers, or on both sides of a hole, do not hear each other, and may both hear a third. Each is in the
+other's list through that one, which pings it and passes its heartbeat on (`on_relayed`): what a node counts and waits
+for must not depend on whom it can reach. Until such a member has answered this node itself it is *unverified*: it is in
+no routing table, no candidate for shards, and not named to others.
+
 Events in, actions out: each method takes one event with the time, changes the tables and returns the actions that
 `overlay.membership.service` performs. Pure.
 """
@@ -79,6 +84,9 @@ class MemberList:
         self._k = k
         self._full_groups: dict[str, None] = {}
         self._behind_nat: dict[bytes, None] = {}  # an empty set takes four times as much
+        #: Members that did not answer this node last, and who has reached each for it.
+        self._helpers: dict[bytes, bytes] = {}
+        self._unverified: dict[bytes, None] = {}
         #: Addresses that peers claim but do not answer at, each verified once.
         self._claimed_addresses: dict[bytes, Address] = {}
 
@@ -107,6 +115,20 @@ class MemberList:
         peer = self.peers.get(node_id)
         return peer is None or peer.eligible or node_id not in self._behind_nat
 
+    def helper(self, node_id: bytes) -> Contact | None:
+        """Who is to be asked for a member that does not answer this node."""
+        helper = self._helpers.get(node_id)
+        return None if helper is None else self.contact(helper)
+
+    def is_verified(self, node_id: bytes) -> bool:
+        """False for a member that only others have reached."""
+        return node_id not in self._unverified
+
+    def heard_directly(self, node_id: bytes, since: float) -> Peer | None:
+        """The member, if a message of its own has come since then."""
+        peer = None if node_id in self._helpers else self.peers.get(node_id)
+        return peer if peer is not None and peer.last_heard >= since else None
+
     # -- datagrams -----------------------------------------------------------------------------------------------
 
     def on_response(
@@ -121,6 +143,8 @@ class MemberList:
     ) -> Sequence[Action]:
         """The node that was asked answered; `proven`: it proved its id."""
         self.negative.discard(asked)
+        if heartbeat.node_id in self._helpers and (proven or heartbeat.node_id not in self._unverified):
+            self._reached(heartbeat, asked)
         if self.peers.observe_again(heartbeat, asked.address, now, rtt_s):
             return self._heard(heartbeat, now)  # as nearly always
         known = self.peers.get(heartbeat.node_id)
@@ -188,7 +212,8 @@ class MemberList:
         self.negative.add(contact, now)
         known = self.peers.get(contact.node_id)
         if known is not None and known.address == contact.address:
-            return self._applied(self.detector.on_timeout(contact.node_id, now, others=self.peers.ids()))
+            others = [node_id for node_id in self.peers.ids() if node_id not in self._helpers]
+            return self._applied(self.detector.on_timeout(contact.node_id, now, others=others))
         return ()
 
     def on_movement(self, node_id: bytes, now: float) -> Sequence[Action]:
@@ -217,6 +242,33 @@ class MemberList:
     def on_unreachable(self, node_id: bytes, now: float) -> Sequence[Action]:
         """Neither this node nor the peers it asked reach this member."""
         return self._applied(self.detector.on_unreachable(node_id, now, "neither this node nor others reach it"))
+
+    def on_relayed(self, heartbeat: Heartbeat, contact: Contact, helper: bytes, now: float) -> Sequence[Action]:
+        """`helper` has reached a node that does not answer this one, and passes its heartbeat on."""
+        node_id, known = contact.node_id, self.peers.get(contact.node_id)
+        if heartbeat.node_id != node_id or node_id == self._own_id:
+            return ()
+        if known is not None:
+            if heartbeat.incarnation < known.incarnation or is_conflict(heartbeat, known):
+                return ()
+            self._helpers[node_id] = helper
+            return self._refresh(heartbeat, known.address, None, now)
+        is_full = 0 < self.ids_per_address <= len(self._unverified) or len(self.peers) >= FULL_VIEW
+        if is_full or heartbeat.activity == Activity.LEAVING or self.peers.at(contact.address) is not None:
+            return ()
+        self._helpers[node_id], self._unverified[node_id] = helper, None
+        return self._observe(heartbeat, contact.address, None, now)
+
+    def _reached(self, heartbeat: Heartbeat, asked: Contact) -> None:
+        """A member whose heartbeats came through others has answered this node."""
+        if heartbeat.node_id in self._unverified:
+            self._note_nat(heartbeat, asked.address)
+            self._table.add(Contact(heartbeat.node_id, asked.address))
+        self._forget_helper(heartbeat.node_id)
+
+    def _forget_helper(self, node_id: bytes) -> None:
+        self._helpers.pop(node_id, None)
+        self._unverified.pop(node_id, None)
 
     # -- streams -------------------------------------------------------------------------------------------------
 
@@ -330,7 +382,9 @@ class MemberList:
 
     def _on_change(self, change: PeerChange, heartbeat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
         node_id = heartbeat.node_id
-        if change.kind in ("up", "restarted", "moved"):
+        if node_id in self._unverified:
+            self._behind_nat[node_id] = None
+        elif change.kind in ("up", "restarted", "moved"):
             self._note_nat(heartbeat, address)
             self._table.add(Contact(node_id, address))
         if change.kind != "up":
@@ -368,6 +422,7 @@ class MemberList:
     def _remove(self, node_id: bytes) -> Peer | None:
         self._behind_nat.pop(node_id, None)
         self._claimed_addresses.pop(node_id, None)
+        self._forget_helper(node_id)
         self._table.remove(node_id)
         return self.peers.remove(node_id)
 

@@ -7,25 +7,26 @@ from collections.abc import Sequence
 
 from overlay.kademlia.messages import Call, Ping, Pong, Result
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact, Heartbeat, Peer
+from overlay.membership.service import Membership
+from overlay.peers import Contact, Heartbeat, heartbeat_of
 
 
 class PeerQueries:
     """Sends requests and waits until each is answered or timed out."""
 
-    def __init__(self, protocol: SwarmProtocol, peers: PeerTable) -> None:
+    def __init__(self, protocol: SwarmProtocol, membership: Membership) -> None:
         self._protocol = protocol
-        self._peers = peers
+        self._membership = membership
+        self._peers = membership.members.peers
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
         """The heartbeat of one node; None when it does not answer, or another node does."""
         answered = await self.ask(contact, Ping())
         peer = self._peers.get(contact.node_id)
-        return _heartbeat_of(peer) if isinstance(answered, Pong) and peer is not None else None
+        return heartbeat_of(peer) if isinstance(answered, Pong) and peer is not None else None
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
-        """Ping all of these that are known, at once; the peer table takes their heartbeats."""
+        """Ask all of these that are known, at once; the peer table takes their heartbeats."""
         contacts = [peer.contact for node_id in node_ids if (peer := self._peers.get(node_id)) is not None]
         if not contacts:
             return
@@ -39,7 +40,7 @@ class PeerQueries:
                 waiting.set_result(None)
 
         for contact in contacts:
-            self._protocol.call(contact, Ping(), on_result)
+            self._membership.ask(contact, on_result)
         await waiting
 
     async def ask(self, contact: Contact, body: Call) -> Result | None:
@@ -52,18 +53,3 @@ class PeerQueries:
 
         self._protocol.call(contact, body, on_result)
         return await waiting
-
-
-def _heartbeat_of(peer: Peer) -> Heartbeat:
-    return Heartbeat(
-        peer.node_id,
-        peer.incarnation,
-        peer.boot_id,
-        peer.address.port,
-        peer.address.host,
-        int(peer.activity),
-        peer.step,
-        peer.step_seconds,
-        peer.samples,
-        peer.eligible,
-    )

@@ -7,10 +7,12 @@ changes of peers. Never awaits, and owns no task.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from overlay.addresses import Address
 from overlay.environment import Environment
 from overlay.ids import short
+from overlay.kademlia.calls import OnResult
 from overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
 from overlay.kademlia.protocol import SwarmProtocol
 from overlay.membership.actions import (
@@ -27,10 +29,11 @@ from overlay.membership.actions import (
     StateChanged,
     Verify,
 )
+from overlay.membership.failure_detector import FRESH_SHARE
 from overlay.membership.members import MemberList
 from overlay.membership.stream_movement import StreamMovement
 from overlay.membership.verification_limit import VerificationLimit
-from overlay.peers import Contact, Heartbeat, PeerChange
+from overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
 from overlay.rate_limits import RateLimit, TokenBucket
 from overlay.settings import LivenessSettings
 
@@ -131,9 +134,29 @@ class Membership:
         self.verifications.expire(now)
         self.perform(self.members.detector.tick(now))
 
-    def verify(self, contact: Contact) -> None:
-        """Ping a node that has not answered at this address yet; it has to prove its id."""
-        self.perform(self.members.verify(contact))
+    def verify(self, contact: Contact, named_by: Contact | None = None) -> None:
+        """Ping a node that has not answered at this address yet; it has to prove its id. If it does not answer, the
+        member that has named it is asked for it."""
+        if named_by is None:
+            self.perform(self.members.verify(contact))
+        elif self.members.negative.is_silent(contact, self._clock.monotonic()):
+            self._ask_through(named_by, contact, ignore_result)
+        else:
+            self._verify(contact, True, named_by)
+
+    def ask(self, contact: Contact, on_result: OnResult) -> None:
+        """Ask a member for its heartbeat: by way of another one, if it did not answer this node last."""
+        helper = self.members.helper(contact.node_id)
+        if helper is None:
+            self._protocol.call(contact, Ping(), on_result)
+        else:
+            self._ask_through(helper, contact, on_result)
+
+    def heard_lately(self, node_id: bytes) -> Heartbeat | None:
+        """The heartbeat of a member from which a message has just come; None for others."""
+        since = self._clock.monotonic() - FRESH_SHARE * self._settings.probe_interval_s
+        peer = self.members.heard_directly(node_id, since)
+        return None if peer is None else heartbeat_of(peer)
 
     def request_probe(self, node_id: bytes, reason: str) -> None:
         """Probe a member now, for there is reason to doubt it."""
@@ -152,7 +175,7 @@ class Membership:
                     contact = self._contact(node_id)
                     if contact is not None:
                         self.movement.mark(node_id)
-                        self._protocol.call(contact, Ping(), ignore_result)
+                        self._ping(contact)
                 case SendPingRequest(node_id, via):
                     self._probe_through(node_id, via)
                 case SendNow(to, news):
@@ -197,18 +220,17 @@ class Membership:
             if contact is not None:
                 self._protocol.send_gossip(contact, news)
 
-    def _verify(self, contact: Contact, counts_as_failure: bool) -> None:
+    def _verify(self, contact: Contact, counts_as_failure: bool, named_by: Contact | None = None) -> None:
+        def on_verified(result: Result | None) -> None:
+            self.verifications.end()  # a response has arrived as an event already
+            if result is None and named_by is not None:
+                self._ask_through(named_by, contact, ignore_result)
+
         # A node that was just asked, and asks in return before its answer has come, proves its id with that answer.
         if self._protocol.awaits_proof(contact):
             self.members.counters["verifications_spared"] += 1
         elif self.verifications.begin(contact, self._clock.monotonic()):
-            self._protocol.call(
-                contact, Ping(), self._on_verified, counts_as_failure=counts_as_failure, require_proof=True
-            )
-
-    def _on_verified(self, _: Result | None) -> None:
-        """The response has arrived as an event already."""
-        self.verifications.end()
+            self._protocol.call(contact, Ping(), on_verified, counts_as_failure=counts_as_failure, require_proof=True)
 
     def _check_address(self, contact: Contact, otherwise: AddressClaim) -> None:
         def on_result(result: Result | None) -> None:
@@ -216,6 +238,47 @@ class Membership:
                 self.perform(self.members.on_unanswered_check(otherwise, self._clock.monotonic()))
 
         self._protocol.call(contact, Ping(), on_result, counts_as_failure=False)
+
+    def _ping(self, contact: Contact) -> None:
+        """Probe a member. One that did not answer last is asked through its helper too, and only that counts."""
+        helper = self.members.helper(contact.node_id)
+        if helper is None:
+            self._protocol.call(contact, Ping(), ignore_result)
+            return
+        self._ask_through(helper, contact, ignore_result)
+        self._protocol.call(contact, Ping(), ignore_result, counts_as_failure=False, require_proof=True)
+
+    def _ask_through(self, helper: Contact, contact: Contact, on_result: OnResult, *, is_retry: bool = False) -> None:
+        """Ask a node through one that hears it. Its heartbeat is an event; `on_result` gets None without one."""
+
+        def on_answer(result: Result | None) -> None:
+            if result is None and not is_retry:
+                self._ask_through(helper, contact, on_result, is_retry=True)
+            elif self._take_relayed(result, contact, helper):
+                on_result(result)
+            else:
+                if not self._closed:
+                    self.on_timeout(contact)
+                on_result(None)
+
+        limit_s = self._helper_limit_s()
+        if not is_retry:  # a lost request is repeated as soon as one to the helper itself would be given up
+            known = self.members.peer(helper.node_id)
+            limit_s = min(limit_s, sum(self._protocol.round_trips.waits(known, self.members.stretch())))
+        body = PingRequest(pack_contact(contact))
+        self._protocol.call(helper, body, on_answer, limit_s=limit_s, counts_as_failure=False)
+
+    def _helper_limit_s(self) -> float:
+        return self._settings.probe_timeout_s * HELPER_SHARE * self.members.stretch()
+
+    def _take_relayed(self, result: Result | None, contact: Contact, helper: Contact) -> bool:
+        """Whether the helper has reached it; then it is known by what it has told the helper."""
+        if not isinstance(result, PingResult) or not result.answered:
+            return False
+        if result.heartbeat is not None:
+            now = self._clock.monotonic()
+            self.perform(self.members.on_relayed(result.heartbeat, contact, helper.node_id, now))
+        return True
 
     def _probe_through(self, node_id: bytes, via: tuple[bytes, ...]) -> None:
         target = self.members.contact(node_id)
@@ -227,10 +290,10 @@ class Membership:
             return
         self._inquiries[node_id] = len(helpers)
 
-        def on_result(result: Result | None) -> None:
+        def on_result(helper: Contact, result: Result | None) -> None:
             if node_id not in self._inquiries:
                 return
-            if isinstance(result, PingResult) and result.answered:
+            if self._take_relayed(result, target, helper):
                 del self._inquiries[node_id]  # alive: only the path from this node to it fails
                 return
             self._inquiries[node_id] -= 1
@@ -238,10 +301,10 @@ class Membership:
                 del self._inquiries[node_id]
                 self._conclude(node_id)
 
-        body = PingRequest(pack_contact(target))
-        limit_s = self._settings.probe_timeout_s * HELPER_SHARE * self.members.stretch()
+        body, limit_s = PingRequest(pack_contact(target)), self._helper_limit_s()
         for helper in helpers:
-            self._protocol.call(helper, body, on_result, limit_s=limit_s, counts_as_failure=False)
+            on_answer = partial(on_result, helper)
+            self._protocol.call(helper, body, on_answer, limit_s=limit_s, counts_as_failure=False)
 
     def _conclude(self, node_id: bytes) -> None:
         if not self._closed:

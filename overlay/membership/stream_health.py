@@ -38,8 +38,8 @@ class StreamHealth:
         membership.on_change(self._on_change)
 
     def is_reachable(self, node_id: bytes) -> bool:
-        """False for a while after its streams failed repeatedly, and for a peer behind a NAT."""
-        if not self.takes_streams(node_id):
+        """False for a while after its streams failed repeatedly, for a peer behind a NAT, and for an unverified one."""
+        if not self.takes_streams(node_id) or not self._membership.members.is_verified(node_id):
             return False
         count, last = self._failures.get(node_id, (0, 0.0))
         return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S

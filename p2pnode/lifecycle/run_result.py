@@ -146,7 +146,8 @@ class RunEnding:
         if ours != theirs:
             known = sorted({source.source for source in description.tensors})  # a peer's names are not shown
             named = _named([name for name in known if ours.get(name) != theirs.get(name)])
-            reasons.append(f"training has changed tensors ({named}) on some nodes, where they are each node's own")
+            shown = f" ({named})" if named else ""
+            reasons.append(f"training has changed tensors{shown} on some nodes, where they are each node's own")
             return description
         return msgspec.structs.replace(description, local=local)
 

@@ -21,6 +21,7 @@ from p2pnode.status.refused import refusal_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
+from training.exchange.exchange import Exchange
 from training.exchange.obstacles import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
@@ -170,6 +171,7 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         why = waits and f": {waits}"
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
+    found += _counts(node, exchange)
     if broken := sum(owned.is_broken for owned in exchange.store.owned.values()):
         what = f"{broken} shards of this node have values that no training makes, and wait for a good copy"
         do = (
@@ -205,6 +207,22 @@ def _unserved(node: Node) -> list[Finding]:
             do = "training goes on; see both firewalls, networks and clocks, for the detour costs a line twice as much"
             found.append(_warning(what, do))
     return found
+
+
+def _counts(node: Node, exchange: Exchange) -> list[Finding]:
+    """A live member that has counted other nodes than this one for long."""
+    lasting = exchange.view.counts.lasting()
+    differing = [(other, theirs) for other, theirs in lasting if node.overlay.is_alive(other)]
+    if not differing:
+        return []
+    other, theirs = differing[0]
+    more = f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
+    what = f"{short(other)} counts {theirs:.3g} nodes that train, this one {exchange.view.worker_count():.3g}{more}"
+    do = (
+        "owners weigh deltas by the larger count; what scripts divide by swarm.workers is wrong where it is smaller: "
+        "see in /peers of both whom one does not know, and let it reach a member that does"
+    )
+    return [_warning(what, do)]
 
 
 def _same_data(node: Node) -> list[Finding]:

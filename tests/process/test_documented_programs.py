@@ -51,6 +51,7 @@ SNIPPETS_NOT_RUN = {
     "from p2pnode.integrations.transformers import SwarmCallback": FRAMEWORK,
     "from p2pnode.integrations.lightning import SwarmCallback": FRAMEWORK,
     "swarm = p2pnode.attach(model, optimizer, scheduler)": FRAMEWORK,
+    "swarm = p2pnode.attach(model, optimizer, on_load=apex)": "it needs Apex, Megatron or DeepSpeed",
 }
 
 

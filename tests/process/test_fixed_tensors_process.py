@@ -29,10 +29,11 @@ class Packed(nn.Module):
         codes = torch.randint(0, 256, (8, 8), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
         self.register_buffer("codes", codes)
         self.adapter = nn.Linear(16, 1)
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
 
     def forward(self, inputs):
         weights = torch.cat([self.codes & 15, self.codes >> 4], 1).float() / 8 - 1
-        return self.adapter(inputs @ weights)
+        return self.adapter(inputs @ weights) * self.scale.float()
 
 
 torch.manual_seed(0)
@@ -72,7 +73,7 @@ def test_a_node_whose_integer_buffer_differs_is_refused_by_its_name(launch: Call
 @pytest.mark.timeout(300)
 def test_an_integer_buffer_that_changes_is_named_where_the_models_are_compared(launch: Callable[..., Run]) -> None:
     """The node that changes it warns while it trains; at the end the one that has other values than the owner of the
-    first shard says that the files may differ, and why."""
+    first shard says that the files may differ, and why. Both are told of weights that are rounded."""
     same = CHANGING.replace("int(sys.argv[2])", "0")
     flags = [part for flag in FLAGS for part in ("--set", flag)]
     founder = launch(same, *flags)
@@ -83,3 +84,4 @@ def test_an_integer_buffer_that_changes_is_named_where_the_models_are_compared(l
         "it may differ from the model of other nodes: training has changed tensors (codes)" in founder.out + joiner.out
     )
     assert ["fixed_tensor_changed" in run.error for run in (founder, joiner)].count(True) == 1
+    assert [run.error.count("scale is float64: the swarm's values are float32") for run in (founder, joiner)] == [1, 1]

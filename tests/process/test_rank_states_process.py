@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.harness.runner.long_run import more
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 from tests.process.harness.trainer_world import World
+from tests.process.harness.trainer_world import until as until_true
 from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer import snapshot
 from training.trainer.rank_states import rank_file
@@ -119,6 +121,8 @@ sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count)))
 """
 
 SAVED_AT, STEPS, LOCAL_STEPS = 2, 4, 2
+#: What is the same on all ranks.
+SAME = ("weights", "optimizer", "scale", "rate", "samples", "buffers")
 
 
 class Node:
@@ -163,11 +167,10 @@ async def kill_rank(node: Node, trainer: ProcessTrainer) -> None:
         await node.train(trainer, SAVED_AT + 1, STEPS)
 
 
-async def kill_launcher(node: Node, trainer: ProcessTrainer) -> None:
+async def kill_launcher(_node: Node, trainer: ProcessTrainer) -> None:
     assert trainer.pid is not None
     os.kill(trainer.pid, signal.SIGKILL)
-    with pytest.raises(TrainerFailed):
-        await node.train(trainer, SAVED_AT + 1, STEPS)
+    await until_true(lambda: trainer.state == "crashed")
 
 
 def trained(folder: Path, kind: str, end: Callable[[Node, ProcessTrainer], Awaitable[None]] | None) -> Node:
@@ -247,8 +250,7 @@ def test_a_set_that_is_not_whole_gives_all_ranks_the_state_of_the_first(tmp_path
     [warned] = node.warned("ranks_not_restored")
     assert ("by 2 processes" if ranks == 1 else "rank 1 is missing or of another moment") in warned
     results = node.results(ranks)
-    same = ("weights", "optimizer", "scale", "rate", "samples", "buffers")
-    assert all(result[name] == results[0][name] for result in results for name in same)
+    assert all(result[name] == results[0][name] for result in results for name in SAME)
     assert results[0]["samples"] == 8 * LOCAL_STEPS * (2 * SAVED_AT + ranks * (STEPS - SAVED_AT))
     assert node.warned("ranks_apart") == []
 
@@ -263,6 +265,26 @@ def test_a_rank_with_other_fixed_values_is_refused_by_name(tmp_path: Path) -> No
         assert failure.value.fatal
 
     node.world.run(scenario)
+
+
+@pytest.mark.long
+def test_the_ranks_of_a_late_joiner_begin_alike(tmp_path: Path) -> None:
+    """Without a saved state, in the middle of a run: at the same place of the schedule, with the same weights."""
+    node = Node(tmp_path / "node", "plain")
+
+    async def scenario(_world: World) -> None:
+        trainer = node.trainer()
+        await trainer.start()
+        trainer.vector[:] = 0.5
+        await node.train(trainer, 25, 26)
+        await trainer.finish("max_steps", 60.0)
+
+    node.world.run(scenario)
+    results = node.results()
+    assert all(result[name] == results[0][name] for result in results for name in SAME)
+    assert results[0]["rate"] == [pytest.approx(0.01 * (1 + math.cos(math.pi * 0.52)) / 2)]
+    assert results[0]["next"] != results[1]["next"]
+    assert node.warned("ranks_apart") == []
 
 
 def test_ranks_that_train_apart_are_found(tmp_path: Path) -> None:

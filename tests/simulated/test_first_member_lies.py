@@ -1,7 +1,8 @@
 """A node joins through a member that lies, and knows no other: it believes it, and takes all back once it meets others.
 
 The liar names itself the owner of every shard under a term that no history explains. It serves values of nobody,
-acknowledges every delta, and announces a step of a billion. The joiner reaches the honest nodes later.
+acknowledges every delta, announces a step of a billion, and tells the joiner of no other node. The joiner reaches the
+honest nodes later.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import Activity, Contact
+from overlay.addresses import Address
+from overlay.kademlia.messages import FindNode, Nodes
+from overlay.peers import Activity, Contact, Heartbeat
 from overlay.transport import Response
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
@@ -51,6 +54,18 @@ class Liar:
         self.answers("where_is", self._owners)
         self.answers("pull", self._values)
         self.answers("push", self._taken)
+        self._names_nobody()
+
+    def _names_nobody(self) -> None:
+        """The joiner would count the nodes that the liar names, and ask for them."""
+        procedures: dict[type, Any] = self.living.overlay._protocol._procedures
+        honest = procedures[FindNode]
+
+        def answer(body: FindNode, heartbeat: Heartbeat, source: Address, message_id: bytes) -> Nodes:
+            found = honest(body, heartbeat, source, message_id)
+            return Nodes(b"", b"") if source.host == self.swarm.hosts[JOINER].address else found
+
+        procedures[FindNode] = answer
 
     def answers(self, name: str, lie: Callable[[bytes], Response]) -> None:
         handlers: dict[str, Any] = self.living.overlay._requests._handlers

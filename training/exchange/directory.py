@@ -116,10 +116,13 @@ class OwnerDirectory:
         its vector."""
         if self._store.owned or self._swarm.is_eligible:
             return False
-        in_reach = {peer.node_id: peer for peer in self._swarm.members() if peer.activity is not Activity.JOINING}
-        if any(self._swarm.may_own(peer) for peer in in_reach.values()):
-            return False
-        return not any(owner.node_id in in_reach for owner, _ in self.by_owner(range(len(self._store)))[0])
+        joining: dict[bytes, None] = {}
+        for peer in self._swarm.members():
+            if peer.activity is Activity.JOINING:
+                joining[peer.node_id] = None
+            elif self._swarm.may_own(peer):
+                return False
+        return all(owner.node_id in joining for owner, _ in self.by_owner(range(len(self._store)))[0])
 
     def failed(self, owner: Contact, error: TransportError) -> None:
         """An owner did not answer: have it probed now, and ask other nodes about its shards.
@@ -179,8 +182,8 @@ class OwnerDirectory:
         reliability, now, me = self._view.reliability, self._clock.monotonic(), self._swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
         trusted = {node_id for node_id in nodes if node_id in self._view.trust}
-        is_reached = reliability.routes.is_unreached
-        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_reached(node)}
+        is_unreached = reliability.routes.is_unreached
+        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_unreached(node, now)}
         candidates = []
         for contacts in found:
             # Where nobody else is left, one that has failed is better than none.

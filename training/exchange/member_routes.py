@@ -20,6 +20,8 @@ FIRST_LOOK_S = 1.0
 #: A suspect, or one that was declared dead, may be alive behind the hole. Otherwise others have its shards by then.
 DOUBTED_LOOK_S = 10.0
 CONFIRM_S = 5.0
+#: Without an answer for so long a member is no candidate.
+UNREACHED_S = 5.0
 #: Between two looks that found no relay; each is twice as far away as the one before.
 SEARCH_S, LONGEST_SEARCH_S = 2.0, 60.0
 #: Members remembered; the one that failed first is forgotten first.
@@ -59,9 +61,11 @@ class MemberRoutes:
         route = self._routes.get(node) if self._routes else None
         return b"" if route is None else route.relay
 
-    def is_unreached(self, node: bytes) -> bool:
-        """Whether direct requests to a member fail."""
-        return node in self._routes
+    def is_unreached(self, node: bytes, now_s: float) -> bool:
+        """Whether direct requests to a member have failed for so long, without an answer between, that it is no queue
+        on a slow line: an owner whose candidates come and go sends whole shards to each."""
+        route = self._routes.get(node) if self._routes else None
+        return route is not None and (bool(route.relay) or now_s - route.since_s >= UNREACHED_S)
 
     def failed(self, node: bytes, address: Address, reason: str, now_s: float, relay: bytes = b"") -> None:
         """A request to a member had no answer: a direct one, or one by way of `relay`."""

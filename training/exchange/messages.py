@@ -31,11 +31,12 @@ from training.exchange.terms import (
     TermNode,
     TermNumber,
     Weight,
-    Workers,
 )
 from training.shards.applied import DeltaId
 
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
+#: A number of nodes, counted or estimated; 0: not said.
+WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
 #: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
 MAX_DELTAS = 65536
 MAX_WINDOWS = 1024
@@ -47,9 +48,9 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
     `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
-    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: so
-    many the sender counted when it weighed the delta. `apart`: no owner was in reach then; the delta may be of many
-    steps, and is added as one from the other side of a split.
+    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: how
+    many nodes train by the sender's count, which the weight was made with; 0: not said. `apart`: no owner was in reach
+    then; the delta may be of many steps, and is added as one from the other side of a split.
     """
 
     genesis: Genesis
@@ -62,7 +63,7 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     streams: bool = False
     keeps: bool = False
-    workers: Workers = 1.0
+    workers: WorkersSaid = 0.0
     apart: bool = False
 
 
@@ -120,10 +121,12 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here."""
+    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here.
+    `workers`: how many nodes train by the responder's count; 0: not said."""
 
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
     streams: bool = False
+    workers: WorkersSaid = 0.0
 
 
 #: The random name of a chain of changes, and the digest of a published value; empty: none.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from overlay.environment import Clock
 from overlay.peers import Peer
+from training.exchange.count_comparison import CountComparison, corrected
 from training.exchange.reliability import Reliability
 from training.exchange.run_state import RunState
 from training.exchange.store.state_head import PlausibleSteps
@@ -52,6 +53,8 @@ class SwarmView:
         self.trust = MemberTrust() if trust is None else trust
         #: Members that are alive but answer no requests count as gone, too.
         self.reliability = Reliability() if reliability is None else reliability
+        #: Members that count the workers differently.
+        self.counts = CountComparison()
         self._clock = clock
         self._run = run
         #: When a request to a node last failed, in monotonic seconds.
@@ -194,6 +197,15 @@ class SwarmView:
         """What a delta weighs here that was trained apart from this node, and weighed among so many workers:
         `w · N_side / N_merged`."""
         return weight * workers / max(workers, self.worker_count())
+
+    def corrected(self, weight: float, workers: float) -> float:
+        """A weight that was made with this number of workers, as this node's larger number makes it."""
+        return corrected(weight, workers, self.worker_count(), exact=self._swarm.population().exact)
+
+    def compare_count(self, node_id: bytes, workers: float) -> None:
+        """A member has sent the number of workers by its count."""
+        exact, now = self._swarm.population().exact, self._clock.monotonic()
+        self.counts.note(node_id, workers, self.worker_count(), exact=exact, now=now)
 
     def population(self) -> float:
         """How many nodes there are in all, as far as this one knows or estimates."""

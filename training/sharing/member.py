@@ -219,8 +219,7 @@ class DataMember:
 
     def _on_statement(self, statement: Statement, now: float, *, direct: bool) -> None:
         node = statement.node
-        if direct:
-            self._unasked.pop(node, None)
+        self._unasked.pop(node, None)  # whoever passed it on: `missing` names it until it has stated a view with us
         if statement.shape != self.shape:
             self.strangers[node] = statement.shape
             return

@@ -29,7 +29,7 @@ Raise `TaskError(what is wrong, what to do)` for faults that the user can fix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -51,7 +51,8 @@ class TrainSpec:
     `optimizer` is one or several; together they hold all that is trained. `scheduler`, one or several, counts optimiser
     steps and follows the swarm's step. `accumulate` batches make one optimiser step, with their mean loss. `scaler` is
     for float16 autocast; a step it skips does not count. `clip_norm` bounds the gradient's norm; 0 means no bound. With
-    `include_frozen` frozen parameters are exchanged too, so that they may be unfrozen at any step.
+    `include_frozen` frozen parameters are exchanged too, so that they may be unfrozen at any step. `on_load` is called
+    whenever weights were loaded into the model: it copies them to where an optimiser has copies of its own.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class TrainSpec:
     accumulate: int = 1
     clip_norm: float = 0.0
     include_frozen: bool = False
+    on_load: Callable[[], object] | None = None
 
 
 class Task(Protocol):

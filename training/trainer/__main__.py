@@ -163,7 +163,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                     if evaluation is not None:
                         connection.send(messages.Evaluated(turn, evaluation))
                 case messages.Save(turn, path):
-                    writer.save(turn, Path(path), runner.state())
+                    with runner.loads.saving():
+                        writer.save(turn, Path(path), runner.state())
                 case messages.Describe(turn, folder, wait):
                     connection.send(messages.Described(turn, runner.describe(folder, wait=wait)))
         except CannotWrite as error:

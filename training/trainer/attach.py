@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     state: MutableMapping[str, Any] | None = None,
     *,
+    on_load: Callable[[], object] | None = None,
     include_frozen: bool = False,
 ) -> AttachedSwarm:
     """Join the daemon that started this script; returns with the swarm's weights in `model`.
@@ -62,6 +63,8 @@ def attach(
     position. Together the optimisers hold all that is trained. `state` is saved and restored too: entries with
     `state_dict` and `load_state_dict` by these methods, others as plain values, replaced in the mapping. With
     `include_frozen`, on all nodes, frozen parameters are exchanged too, so that they may be unfrozen at any step.
+    `on_load` is called whenever weights were loaded into the model, on all ranks: for an optimiser that steps on copies
+    of its own, it copies them there (own-model.md).
 
     A second call with the same model returns the same swarm, which goes on with the optimisers that are given now.
     Raises `NotAttached`.
@@ -80,11 +83,11 @@ def attach(
             known, swarm = _attached[path]
             connection = swarm._connection  # noqa: SLF001
             _require_same(known, model)
-            swarm._take(ScriptArguments.of(optimizer, scheduler, scaler, swarm._warn, state))  # noqa: SLF001
+            swarm._take(ScriptArguments.of(optimizer, scheduler, scaler, swarm._warn, state, on_load))  # noqa: SLF001
             return swarm
         connection = _connect(path) if ranks.is_first else None
         require_model(model)
-        given = ScriptArguments.of(optimizer, scheduler, scaler, warnings, state)
+        given = ScriptArguments.of(optimizer, scheduler, scaler, warnings, state, on_load)
         swarm = AttachedSwarm(model, given, ranks, connection, warnings, include_frozen=include_frozen)
         swarm._open()  # noqa: SLF001 - the only place that constructs one
     except TrainerFailed as failure:

@@ -24,7 +24,7 @@ from training.trainer.device_turns import DeviceTurns, refuse_ranks
 from training.trainer.memory_estimate import host_bytes
 from training.trainer.metric_means import MetricMeans
 from training.trainer.model_description import ModelDescriber
-from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
 from training.trainer.rank_states import RankStates
 from training.trainer.ranks import Ranks, Turn
 from training.trainer.rounding import roundings
@@ -38,6 +38,7 @@ from training.trainer.snapshot import CannotWrite
 from training.trainer.step_count import StepCount
 from training.trainer.swarm_data import SwarmData
 from training.trainer.vector import ModelVector
+from training.trainer.weight_loads import WeightLoads
 from training.trainer_link import messages
 from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
 from training.trainer_link.shared_memory import map_vectors
@@ -45,8 +46,6 @@ from training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
-
-RANKS_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
 
 LOST = "the p2pnode daemon that started this script has ended"
 
@@ -59,7 +58,8 @@ class SwarmLost(TrainingError, RuntimeError):
 
 
 class ModelChanged(TrainingError, RuntimeError):
-    """The model or its optimisers are not those that the script attached, so that it would train alone."""
+    """This node would train alone: its model or its optimisers are not those that the script attached, or undo what is
+    loaded."""
 
 
 class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
@@ -98,16 +98,17 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._warn = warnings
         self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         vector = self._model_vector = ModelVector(model, include_frozen=include_frozen)
-        self._contract = ModelContract(model, vector, given.optimizers, warnings)
+        self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
+        has_own_copies = given.on_load is not None
+        self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
+        self._loads = WeightLoads(vector, given.optimizers, given.on_load)
         self._count = StepCount(given.optimizers, vector.tensors, warnings)
-        parameters = [tensor for tensor in vector.tensors if tensor.requires_grad]
-        self._agreement = RankAgreement(parameters) if ranks.count > 1 else None
         self._describer = ModelDescriber(model, vector, warnings)
         for text in roundings(vector.named_tensors()):
             self._warn("values_rounded", text)
         SwarmData.__init__(self, SharedData(ranks, connection, warnings), self._end_turn)
         SignsOfLife.__init__(self, connection)
-        self._script_state = ScriptState(given, vector.unshared, self._data, warnings)
+        self._script_state = ScriptState(given, vector.unshared, self._data, self._loads, warnings)
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
@@ -137,19 +138,16 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         """Inside the block the model holds the swarm's weights, with which the present turn began; after it this node's
         own again. For evaluation at any time; costs a copy of the model. What the turn began with of this node's last
         delta (`exchange.carry`, `exchange.overlap`) is taken out of them."""
-        if self._turn_steps == 0 and not self._model_vector.carries:
+        if not (self._turn_steps or self._model_vector.carries or self._loads.changes_evaluation):
             yield
             return
-        vector, turn = self._model_vector, (self.step_number, self.done)
-        own = vector.keep()
-        vector.load_shared()
-        self._holds_shared = True
-        try:
-            yield
-        finally:
-            self._holds_shared = False
-            if turn == (self.step_number, self.done):  # Otherwise the model holds newer weights.
-                vector.put_back(own)
+        turn = (self.step_number, self.done)
+        with self._loads.shared(is_current=lambda: turn == (self.step_number, self.done)):
+            self._holds_shared = True
+            try:
+                yield
+            finally:
+                self._holds_shared = False
 
     def evaluate(self, samples: int = 0, **metrics: float | Tensor) -> None:
         """Report metrics of the shared model, measured over `samples` samples, as `swarm.evaluate(accuracy=0.93)`.
@@ -196,7 +194,9 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         steps = self._count.call()
         self._turn_steps += steps
         if steps:
-            self._devices.stepped(loss)
+            self._loads.stepped(steps, self.workers)
+            with self._loads.pull() if self._devices.moves else contextlib.nullcontext():
+                self._devices.stepped(loss)
         try:
             if not steps:
                 self._report_idle()
@@ -230,13 +230,14 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _take(self, given: ScriptArguments) -> None:
         """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""
-        self._contract.take(given.optimizers)
+        self._contract.take(given.optimizers, own_copies=given.on_load is not None)
+        self._loads = WeightLoads(self._model_vector, given.optimizers, given.on_load)
         self._count.forget()
         self._count = StepCount(given.optimizers, self._model_vector.tensors, self._warn)
         self._given = given
         self._data.begin_anew()
-        self._script_state = ScriptState(given, self._model_vector.unshared, self._data, self._warn)
-        given.seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
+        self._script_state = ScriptState(given, self._model_vector.unshared, self._data, self._loads, self._warn)
+        self._seek((self.step_number - 1) * self.local_steps + self._devices.done + self._turn_steps)
 
     # --- opening ------------------------------------------------------------------------------------------------
 
@@ -281,7 +282,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._vector, self._delta, *leaders = map_vectors(descriptors, memory.total)
         self._devices.follow(tuple(leaders))
         if memory.initialise:
-            vector.read(self._vector)
+            with self._loads.exchanging():
+                vector.read(self._vector)
         return start, memory.restore
 
     # --- turns --------------------------------------------------------------------------------------------------
@@ -303,9 +305,10 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
         turn = self._wait() if self._ranks.is_first else self._ranks.follow(self._save)
         self._carry = turn.carry if turn is not None else 0.0
-        if self._ranks.is_first:
-            self._load(self._carry)
-        self._ranks.share_weights(self._model_vector, self._carry)
+        with self._loads.load(ends=turn is None):
+            if self._ranks.is_first:
+                self._load(self._carry)
+            self._ranks.share_weights(self._model_vector, self._carry)
         self._count.loaded()
         self._given.loaded()
         if turn is None:
@@ -313,13 +316,16 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._given.seek((turn.step - 1) * turn.local_steps + self._devices.done)
+        self._seek((turn.step - 1) * turn.local_steps + self._devices.done)
         self._devices.begin()
-        if self._agreement is not None:
-            self._agreement.begin()
+        self._agreement.begin()
         self._turn_steps = self._samples = 0
         self._means = MetricMeans()
         self._began_s = time.perf_counter()
+
+    def _seek(self, position: int) -> None:
+        self._given.seek(position)
+        self._loads.seek(position)
 
     def _end_turn(self) -> None:
         """Report the optimiser steps since the last turn, if there are any, without waiting for `local_steps`; and take
@@ -378,21 +384,16 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _save(self, turn: int = 0, path: str = "") -> None:
         """On all ranks: save the state between two turns; rank 0 has the order."""
-        self._rank_states.save(turn, path, self._script_state.content(self.samples_seen, self.local_steps))
+        with self._loads.saving():
+            self._rank_states.save(turn, path, self._script_state.content(self.samples_seen, self.local_steps))
 
     def _report_turn(self) -> None:
         self._check_model()
-        scaler = self._given.scaler
-        self._count.end_turn(may_skip=scaler is not None)
+        self._count.end_turn(may_skip=self._given.scaler is not None)
         self._given.end_turn(self._turn_steps, self._warn)
-        rate = float(self._given.optimizers[0].param_groups[0]["lr"])
-        statement: list[float] = []
-        if self._agreement is not None:
-            scale = scaler.get_scale() if scaler is not None else 0.0
-            statement = self._agreement.statement(self._turn_steps, scale, rate)
+        statement = self._agreement.statement(self._turn_steps, self._given)
         loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
-        if statement:
-            self._warn.finding("ranks_apart", difference(statements), RANKS_HINT)
+        self._warn.finding("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
@@ -400,11 +401,12 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = rate
+        metrics["learning_rate"] = float(self._given.optimizers[0].param_groups[0]["lr"])
         seconds = time.perf_counter() - self._began_s
         if self._carry and not self._connection.wait_for_free_delta():
             return  # Nobody waits for this turn any more.
-        is_finite = self._devices.report(self._delta)
+        with self._loads.exchanging():
+            is_finite = self._devices.report(self._delta)
         recent = self._devices.recent_loss()
         report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent, is_finite)
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
@@ -426,6 +428,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         """Raises `ModelChanged`, and tells the daemon."""
         try:
             self._contract.check()
+            self._loads.check()
         except TrainerFailed as failure:
             if self._connection is not None:
                 report_failure(self._connection, failure)

@@ -51,9 +51,10 @@ class ModelContract:
         if not own_copies:
             self._require_optimizers()
 
-    def take(self, optimizers: Sequence[Any]) -> None:
+    def take(self, optimizers: Sequence[Any], *, own_copies: bool = False) -> None:
         """The script trains the same model with other optimisers from now on. Raises `TrainerFailed`."""
         self._optimizers = optimizers
+        self._own_copies = own_copies
         self._in_groups = self._grouped()
         if not self._own_copies:
             self._require_optimizers()

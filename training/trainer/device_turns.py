@@ -74,6 +74,11 @@ class DeviceTurns:
         if self._order is not None:
             self._leaders.begin(self._order, self._merge.leader)
 
+    @property
+    def moves(self) -> bool:
+        """Whether the model is pulled to leaders in this turn."""
+        return self._leaders.moves
+
     def stepped(self, loss: float | Tensor) -> None:
         """The script has taken an optimiser step."""
         self._leaders.apply()

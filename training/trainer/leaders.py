@@ -35,6 +35,11 @@ class LeaderPulls:
             if share:
                 self._pulls.append((self._model_vector.parts_of(vector), share))
 
+    @property
+    def moves(self) -> bool:
+        """Whether `apply` changes the model in this turn."""
+        return bool(self._pulls)
+
     @torch.no_grad()
     def apply(self) -> None:
         """An optimiser step was taken: x ← (1 − p) x + p · leader, for each leader."""

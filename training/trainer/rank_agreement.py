@@ -14,36 +14,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.trainer.script_arguments import ScriptArguments
+
 #: Of so many parameters, spread over the model, so many values are compared.
-TENSORS = 8
-VALUES = 32
+TENSORS = 4
+VALUES = 64
 #: Moves that differ by more than this share of the larger one are no rounding.
 SHARE = 0.1
+APART_HINT = "wrap the model in DistributedDataParallel before attach, and let all ranks take the same steps"
 #: What is compared beside the weights.
 FACTS = ("has taken {:g} optimiser steps in a turn", "has a scaler at {:g}", "has a learning rate of {:g}")
 
 
 class RankAgreement:
-    """One rank's part. `parameters` are those that are exchanged."""
+    """One rank's part. `tensors` are those that are exchanged; none for a rank that is alone, which says nothing."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._chosen = [parameters[i * len(parameters) // TENSORS] for i in range(TENSORS)]
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        alike = [tensor for tensor in tensors if tensor.device == tensors[0].device]
+        chosen = [alike[i * len(alike) // TENSORS] for i in range(TENSORS)] if alike else []
+        steps = [max(1, tensor.numel() // VALUES) for tensor in chosen]
+        self._chosen = [(tensor, slice(0, VALUES * step, step)) for tensor, step in zip(chosen, steps, strict=True)]
         self._begun: Tensor | None = None
 
     def begin(self) -> None:
         """A turn begins, with the weights that are in the model now."""
-        self._begun = self._look()
+        if self._chosen:
+            self._begun = self._look()
 
-    def statement(self, steps: int, scale: float, rate: float) -> list[float]:
+    def statement(self, steps: int, given: ScriptArguments) -> list[float]:
         """What this rank says at the end of a turn, of the same length on all ranks."""
-        assert self._begun is not None
+        if self._begun is None:
+            return []
+        scale = given.scaler.get_scale() if given.scaler is not None else 0.0
         moves: list[float] = (self._look() - self._begun).tolist()
-        return [float(steps), scale, rate, *moves]
+        return [float(steps), scale, float(given.optimizers[0].param_groups[0]["lr"]), *moves]
 
     @torch.no_grad()
     def _look(self) -> Tensor:
-        parts = [tensor.reshape(-1)[:: max(1, tensor.numel() // VALUES)][:VALUES] for tensor in self._chosen]
-        return torch.cat([part.to(self._chosen[0].device, torch.float32) for part in parts])
+        return torch.cat([tensor.reshape(-1)[places] for tensor, places in self._chosen]).float()
 
 
 def difference(statements: Sequence[Sequence[float]]) -> str:

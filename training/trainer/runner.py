@@ -6,6 +6,7 @@ is independent of the daemon; it also trains alone (`training.trainer.standalone
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from training.trainer.rounding import roundings
 from training.trainer.schedule import Warn
 from training.trainer.script_arguments import ScriptArguments, require_model
 from training.trainer.vector import ModelVector
+from training.trainer.weight_loads import WeightLoads
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
 from training.trainer_link.step_messages import StepAnswer
 
@@ -92,9 +94,13 @@ class TaskRunner:
         self.task = task
         self.spec = spec
         require_model(spec.model)
-        self.given = ScriptArguments.of(spec.optimizer, spec.scheduler, spec.scaler, warn)
+        self.given = ScriptArguments.of(spec.optimizer, spec.scheduler, spec.scaler, warn, on_load=spec.on_load)
         self.model_vector = ModelVector(spec.model, include_frozen=spec.include_frozen)
-        self._contract = ModelContract(spec.model, self.model_vector, self.given.optimizers, warn)
+        has_own_copies = spec.on_load is not None
+        self._contract = ModelContract(
+            spec.model, self.model_vector, self.given.optimizers, warn, own_copies=has_own_copies
+        )
+        self.loads = WeightLoads(self.model_vector, self.given.optimizers, spec.on_load)
         self.merge = DeviceMerge(self.model_vector)
         self._describer = ModelDescriber(spec.model, self.model_vector, warn)
         self.samples_seen = 0
@@ -132,12 +138,15 @@ class TaskRunner:
         when `delta` may be overwritten.
         """
         began_s = time.perf_counter()
-        if order.carry:
-            self.merge.load_carried(order, vector, delta)
-            link.loaded()
-        else:
-            self.merge.load(order, vector)
-        self.given.seek((order.step - 1) * order.local_steps + order.done)
+        with self.loads.load():
+            if order.carry:
+                self.merge.load_carried(order, vector, delta)
+                link.loaded()
+            else:
+                self.merge.load(order, vector)
+        position = (order.step - 1) * order.local_steps + order.done
+        self.given.seek(position)
+        self.loads.seek(position)
         self._leaders.begin(order, self.merge.leader)
         tally = _Tally()
         while (answer := _next(order, tally, link)) is not StepAnswer.DISTRIBUTED:
@@ -147,13 +156,14 @@ class TaskRunner:
                 if tally.batches:
                     break  # reported now, or what it waits for may wait for that report
                 return None
-            self._optimizer_step(tally)
+            self._optimizer_step(tally, order.workers)
             self._progress(tally.steps)
         waiting_s = time.perf_counter()
         if order.carry and not link.delta_is_free():
             return None
         began_s += time.perf_counter() - waiting_s  # The trainer stood still.
         self._contract.check()
+        self.loads.check()
         is_finite = self.merge.report(order, delta)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()
@@ -172,7 +182,7 @@ class TaskRunner:
         with user_code_errors(self._name, "decode()", fatal=False):
             return records.prepare(wait=not tally.batches, interrupted=interrupted)
 
-    def _optimizer_step(self, tally: _Tally) -> None:
+    def _optimizer_step(self, tally: _Tally, workers: float) -> None:
         spec, scaler = self.spec, self.given.scaler
         for optimizer in self.given.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -193,7 +203,9 @@ class TaskRunner:
         if self._apply_gradients():
             tally.steps += 1
             self.given.advance()
-            self._leaders.apply()
+            self.loads.stepped(1, workers)
+            with self.loads.pull() if self._leaders.moves else contextlib.nullcontext():
+                self._leaders.apply()
         else:
             tally.skipped += 1
 
@@ -234,7 +246,8 @@ class TaskRunner:
 
     def evaluate(self, step: int, vector: Vector, interrupted: Callable[[], bool] = never) -> Evaluation | None:
         """Metrics of `vector`; None when interrupted. The modules' modes and the generators' states are restored."""
-        self.model_vector.load(vector)
+        with self.loads.load():
+            self.model_vector.load(vector)
         model = self.spec.model
         modes = [(module, module.training) for module in model.modules()]
         generators = snapshot.random_state()
@@ -260,10 +273,11 @@ class TaskRunner:
                 module.training = training
 
     def state(self) -> dict[str, Any]:
-        """What is to be saved: optimiser, schedule, scaler, local buffers, data position. Its tensors are the live
-        ones (`training.trainer.state_writer`)."""
+        """What is to be saved, inside `WeightLoads.saving`: optimiser, schedule, scaler, local buffers, data position.
+        Its tensors are the live ones (`training.trainer.state_writer`)."""
         return {
             **self.given.state(),
+            "loads": self.loads.state(),
             "local_buffers": self.model_vector.unshared.own(),
             "data": self._data_state(),
             "samples_seen": self.samples_seen,
@@ -273,7 +287,8 @@ class TaskRunner:
         """Restore what was saved. Raises `TrainerFailed`."""
         state = snapshot.load(path)
         try:
-            self.given.restore(state)
+            with self.loads.restoring(state["loads"]):
+                self.given.restore(state)
             self.model_vector.unshared.restore(state["local_buffers"])
             self._restore_data(state["data"])
             self.samples_seen = int(state["samples_seen"])

@@ -17,13 +17,14 @@ from training.trainer.accelerated import bare_optimizer, bare_scheduler
 from training.trainer.rank_states import optimizer_state
 from training.trainer.schedule import Schedule, Warn
 from training.trainer.script_warnings import ScriptWarnings
+from training.trainer.weight_loads import OnLoad
 from training.trainer_link.interface import TrainerFailed
 
 #: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.
 _OF_OPTIMIZER = ("param_groups", "state_dict", "load_state_dict")
 _OF_SCHEDULE = ("step", "state_dict", "load_state_dict")
 
-_CALL = "the call is p2pnode.attach(model, optimizer, scheduler=None, scaler=None, state=None)"
+_CALL = "the call is p2pnode.attach(model, optimizer, scheduler=None, scaler=None, state=None, on_load=None)"
 
 
 class ScriptArguments(NamedTuple):
@@ -34,10 +35,18 @@ class ScriptArguments(NamedTuple):
     scaler: GradScaler | None
     #: A script's own state, which is saved and restored with the rest.
     own: MutableMapping[str, Any]
+    #: Called after each load of weights.
+    on_load: OnLoad | None
 
     @classmethod
     def of(
-        cls, optimizer: Any, scheduler: Any, scaler: Any, warn: Warn, own: MutableMapping[str, Any] | None = None
+        cls,
+        optimizer: Any,
+        scheduler: Any,
+        scaler: Any,
+        warn: Warn,
+        own: MutableMapping[str, Any] | None = None,
+        on_load: OnLoad | None = None,
     ) -> ScriptArguments:
         """Accept one of each, or sequences. Raises `TrainerFailed` for anything else."""
         optimizers, schedulers = _several(optimizer), _several(scheduler)
@@ -45,17 +54,26 @@ class ScriptArguments(NamedTuple):
             raise TrainerFailed("there is no optimiser", _CALL, fatal=True)
         for one in optimizers:
             _require(one, "an optimiser", _OF_OPTIMIZER)
+            if getattr(one, "_overlap_with_ddp", False):
+                raise TrainerFailed(
+                    f"{_kind(one)} with overlap_with_ddp=True steps within the backward pass: its parts cannot be "
+                    "put together for a checkpoint",
+                    "make it without overlap_with_ddp",
+                    fatal=True,
+                )
         for one in schedulers:
             _require(one, "a schedule of the learning rate", _OF_SCHEDULE)
         if scaler is not None:
             _require(scaler, "a torch.amp.GradScaler", ("get_scale", "state_dict", "load_state_dict"))
         if own is not None and not isinstance(own, MutableMapping):
             raise TrainerFailed(f"{_kind(own)} was given as state, which is a dictionary", _CALL, fatal=True)
+        if on_load is not None and not callable(on_load):
+            raise TrainerFailed(f"{_kind(on_load)} was given as on_load, which is a function", _CALL, fatal=True)
         inner = [bare_optimizer(one) for one in optimizers]
         scaler = scaler or next((found for _, found in inner if found is not None), None)
         bare = tuple(one for one, _ in inner)
         schedules = tuple(_schedule(bare, one, warn) for one in schedulers)
-        return cls(bare, schedules, scaler, {} if own is None else own)
+        return cls(bare, schedules, scaler, {} if own is None else own, on_load)
 
     def seek(self, position: int) -> None:
         """Move all schedules to `position` optimiser steps of the swarm."""
@@ -84,7 +102,7 @@ class ScriptArguments(NamedTuple):
             schedule.advance()
 
     def state(self) -> dict[str, Any]:
-        """What is to be saved; its tensors are the live ones."""
+        """What is to be saved; its tensors are the live ones. All ranks have to call it."""
         return {
             "optimizer": [optimizer_state(optimizer) for optimizer in self.optimizers],
             "schedule": [schedule.state() for schedule in self.schedules],

@@ -14,6 +14,7 @@ from training.trainer.sampling.shared_data import SharedData
 from training.trainer.schedule import Warn
 from training.trainer.script_arguments import ScriptArguments
 from training.trainer.unshared_tensors import UnsharedTensors
+from training.trainer.weight_loads import WeightLoads
 from training.trainer_link.interface import TrainerFailed
 
 
@@ -25,21 +26,24 @@ class ScriptState:
         given: ScriptArguments,
         unshared: UnsharedTensors,
         shared_data: SharedData,
+        loads: WeightLoads,
         warn: Warn,
     ) -> None:
         self._given = given
+        self._loads = loads
         self._unshared = unshared
         self._shared_data = shared_data
         self._warn = warn
 
     def content(self, samples_seen: int, local_steps: int) -> dict[str, Any]:
-        """What is to be saved; its tensors are the live ones."""
+        """What is to be saved, inside `WeightLoads.saving`; its tensors are the live ones."""
         own = {
             name: value.state_dict() if hasattr(value, "state_dict") else value
             for name, value in self._given.own.items()
         }
         return {
             **self._given.state(),
+            "loads": self._loads.state(),
             "local_buffers": self._unshared.own(),
             "state": own,
             "data": self._shared_data.state(),
@@ -52,7 +56,8 @@ class ScriptState:
         `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
-            self._given.restore(saved)
+            with self._loads.restoring(saved["loads"]):
+                self._given.restore(saved)
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
             self._unshared.restore(saved["local_buffers"])

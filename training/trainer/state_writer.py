@@ -26,7 +26,7 @@ from training.trainer_link.shared_memory import available_memory_bytes
 
 #: A copy may take this much of the free memory; the rest is for the next step.
 MEMORY_SHARE = 0.5
-#: The other ranks of a node write their files at the same time.
+#: The other ranks of a node write their files at the same time. One that writes nothing for so long has failed.
 RANKS_S = 60.0
 POLL_S = 0.02
 
@@ -77,18 +77,27 @@ def _written(
         if (name := not_finite(content["optimizer"])) is not None:
             reason = f"the optimiser's state {name} has values that are not finite"
             return messages.NotWritten(turn, reason, "lower the learning rate, or clip the gradients")
-        end_s = time.monotonic() + RANKS_S
-        while missing := [other for other in others if not other.exists()]:
-            if time.monotonic() > end_s:
-                reason = f"another rank has not written {missing[0]} within {RANKS_S:.0f} s"
-                return messages.NotWritten(turn, reason, "see what it has printed")
-            time.sleep(POLL_S)
+        for other in others:
+            _wait_for(other)
         snapshot.write(path, content)
     except CannotWrite as error:
         return messages.NotWritten(turn, error.reason, error.hint)
     except Exception as error:  # objects of the user's own that cannot be pickled
         return messages.NotWritten(turn, f"the trainer's own state cannot be saved: {error}", "see what it contains")
     return messages.Written(turn)
+
+
+def _wait_for(path: Path) -> None:
+    """Wait while another process writes a file. Raises `CannotWrite` if nothing of it is written for `RANKS_S`."""
+    written, end_s = -1, 0.0
+    while not path.exists():
+        with contextlib.suppress(FileNotFoundError):  # it is complete
+            found = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}.*.tmp"))
+            if found != written:
+                written, end_s = found, time.monotonic() + RANKS_S
+        if time.monotonic() > end_s:
+            raise CannotWrite(path, f"another rank has written nothing of it for {RANKS_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def copy_of(value: Any) -> Any:

@@ -123,6 +123,15 @@ class ModelVector:
         """The model's tensors in the vector's order."""
         return list(self._tensors)
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of them that are no buffers."""
+        return [
+            tensor
+            for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)
+            if entry.kind == "parameter"
+        ]
+
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """The model's tensors that the vector holds, each with the name of its entry."""
         return [(entry.name, tensor) for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)]

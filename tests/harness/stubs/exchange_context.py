@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from overlay.discovery.population import Population, counted
 from overlay.environment import Environment
 from overlay.line_rate import MeasuredLine
 from overlay.peers import Activity, Contact, PeerChange
@@ -116,6 +117,9 @@ class ScriptedSwarm:
 
     def workers(self) -> float:
         return self.worker_count
+
+    def population(self) -> Population:
+        return counted(len(self.peers) + 1)
 
     def capacity(self, node_id: bytes) -> int:
         return self.capacities.get(node_id, 0)

@@ -12,6 +12,7 @@ from overlay.addresses import Address
 from overlay.kademlia.broadcast_queue import BroadcastQueue
 from overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
 from overlay.kademlia.protocol import SwarmProtocol
+from overlay.kademlia.round_trips import RttEstimator
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact
 
@@ -32,6 +33,7 @@ class RecordingProtocol:
         self.own_id = OWN
         self.counters: Counter[str] = Counter()
         self.queue = BroadcastQueue()
+        self.round_trips = RttEstimator(0.5)
         self.router = ContactTable(20, Node(OWN))
         self.calls: list[RecordedCall] = []
         self.proving: set[Contact] = set()

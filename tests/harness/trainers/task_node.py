@@ -32,7 +32,8 @@ class TaskNode:
 
     def save(self, path: Path) -> None:
         """Write the trainer's own state to a file."""
-        snapshot.write(path, snapshot.content_of(self.runner.state()))
+        with self.runner.loads.saving():
+            snapshot.write(path, snapshot.content_of(self.runner.state()))
 
     def train(self, steps: range, local_steps: int = 5) -> list[Any]:
         reports = []

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.harness.trainers.optimizers import FusedMasters, Lookahead, SGDScheduleFree
 from training.tasks.batches import ShuffledBatches
 from training.tasks.task import TaskError, TrainSpec
 
@@ -57,6 +58,33 @@ class Adaptive(Line):
         model = self.model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         return TrainSpec(model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100))
+
+
+class SlowWeights(Line):
+    """Lookahead, whose state has a position."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        return TrainSpec(model, Lookahead(torch.optim.SGD(model.parameters(), lr=0.05), k=3, alpha=0.3))
+
+
+class ScheduleFree(Line):
+    """Schedule-free, whose state has a position, and which has two modes."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = SGDScheduleFree(model.parameters(), lr=0.05)
+        optimizer.train()
+        return TrainSpec(model, optimizer)
+
+
+class Copying(Line):
+    """AdamW on copies of the weights; without `told` nobody tells it what is loaded."""
+
+    def build(self) -> TrainSpec:
+        model = self.model()
+        optimizer = FusedMasters(model.parameters(), lambda copies: torch.optim.AdamW(copies, lr=0.01))
+        return TrainSpec(model, optimizer, on_load=optimizer.copy_in if self.options.get("told", True) else None)
 
 
 class Halves(Line):

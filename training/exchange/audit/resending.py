@@ -159,7 +159,10 @@ class Resending:
         """Send them as what repairs a split, which may be old, and moves no momentum."""
         message = OfferedDeltas(
             self._context.genesis,
-            [LoggedDelta(key.shard, *key.identity, delta.push.weight, delta.push.workers) for key, delta in found],
+            [
+                LoggedDelta(key.shard, *key.identity, delta.push.weight, max(1.0, delta.push.workers))
+                for key, delta in found
+            ],
         )
         frames = (
             buffer

@@ -67,7 +67,8 @@ class DeltaHandler:
         self._rebalance.challenge(push.fences)
         if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
-        reader, turns = FrameReader(stream), self._context.turns
+        reader, turns, workers = FrameReader(stream), self._context.turns, self._view.worker_count()
+        self._view.compare_count(push.node, push.workers)
 
         async def read(shard: int) -> IncomingDelta:
             size = self._store.size(shard)
@@ -96,8 +97,8 @@ class DeltaHandler:
             if not is_streamed:
                 await intake.close()
         if results is None:
-            return Response(encode(PushAnswer([], streams=True)), ResultStream(intake))
-        return Response(encode(PushAnswer(results)))
+            return Response(encode(PushAnswer([], True, workers)), ResultStream(intake))
+        return Response(encode(PushAnswer(results, workers=workers)))
 
     async def halt(self) -> None:
         """Add nothing more: pushes on their way in end without the answers that they have not got."""
@@ -115,7 +116,8 @@ class DeltaHandler:
             return [await self.values.repair(identity, item) for item in items]
         if push.apart and not self._store.rule.robust:
             if self._context.settings.weight != "sum":
-                push = msgspec.structs.replace(push, weight=self._view.merged_weight(push.weight, push.workers))
+                weight = self._view.merged_weight(push.weight, push.workers)
+                push = msgspec.structs.replace(push, weight=weight, workers=0.0)  # it is not corrected once more
             for item in items:
                 item.repair = True
         results: dict[int, PushResult] = {}

@@ -140,9 +140,8 @@ class DeltaReplicator:
         """The weight to add a delta with; sets the factors of its shards."""
         repair = any(item.repair for item in items)
         plain = all(is_plain(item.codec) for item in items)
-        return self._as_forwarded(
-            identity, items, self._validator.clamp_weight(push.weight, repair=repair, plain=plain)
-        )
+        weight = self._validator.clamp_weight(push.weight, push.workers, repair=repair, plain=plain)
+        return self._as_forwarded(identity, items, weight)
 
     def _missing(self, item: IncomingDelta, acknowledged: Container[Receipt]) -> list[Contact]:
         """The targets of its shard that have not acknowledged a delta."""

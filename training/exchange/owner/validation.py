@@ -169,10 +169,13 @@ class DeltaValidator:
         counts[reason] = counts.get(reason, 0) + 1
         return PushResult.refused(shard, reason)
 
-    def clamp_weight(self, weight: float, *, repair: bool = False, plain: bool = False) -> float:
-        """The weight that the owner adds a delta with, before clipping. Plain deltas may weigh `SPARSE_FACTOR` times as
-        much as others, but none more than 1."""
+    def clamp_weight(self, weight: float, workers: float = 0.0, *, repair: bool = False, plain: bool = False) -> float:
+        """The weight that the owner adds a delta with, before clipping: corrected to this owner's count, where its
+        origin counts fewer `workers`. Plain deltas may weigh `SPARSE_FACTOR` times as much as others, but none more
+        than 1."""
         low, high = self._weights()
+        if self._context.settings.weight != "sum":
+            weight = self._view.corrected(weight, workers)
         if plain:
             high = max(high, min(1.0, SPARSE_FACTOR * high))
         # A repair was weighed by the estimate of its side of the split, which this owner's may differ from. It has no

@@ -102,7 +102,7 @@ class Failover:
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
-        await self._routes.look(self._gone_owners(shards))  # first: a survey that is out of date takes too much
+        await self._routes.search(self._gone_owners(shards))  # first: a survey that is out of date takes too much
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
@@ -132,14 +132,16 @@ class Failover:
             await self.announce_owners(taken_over)
 
     def _gone_owners(self, shards: list[int]) -> dict[bytes, Contact]:
-        """Owners that count as gone, whom others may reach all the same: then they are gone no more, and nothing is
-        taken from them."""
+        """Owners that this node alone counts as gone: others may reach them, and then nothing is taken from them. One
+        that the failure detector has declared dead was asked by way of others already."""
         known = (self._store.ownership.known_owners.get(shard) for shard in shards)
         owners = {one.owner.node_id: one.owner for one in known if one is not None}
         owners.pop(self._swarm.node_id, None)
-        routes, now_s, is_gone = self._view.reliability.routes, self._clock.monotonic(), self._view.is_gone
+        routes, now_s = self._view.reliability.routes, self._clock.monotonic()
         return {
-            node: owner for node, owner in owners.items() if is_gone(node) and not routes.was_looked_for(node, now_s)
+            node: owner
+            for node, owner in owners.items()
+            if self._view.is_gone(node) and not self._swarm.is_gone(node) and not routes.was_looked_for(node, now_s)
         }
 
     async def resume(self, expected: int, wait_s: float) -> int:

@@ -15,6 +15,8 @@ from training.exchange.directory import OwnerDirectory
 
 #: Members asked at once whether they reach another one.
 RELAYS_ASKED = 3
+#: A take-over waits so long for their answers: they pinged the owner in vain a moment ago, or did not.
+SEARCH_WITHIN_S = 0.75
 
 
 class RouteFinder:
@@ -53,22 +55,45 @@ class RouteFinder:
         """Look for ways to these members."""
         await asyncio.gather(*(self._look(contact) for contact in members.values()))
 
+    async def search(self, owners: dict[bytes, Contact]) -> None:
+        """Before a take-over: ask others for `SEARCH_WITHIN_S` whether they reach owners that count as gone."""
+        await asyncio.gather(*(self._search(contact) for contact in owners.values()))
+
+    async def _search(self, to: Contact) -> None:
+        asked = {asyncio.ensure_future(self._rpc.failure(to, relay)): relay for relay in await self._relays(to)}
+        if not asked:
+            return
+        try:
+            await asyncio.wait(asked, timeout=SEARCH_WITHIN_S)
+        finally:
+            for question in asked:
+                question.cancel()
+            failures = await asyncio.gather(*asked, return_exceptions=True)
+        found = (relay.node_id for relay, failure in zip(asked.values(), failures, strict=True) if failure is None)
+        node, now_s = to.node_id, self._clock.monotonic()
+        self._routes.failed(node, to.address, "it does not answer", now_s)
+        self._found(node, next(found, b""), "it does not answer")
+
+    def _found(self, node: bytes, relay: bytes, reason: str) -> None:
+        if self._routes.found(node, relay, self._clock.monotonic()):
+            self._log.info("route_found", peer=node.hex()[:8], relay=relay.hex()[:8], reason=reason)
+        if relay:
+            self._view.reached(node)
+            self._context.rebalance.wake()
+
     async def _look(self, to: Contact) -> None:
         node, routes = to.node_id, self._routes
         relays = await self._relays(to)
         direct, *by_relay = await asyncio.gather(*(self._rpc.failure(to, relay) for relay in (None, *relays)))
-        if direct is None:
-            if routes.reached(node):
-                self._log.info("route_direct", peer=node.hex()[:8])
-        else:
+        if direct is not None:
             found = (one.node_id for one, failure in zip(relays, by_relay, strict=True) if failure is None)
             routes.failed(node, to.address, direct.detail, self._clock.monotonic())
-            if routes.found(node, next(found, b""), self._clock.monotonic()):
-                relay = routes.relay(node).hex()[:8]
-                self._log.info("route_found", peer=node.hex()[:8], relay=relay, reason=direct.detail)
-        if direct is None or routes.relay(node):
-            self._view.reached(node)
-            self._context.rebalance.wake()
+            self._found(node, next(found, b""), direct.detail)
+            return
+        if routes.reached(node):
+            self._log.info("route_direct", peer=node.hex()[:8])
+        self._view.reached(node)
+        self._context.rebalance.wake()
 
     async def _relays(self, to: Contact) -> list[Contact]:
         """Whom to ask: the relay in use, or else candidates of a shard of the member, then others."""
@@ -80,9 +105,10 @@ class RouteFinder:
         others = [peer.contact for peer in self._swarm.members() if peer.node_id in self._view.trust]
         self._context.environment.entropy.random.shuffle(others)
         relays: dict[bytes, Contact] = {}
+        now_s = self._clock.monotonic()
         for contact in [*found, *others]:
             node = contact.node_id
-            is_fit = node not in (self._swarm.node_id, to.node_id) and not self._routes.is_unreached(node)
+            is_fit = node not in (self._swarm.node_id, to.node_id) and not self._routes.is_unreached(node, now_s)
             if is_fit and not self._swarm.is_suspect(node) and not self._view.is_gone(node):
                 relays[node] = contact
             if len(relays) == RELAYS_ASKED:

@@ -267,6 +267,7 @@ def test_an_address_that_a_nat_chose_is_not_remembered() -> None:
         world.meet(A, at(1))
         world.meet(B, at(2))
         world.scripted.members.takes_streams = lambda node_id: node_id != B
+        world.scripted.members.is_verified = lambda _node_id: True
         world.joining.note_peers()
         assert world.joining.remembered() == [at(1)]
 

@@ -14,6 +14,7 @@ from overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, Pee
 from overlay.discovery.population import Population
 from overlay.ids import distance
 from overlay.local_node import LocalNode
+from overlay.membership.negative_cache import NegativeCache
 from overlay.peer_table import PeerTable
 from overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
@@ -32,6 +33,8 @@ class World:
         self.peers = PeerTable()
         self.suspects: list[bytes] = []
         self.verified: list[bytes] = []
+        #: Who hears a member that this node does not hear.
+        self.helpers: dict[bytes, Contact] = {}
         self.lookups = 0
         self.lookup_s = 0.01
         self.told: list[Contact] = []
@@ -44,12 +47,14 @@ class World:
             peers=self.peers,
             peer=self.peers.get,
             all_known=lambda: len(self.peers) < K,
+            helper=self.helpers.get,
+            negative=NegativeCache(),
             detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
         )
         membership: Any = SimpleNamespace(
             members=members,
             on_change=self.changed.append,
-            verify=lambda contact: self.verified.append(contact.node_id),
+            verify=lambda contact, _named_by: self.verified.append(contact.node_id),
         )
         #: The nodes asked by the widest lookup of the own id.
         self.asked_near: int | None = K - 1
@@ -73,6 +78,7 @@ class World:
 
     async def _ask(self, contact: Contact, _target: bytes) -> list[Contact]:
         assert contact.node_id in self.peers
+        assert contact.node_id not in self.helpers, "it would not answer"
         self.asked += 1
         return self.told
 
@@ -231,10 +237,11 @@ def test_nodes_that_are_gone_leave_the_pool() -> None:
 
 
 def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
-    """Contacts that are unknown here are verified; known ones are not."""
+    """Contacts that are unknown here are verified; known ones are not. A member that does not answer is not asked."""
 
     async def story() -> None:
-        world = World(OTHERS[:3])
+        world = World(OTHERS[:4])
+        world.helpers[OTHERS[3]] = Contact(OTHERS[0], HERE)
         world.told = [Contact(OTHERS[0], HERE), Contact(OTHERS[9], HERE)]
         await for_a_while(world.sampler.keep_sampling(), 3.0)
         assert set(world.verified) == {OTHERS[9]}

@@ -405,3 +405,106 @@ def test_the_tables_keep_the_bytes_of_the_contact_that_lookups_share() -> None:
     (listed,) = made._table.closest_packed(A, 1)
     assert listed is kept_contact(shared)[1]
     assert unpack_contact(listed) is shared
+
+
+# -- members that do not answer this node
+
+
+def test_a_node_that_only_others_reach_is_a_member_and_no_contact() -> None:
+    """It is known with its step and counts as alive; it is in no routing table, and takes no streams."""
+    made = member_list()
+    insert(made, A)
+
+    actions = made.on_relayed(heartbeat(B, step=4), Contact(B, THERE), A, 1.0)
+    assert actions == [Notify(PeerChange(B, "up"))]
+    peer = made.peer(B)
+    assert peer is not None
+    assert (peer.step, peer.address, made.helper(B)) == (4, THERE, made.contact(A))
+    assert made.detector.is_alive(B)
+    assert not made.is_verified(B)
+    assert not made.takes_streams(B)
+    assert B not in made._table
+    made.on_relayed(heartbeat(B, step=5), Contact(B, THERE), A, 2.0)
+    assert (peer.step, peer.last_heard) == (5, 2.0)
+
+
+def test_its_own_proven_response_makes_it_a_contact() -> None:
+    """One without a proof does not."""
+    made = member_list()
+    insert(made, A)
+    made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0)
+
+    made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 2.0)
+    assert not made.is_verified(B)
+    made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 3.0, proven=True)
+    assert made.is_verified(B)
+    assert made.helper(B) is None
+    assert made.takes_streams(B)
+    assert B in made._table
+
+
+def test_a_member_that_stopped_answering_keeps_its_place_and_others_ask_for_it() -> None:
+    """A hole that opens later: it stays verified. No other node is asked through it, and it tells nobody of others."""
+    made = member_list()
+    for node_id, address in ((A, HERE), (B, THERE), (C, Address("10.0.0.3", 8468))):
+        insert(made, node_id, address)
+    made.on_relayed(heartbeat(B, step=7), Contact(B, THERE), A, 1.0)
+
+    assert (made.helper(B), made.is_verified(B)) == (made.contact(A), True)
+    assert made.heard_directly(B, 0.0) is None
+    assert made.heard_directly(A, 0.0) is not None
+    assert made.heard_directly(A, 1.0) is None
+    [request] = made.on_timeout(Contact(C, Address("10.0.0.3", 8468)), 2.0)
+    assert request == SendPingRequest(C, (A,))
+    made.on_response(heartbeat(B, step=7), THERE, 0.01, Contact(B, THERE), 3.0)
+    assert made.helper(B) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "relayed"),
+    [
+        ({}, {"boot_id": 8}),
+        ({"incarnation": 2}, {}),
+    ],
+    ids=["another process", "an older start"],
+)
+def test_what_another_start_says_is_not_relayed(known: dict[str, int], relayed: dict[str, int]) -> None:
+    """What the node said itself stays."""
+    made = member_list()
+    insert(made, A)
+    insert(made, B, THERE, step=9, **known)
+
+    assert made.on_relayed(heartbeat(B, step=3, **relayed), Contact(B, THERE), A, 1.0) == ()
+    peer = made.peer(B)
+    assert peer is not None
+    assert (peer.step, made.helper(B)) == (9, None)
+
+
+def test_a_relayed_node_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the own id, not the address of another, not for a node that leaves, and few in an open swarm."""
+    made = member_list(ids_per_address=2)
+    insert(made, A)
+
+    assert made.on_relayed(heartbeat(OWN), Contact(OWN, THERE), A, 1.0) == ()
+    assert made.on_relayed(heartbeat(C), Contact(B, THERE), A, 1.0) == ()
+    assert made.on_relayed(heartbeat(B), Contact(B, HERE), A, 1.0) == ()
+    assert made.on_relayed(heartbeat(B, activity=int(Activity.LEAVING)), Contact(B, THERE), A, 1.0) == ()
+    for number, node_id in enumerate(ids(3, seed=9)):
+        made.on_relayed(heartbeat(node_id), Contact(node_id, Address(f"10.1.0.{number}", 8468)), A, 1.0)
+    assert len(made.peers) == 3
+    closed = member_list()
+    insert(closed, A)
+    monkeypatch.setattr(members, "FULL_VIEW", 1)
+    assert closed.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0) == ()
+
+
+def test_a_relayed_leave_removes_a_member() -> None:
+    """As its own message would."""
+    made = member_list()
+    insert(made, A)
+    made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0)
+
+    leaving = heartbeat(B, activity=int(Activity.LEAVING))
+    assert changes(made.on_relayed(leaving, Contact(B, THERE), A, 2.0)) == [(B, "left")]
+    assert made.helper(B) is None
+    assert made.is_verified(B)

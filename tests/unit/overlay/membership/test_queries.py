@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from overlay.kademlia.messages import Nodes, Ping, Pong
+from overlay.kademlia.messages import Nodes, Ping, PingRequest, PingResult, Pong, pack_contact
+from overlay.membership.failure_detector import FailureDetector
+from overlay.membership.members import MemberList
 from overlay.membership.queries import PeerQueries
-from overlay.peer_table import PeerTable
+from overlay.membership.service import Membership
+from overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
+from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.recording_protocol import RecordingProtocol
+from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 
 A, B = ids(2)
 
@@ -22,11 +27,13 @@ class World:
 
     def __init__(self) -> None:
         self.recorder = RecordingProtocol()
-        self.peers = PeerTable()
+        detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
+        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
+        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), make_environment())
         self.seen = heartbeat(A, step=4, samples=2, step_seconds=1.5, eligible=True)
-        self.peers.observe(self.seen, "10.0.0.1", 0.0)
-        self.peers.observe(heartbeat(B), "10.0.0.1", 0.0)
-        self.queries = PeerQueries(self.recorder.protocol, self.peers)
+        for seen, at in ((self.seen, contact(A)), (heartbeat(B, port=9), contact(B, 9))):
+            self.members.on_response(seen, at.address, 0.01, at, 0.0, proven=True)
+        self.queries = PeerQueries(self.recorder.protocol, membership)
 
 
 def play(story: Callable[[World], Awaitable[None]]) -> None:
@@ -76,6 +83,24 @@ def test_steps_are_queried_at_once_and_all_results_awaited() -> None:
         world.recorder.calls[1].on_result(None)
         await asked
         await world.queries.query_steps([b"x" * 20])
+
+    play(story)
+
+
+def test_a_member_that_does_not_answer_is_asked_for_at_another() -> None:
+    """Its step arrives as if it had answered itself."""
+
+    async def story(world: World) -> None:
+        world.members.on_relayed(heartbeat(B, port=9), contact(B, 9), A, 0.0)
+        asked = asyncio.create_task(world.queries.query_steps([B]))
+        await asyncio.sleep(0)
+        [call] = world.recorder.calls
+        assert (call.contact, call.body) == (contact(A), PingRequest(pack_contact(contact(B, 9))))
+        call.on_result(PingResult(True, heartbeat(B, port=9, step=8)))
+        await asked
+        peer = world.members.peer(B)
+        assert peer is not None
+        assert peer.step == 8
 
     play(story)
 

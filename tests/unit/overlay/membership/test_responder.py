@@ -45,6 +45,7 @@ class World:
         detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
         environment = make_environment()
+        self.clock = environment.clock
         self.membership = membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
         self.responder = Responder(membership, self.recorder.protocol)
 
@@ -111,8 +112,28 @@ def test_a_target_known_at_another_address_is_pinged_at_both() -> None:
         assert {first.contact, second.contact} == {TARGET, known}
         second.on_result(Pong())
         first.on_result(None)
-        assert [result for _, _, result in world.recorder.responses] == [PingResult(True)]
+        seen = heartbeat(TARGET.node_id, port=9, host=known.address.host)
+        assert [result for _, _, result in world.recorder.responses] == [PingResult(True, seen)]
         assert world.responder.pings_for_others == 0
+
+    play(story)
+
+
+def test_a_node_that_was_heard_a_moment_ago_needs_no_ping() -> None:
+    """Its heartbeat is passed on at once. One that only others reach is pinged: they would tell it each other for
+    ever."""
+
+    def story(world: World) -> None:
+        other, now = contact(b"h" * 20, 7), world.clock.monotonic()
+        for node in (TARGET, other):
+            theirs = heartbeat(node.node_id, port=node.address.port, step=3)
+            world.members.on_response(theirs, node.address, 0.01, node, now, proven=True)
+        seen = heartbeat(TARGET.node_id, port=9, host=TARGET.address.host, step=3)
+        assert world.answer(PingRequest(pack_contact(TARGET))) == PingResult(True, seen)
+        assert not world.recorder.calls
+        world.members.on_relayed(heartbeat(TARGET.node_id, port=9, step=4), TARGET, other.node_id, now)
+        assert world.answer(PingRequest(pack_contact(TARGET))) is None
+        assert [call.contact for call in world.recorder.calls] == [TARGET]
 
     play(story)
 

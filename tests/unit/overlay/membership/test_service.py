@@ -6,7 +6,16 @@ import random
 from collections.abc import Callable
 
 from overlay.addresses import Address
-from overlay.kademlia.messages import DuplicateIdentity, Gossip, MemberState, Ping, PingRequest, PingResult, Pong
+from overlay.kademlia.messages import (
+    DuplicateIdentity,
+    Gossip,
+    MemberState,
+    Ping,
+    PingRequest,
+    PingResult,
+    Pong,
+    pack_contact,
+)
 from overlay.membership.actions import (
     AddressClaim,
     Broadcast,
@@ -31,7 +40,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 from tests.harness.stubs.stream_stub import StreamStub
 
-A, B, C = ids(3)
+A, B, C, D = ids(4)
 HERE = Address("10.0.0.1", 8468)
 NEWS = Gossip(1, A, 1, 0)
 
@@ -300,5 +309,86 @@ def test_a_duplicate_identity_is_reported_by_a_datagram() -> None:
         report = DuplicateIdentity(9, b"c" * 26)
         world.membership.perform([SendDuplicateIdentity(world.homes[A], report)])
         assert world.recorder.sent == [(world.homes[A], [], report)]
+
+    play(story)
+
+
+# -- members that do not answer this node
+
+
+def relayed(world: World) -> Contact:
+    """C hears D, which does not answer this node."""
+    stranger = Contact(D, Address("10.0.0.4", 8468))
+    world.membership.verify(stranger, world.homes[C])
+    [ping] = world.recorder.calls
+    assert (ping.contact, ping.body, ping.options["require_proof"]) == (stranger, Ping(), True)
+    ping.on_result(None)
+    request = world.recorder.calls.pop()
+    assert (request.contact, request.body) == (world.homes[C], PingRequest(pack_contact(stranger)))
+    request.on_result(PingResult(True, heartbeat(D, step=3)))
+    world.recorder.calls.clear()
+    return stranger
+
+
+def test_who_has_named_a_silent_node_is_asked_for_it() -> None:
+    """Its heartbeat makes it a member."""
+
+    def story(world: World) -> None:
+        relayed(world)
+        assert world.changes == [(D, "up")]
+        assert world.members.helper(D) == world.homes[C]
+
+    play(story)
+
+
+def test_a_node_known_to_be_silent_is_asked_for_at_once() -> None:
+    """It is not pinged again before its pause is over. What nobody reaches is no member."""
+
+    def story(world: World) -> None:
+        stranger = Contact(D, Address("10.0.0.4", 8468))
+        world.membership.on_timeout(stranger)
+        world.membership.verify(stranger, world.homes[C])
+        [request] = world.recorder.calls
+        assert request.contact == world.homes[C]
+        request.on_result(PingResult(False))
+        assert len(world.recorder.calls) == 1
+        assert D not in world.members.peers
+
+    play(story)
+
+
+def test_a_silent_member_is_probed_through_its_helper_and_itself() -> None:
+    """A lost request is repeated; only its end counts. Then others are asked, and one of them helps from then on."""
+
+    def story(world: World) -> None:
+        stranger = relayed(world)
+        world.membership.perform([SendPing(D)])
+        first, ping = world.recorder.calls
+        assert (first.contact, first.options["counts_as_failure"]) == (world.homes[C], False)
+        assert (ping.contact, ping.options) == (stranger, {"counts_as_failure": False, "require_proof": True})
+        assert first.options["limit_s"] < 0.6
+        first.on_result(None)
+        again = world.recorder.calls[2]
+        assert (again.contact, again.body, again.options["limit_s"]) == (world.homes[C], first.body, 0.6)
+        again.on_result(None)
+        asked = {call.contact: call for call in world.recorder.calls[3:]}
+        assert set(asked) == set(world.homes.values())
+        asked[world.homes[A]].on_result(PingResult(True, heartbeat(D, step=4)))
+        assert world.members.helper(D) == world.homes[A]
+        assert world.changes == [(D, "up")]
+
+    play(story)
+
+
+def test_a_member_that_nobody_reaches_any_more_is_suspected() -> None:
+    """As one that answered this node before."""
+
+    def story(world: World) -> None:
+        relayed(world)
+        world.membership.perform([SendPing(D)])
+        world.recorder.calls[0].on_result(PingResult(False))
+        for call in world.recorder.calls[2:]:
+            call.on_result(PingResult(False))
+        assert world.changes == [(D, "up"), (D, "suspect")]
 
     play(story)

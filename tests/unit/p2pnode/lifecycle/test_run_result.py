@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from p2pnode.lifecycle.run_result import RunResult
+from p2pnode.config.settings import Config
+from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from training.goal import Best
+from training.trainer_link.interface import ModelDescription, TensorSource
 
 
 @pytest.mark.parametrize(("name", "loader"), [("m.safetensors", "load_file"), ("m.pt", "torch.load")])
@@ -47,3 +53,60 @@ def test_a_start_that_trained_nothing_says_so_and_what_to_do() -> None:
     assert all(way in again[1] for way in ("training.max_steps", "--run", "p2pnode forget"))
     for other in (whole, replace(whole, began_at=5), RunResult("until", 6, "", "", "", began_at=6)):
         assert "trained nothing" not in "\n".join(other.lines())
+
+
+class Agreeing:
+    """An exchange whose first owner has these buffers; None: no node has said."""
+
+    def __init__(self, agreed: Any) -> None:
+        self.agreed = agreed
+        self.asked: list[bytes] = []
+
+    async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
+        self.asked.append(mine)
+        return self.agreed if isinstance(self.agreed, bytes | None) else msgspec.msgpack.encode(self.agreed)
+
+
+def described(**local: bytes) -> ModelDescription:
+    """A model with a fixed tensor, and with some that are this node's own."""
+    names = {"weight": "vector", "codes": "fixed", **dict.fromkeys(local, "local")}
+    tensors = tuple(TensorSource(name, "uint8", (), cast(Any, kind), name) for name, kind in names.items())
+    return ModelDescription("", "", tensors, local)
+
+
+@pytest.mark.parametrize(
+    ("mine", "agreed", "taken", "reason"),
+    [
+        ({"count": b"1"}, {"count": b"2"}, {"count": b"2"}, ""),
+        ({}, {}, {}, ""),
+        ({}, None, {}, ""),  # fixed tensors are compared when a node joins
+        ({"count": b"1"}, None, {"count": b"1"}, "its own tensors (count) are this node's"),
+        ({"count": b"1"}, b"torn", {"count": b"1"}, "has changed tensors (count) on some nodes"),
+        ({"count": b"1", "codes": b"1"}, {"count": b"2"}, None, "has changed tensors (codes) on some nodes"),
+        ({"count": b"1"}, {"count": b"2", "codes": b"1"}, None, "has changed tensors (codes) on some nodes"),
+        ({"count": b"1"}, {"count": b"2", "a stranger's": b"1"}, None, "has changed tensors on some nodes"),
+        ({"table": bytes(1 << 20), "count": b"1"}, {}, None, "its own tensors (table, count) have 1048"),
+    ],
+)
+def test_tensors_that_differ_between_nodes_are_named(mine: Any, agreed: Any, taken: Any, reason: str) -> None:
+    """What all take is that of one node; a node with others says which, also one that has changed nothing itself. What
+    a peer has named is not shown."""
+    exchange, reasons = Agreeing(agreed), list[str]()
+    ending = RunEnding(Config(), cast(Any, SimpleNamespace(log=None)), cast(Any, None), cast(Any, None))
+
+    found = asyncio.run(ending._with_agreed_buffers(described(**mine), cast(Any, exchange), reasons))
+
+    assert found.local == (mine if taken is None else taken)
+    assert len(reasons) == bool(reason)
+    assert reason in "".join(reasons)
+    assert "stranger" not in "".join(reasons)
+
+
+def test_a_model_that_is_all_in_the_vector_asks_nobody() -> None:
+    """There is nothing that nodes could have apart."""
+    exchange = Agreeing(None)
+    ending = RunEnding(Config(), cast(Any, SimpleNamespace(log=None)), cast(Any, None), cast(Any, None))
+    description = ModelDescription("", "", (TensorSource("weight", "float32", (), "vector", "weight"),), {})
+
+    assert asyncio.run(ending._with_agreed_buffers(description, cast(Any, exchange), [])) == description
+    assert exchange.asked == []

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from overlay.ids import short
 from p2pnode import __version__
 from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
+from training.exchange.count_comparison import LASTING_S
 from training.trainer_link.interface import Evaluation
 
 
@@ -174,6 +176,26 @@ def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
         assert found(swarm, host, "wait for") == ["deltas of 1 steps wait for their owners, one for 12 s"]
         waiting.clear()
         assert found(swarm, host, "wait for their owners") == []
+
+    simulate(scenario)
+
+
+def test_a_member_that_counts_other_nodes_for_long_is_a_finding() -> None:
+    """With both counts; not one that is gone, and no longer once both agree."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host, other = swarm.start_many(2)
+        await swarm.until(lambda: len(host.living.overlay.peers) == 1, within_s=30, what="they know each other")
+        view = host.living.exchange.view
+        await swarm.until(lambda: view.worker_count() == 2.0, within_s=30, what="both train")
+        node, counts = other.living.overlay.node_id, view.counts
+        for now in (0.0, LASTING_S):
+            for one in (node, b"x" * 20):
+                counts.note(one, 6.0, 2.0, exact=True, now=now)
+        assert found(swarm, host, "nodes that train") == [f"{short(node)} counts 6 nodes that train, this one 2"]
+        step = host.living.progress.step
+        await swarm.until(lambda: host.living.progress.step > step + 2, within_s=30, what="the other one pushes")
+        assert found(swarm, host, "nodes that train") == []
 
     simulate(scenario)
 

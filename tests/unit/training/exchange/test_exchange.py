@@ -19,6 +19,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, records_of
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from tests.harness.trainers.stub_trainer import plain_layout
+from training.exchange.count_comparison import LASTING_S
 from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
@@ -207,15 +208,17 @@ def test_the_stale_limit_follows_the_staleness(staleness: int | None, limit: int
 
 
 def test_steps_and_incarnation_are_told_by_calls() -> None:
-    """The own step counts in the median; pushes carry the new incarnation."""
+    """The own step counts in the median; pushes carry the new incarnation, and the count of their weight. An owner that
+    counts otherwise is noted."""
 
     async def scenario() -> None:
         swarm = ScriptedSwarm(ME, [OTHER])
 
         def answer(_to: object, payload: bytes) -> PushAnswer:
-            return PushAnswer([PushResult(shard, "ok") for shard in decode(payload, Push).shards])
+            return PushAnswer([PushResult(shard, "ok") for shard in decode(payload, Push).shards], workers=9.0)
 
         swarm.answers["push"] = answer
+        swarm.worker_count = 2.0
         exchange = exchange_of(swarm, MemoryDisk())
         for shard in range(SHARDS):
             exchange.store.note_owner(shard, term(1, "b"), OTHER)
@@ -228,7 +231,11 @@ def test_steps_and_incarnation_are_told_by_calls() -> None:
 
         exchange.use_incarnation(3)
         await exchange.push(7, 6, 1.0, np.ones(VALUES, np.float32))
-        assert [(push.incarnation, push.step) for push in swarm.sent("push", Push)] == [(3, 7)]
+        await asyncio.sleep(LASTING_S)
+        await exchange.push(8, 7, 1.0, np.ones(VALUES, np.float32))
+        sent = [(push.incarnation, push.step, push.workers) for push in swarm.sent("push", Push)]
+        assert sent == [(3, 7, 2.0), (3, 8, 2.0)]
+        assert exchange.view.counts.lasting() == [(OTHER.node_id, 9.0)]
 
     run(scenario())
 

@@ -10,6 +10,7 @@ from training.exchange.member_routes import (
     LONGEST_SEARCH_S,
     MAX_MEMBERS,
     SEARCH_S,
+    UNREACHED_S,
     MemberRoutes,
 )
 
@@ -48,7 +49,7 @@ def test_a_member_that_is_held_for_dead_is_looked_for_later() -> None:
 def test_a_relay_is_used_until_it_fails_or_the_member_answers_directly() -> None:
     """Failures of another relay, from before, change nothing."""
     routes = failing(relay=C)
-    assert (routes.relay(B), routes.is_unreached(B), routes.is_unreached(C)) == (C, True, False)
+    assert (routes.relay(B), routes.is_unreached(B, 12.0), routes.is_unreached(C, 12.0)) == (C, True, False)
     routes.failed(B, AT, "was silent", 13.0, D)
     assert routes.relay(B) == C
     routes.failed(B, AT, "was silent", 13.0, C)
@@ -109,7 +110,15 @@ def test_memory_is_bounded() -> None:
     for number in range(MAX_MEMBERS + 5):
         routes.failed(number.to_bytes(20, "big"), AT, "refused", float(number))
     assert len(routes.rows()) == MAX_MEMBERS
-    assert not routes.is_unreached((0).to_bytes(20, "big"))
+    assert not routes.is_unreached((0).to_bytes(20, "big"), 1e6)
+
+
+def test_a_request_that_fails_once_makes_a_member_no_stranger() -> None:
+    """A question may wait in the queue of a slow line: only what fails for long is no candidate any more."""
+    routes = failing()
+
+    assert not routes.is_unreached(B, 10.0 + UNREACHED_S - 0.1)
+    assert routes.is_unreached(B, 10.0 + UNREACHED_S)
 
 
 def test_a_take_over_waits_for_one_look() -> None:

@@ -112,9 +112,11 @@ def test_a_silent_peer_delays_a_joiner_for_a_bounded_time() -> None:
 
 
 def test_a_member_that_nobody_reaches_directly_is_heard_through_others() -> None:
-    """Two nodes behind NATs never exchange a message; a third passes their statements on."""
+    """Two nodes behind NATs never exchange a message, but know of each other; a third passes their statements on."""
     between = member(B)
     one, other = member(A), member(C)
+    one.on_peers([B, C], 0.0)
+    other.on_peers([A, B], 0.0)
     for _ in range(3):
         exchange(one, between)
         exchange(other, between)

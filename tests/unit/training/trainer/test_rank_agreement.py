@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from torch import nn
 
 from training.trainer.rank_agreement import RankAgreement, difference
+from training.trainer.script_arguments import ScriptArguments
+
+
+def given(scale: float, rate: float) -> ScriptArguments:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=rate)
+    scaler = SimpleNamespace(get_scale=lambda: scale)
+    return ScriptArguments((optimizer,), (), cast(torch.amp.GradScaler, scaler), {}, None)
 
 
 def stated(move: float, *, steps: int = 2, scale: float = 1.0, rate: float = 0.1) -> list[float]:
@@ -16,7 +26,7 @@ def stated(move: float, *, steps: int = 2, scale: float = 1.0, rate: float = 0.1
     agreement.begin()
     for parameter in model.parameters():
         parameter.data += move
-    return agreement.statement(steps, scale, rate)
+    return agreement.statement(steps, given(scale, rate))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,16 @@ def test_a_model_of_one_value_and_one_that_has_not_moved_agree() -> None:
     """Nothing is divided by zero, and few tensors are looked at more than once."""
     agreement = RankAgreement([torch.ones(())])
     agreement.begin()
-    still = agreement.statement(0, 0.0, 0.0)
+    still = agreement.statement(0, given(0.0, 0.0))
 
     assert difference([still, still, still]) == ""
     assert difference([[0.0, 0.0, 0.0, float("inf")]] * 2) == ""
+
+
+def test_a_rank_that_is_alone_says_nothing() -> None:
+    """It costs it nothing, either."""
+    agreement = RankAgreement([])
+    agreement.begin()
+
+    assert agreement.statement(2, given(1.0, 0.1)) == []
+    assert difference([[]]) == ""

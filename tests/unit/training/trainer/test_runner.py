@@ -122,14 +122,16 @@ def test_a_loss_that_is_not_finite_is_reported_and_warned_of() -> None:
     assert node.warnings == ["loss_not_finite"]
 
 
-def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    """Optimiser, schedule, dropout's generator and data position: nothing is lost in a save and a restore."""
-    whole = Node("Adaptive")
+@pytest.mark.parametrize(("kind", "difference"), [("Adaptive", 0.0), ("SlowWeights", 1e-6), ("ScheduleFree", 1e-6)])
+def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path, kind: str, difference: float) -> None:
+    """Optimiser, schedule, dropout's generator and data position: nothing is lost in a save and a restore. Positions
+    are saved relative to the weights, which rounds them."""
+    whole = Node(kind)
     whole.train(range(1, 9))
-    first = Node("Adaptive")
+    first = Node(kind)
     first.train(range(1, 5))
     first.save(tmp_path / "state")
-    resumed = Node("Adaptive", node_seed=999)  # Nothing may come from the new process itself.
+    resumed = Node(kind, node_seed=999)  # Nothing may come from the new process itself.
     resumed.runner.task.node_seed = 11  # type: ignore[attr-defined]
     resumed.runner._batches = iter(resumed.runner.task.batches())
 
@@ -137,8 +139,46 @@ def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path) -> N
     resumed.vector[:] = first.vector
     resumed.train(range(5, 9))
 
-    assert np.array_equal(resumed.vector, whole.vector)
+    np.testing.assert_allclose(resumed.vector, whole.vector, rtol=0, atol=difference)
     assert resumed.runner.samples_seen == whole.runner.samples_seen
+
+
+@pytest.mark.parametrize("kind", ["SlowWeights", "ScheduleFree", "Copying"])
+def test_an_evaluation_between_two_turns_changes_no_training(kind: str) -> None:
+    """It loads the shared weights too: positions go there and back, and copies are those of the weights that count."""
+    plain = Node(kind)
+    plain.train(range(1, 9))
+    evaluating = Node(kind)
+
+    for step in range(1, 9):
+        evaluating.train(range(step, step + 1))
+        found = evaluating.runner.evaluate(step, evaluating.vector)
+        assert found is not None
+        evaluating.runner.evaluate(step, np.zeros_like(evaluating.vector))
+
+    np.testing.assert_allclose(evaluating.vector, plain.vector, rtol=0, atol=1e-5)
+    assert np.abs(plain.vector).max() > 0.1
+
+
+def test_copies_of_the_weights_follow_what_is_loaded() -> None:
+    """With `on_load` the task trains; without it the turn that shows it for the third time ends in an error."""
+    told = Node("Copying")
+    others = np.random.default_rng(2).normal(0.0, 0.05, told.vector.size).astype(np.float32)
+
+    def turn(node: Node, step: int, workers: float) -> None:
+        node.vector += others * (1 if step % 2 else -1)
+        assert node.runner.train(StepOrder(step, 5, workers, True), node.vector, node.delta) is not None
+        node.vector += node.delta
+
+    for step in range(1, 9):
+        turn(told, step, 2.0)
+    assert not np.allclose(told.delta, 0.0)
+
+    untold = Node("Copying", told=False)
+    for step in range(1, 4):
+        turn(untold, step, 2.0)
+    with pytest.raises(TrainerFailed, match="FusedMasters steps on weights of its own"):
+        turn(untold, 4, 2.0)
 
 
 def test_a_task_that_replaces_a_layer_is_stopped() -> None:

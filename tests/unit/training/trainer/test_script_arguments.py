@@ -161,11 +161,18 @@ def test_what_was_saved_is_restored_for_each() -> None:
         of([first.optimizers[0]]).restore(first.state())
 
 
+class Overlapping(SGD):
+    """As `ZeroRedundancyOptimizer` with `overlap_with_ddp=True`."""
+
+    _overlap_with_ddp = True
+
+
 @pytest.mark.parametrize(
     ("optimizer", "scheduler", "scaler", "own", "reason"),
     [
         (None, None, None, None, "there is no optimiser"),
         ([], None, None, None, "there is no optimiser"),
+        (Overlapping(nn.Linear(2, 2).parameters(), lr=1.0), None, None, None, "Overlapping with overlap_with_ddp=True"),
         (nn.Linear(2, 2), None, None, None, "Linear was given as an optimiser"),
         (SGD, None, None, None, "the class SGD was given as an optimiser"),
         (nn.Linear(2, 2).parameters(), None, None, None, "generator was given as an optimiser: it has no param_groups"),

@@ -16,6 +16,8 @@ from training.trainer.sampling.shared_data import SharedData
 from training.trainer.script_arguments import ScriptArguments
 from training.trainer.script_state import ScriptState
 from training.trainer.unshared_tensors import UnsharedTensors
+from training.trainer.vector import ModelVector
+from training.trainer.weight_loads import WeightLoads
 
 
 class Script:
@@ -23,12 +25,14 @@ class Script:
 
     def __init__(self, lr: float, *, scheduled: bool = False) -> None:
         self.warned: list[tuple[str, str]] = []
-        self.optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=lr)
+        model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         self.scheduler = StepLR(self.optimizer, 1, gamma=0.1) if scheduled else None
         given = ScriptArguments.of(self.optimizer, self.scheduler, None, lambda *_: None)
         data = cast(SharedData, SimpleNamespace(state=dict, restore=lambda _state: None))
+        loads = WeightLoads(ModelVector(model), given.optimizers)
         self.state = ScriptState(
-            given, UnsharedTensors({}, {}), data, lambda event, text: self.warned.append((event, text))
+            given, UnsharedTensors({}, {}), data, loads, lambda event, text: self.warned.append((event, text))
         )
 
     def saved(self, path: Path, local_steps: int) -> Path:

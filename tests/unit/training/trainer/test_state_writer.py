@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +141,8 @@ def test_a_daemon_that_ends_meanwhile_is_no_error_of_the_thread(tmp_path: Path) 
 
 
 def test_the_file_of_the_first_rank_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands for the whole set: without the file of another rank there is none, and the reason names that file."""
+    """It stands for the whole set: without the file of another rank there is none, and the reason names that file. A
+    file that grows is waited for."""
     _, optimizer = trained()
     link = Link()
     others = [tmp_path / "state.1", tmp_path / "state.2"]
@@ -149,14 +151,22 @@ def test_the_file_of_the_first_rank_comes_last(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(state_writer, "RANKS_S", 0.0)
     StateWriter(link.send).save(5, tmp_path / "state", state_of(optimizer), 0, others)
     assert isinstance(refused := link.wait(2)[1], messages.NotWritten)
-    assert f"another rank has not written {others[0]} within" in refused.reason
+    assert f"{others[0]} could not be written: another rank has written nothing of it" in refused.reason
     assert not (tmp_path / "state").exists()
 
+    growing, now_s = tmp_path / "state.1.99.tmp", [0.0]
+
+    def write_on(_: float) -> None:
+        now_s[0] += 20.0
+        growing.write_bytes(bytes(int(now_s[0])))
+        if now_s[0] == 100.0:
+            growing.rename(others[0])
+
+    monkeypatch.setattr(state_writer, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=write_on))
     monkeypatch.setattr(state_writer, "RANKS_S", 30.0)
     StateWriter(link.send).save(6, tmp_path / "state", state_of(optimizer), 0, others)
-    assert link.wait(3)[2] == messages.Copied(6)
-    others[0].touch()
-    assert link.wait(4)[3] == messages.Written(6)
+    assert link.wait(4)[2:] == [messages.Copied(6), messages.Written(6)]
+    assert now_s == [100.0]
 
 
 def test_all_copies_of_a_host_have_to_fit(tmp_path: Path) -> None:

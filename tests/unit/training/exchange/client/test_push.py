@@ -351,6 +351,7 @@ def test_what_is_trained_while_no_owner_is_in_reach_becomes_one_delta(codec: Any
         await trained(1, 8.0)
         swarm.gone.append(OTHER.node_id)
         swarm.worker_count = 2.0
+        context.view.invalidate()
         began_s = clock.monotonic()
         carried = []
         for step, amount in ((2, 1.0), (3, 2.0), (4, np.nan), (5, 4.0)):

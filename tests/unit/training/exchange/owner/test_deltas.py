@@ -17,6 +17,7 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice
+from training.exchange.count_comparison import LASTING_S
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
@@ -69,6 +70,25 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
         for _ in range(2):
             assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok", 1)]
         assert store.owned[0].state.value.tolist() == [1.0] * 4
+
+    run(scenario())
+
+
+def test_a_delta_of_a_node_that_counts_fewer_workers_gets_the_owners_weight() -> None:
+    """The answer names the owner's count, and who counts otherwise is noted."""
+
+    async def scenario() -> None:
+        store = owner_of("a")
+        _, swarm, context = handler_of(store, settings=ExchangeSettings(replicas=0))
+        swarm.worker_count = 6.0
+        push = msgspec.structs.replace(push_of(), weight=0.5, workers=2.0)
+
+        for _ in range(2):
+            answer = await swarm.deliver("push", OTHER, push, PushAnswer, body_of(0))
+            assert (answer.results, answer.workers) == ([PushResult(0, "ok", 1)], 6.0)
+            await asyncio.sleep(LASTING_S)
+        assert store.owned[0].state.value.tolist() == [pytest.approx(1 / 6)] * 4
+        assert context.view.counts.lasting() == [(OTHER.node_id, 2.0)]
 
     run(scenario())
 

@@ -68,7 +68,8 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def test_a_weight_is_clamped_around_the_plain_share() -> None:
-    """Within the lag of two population estimates; by samples four times wider; a repair has no lower bound."""
+    """Within the lag of two population estimates; by samples four times wider; a repair has no lower bound. One that
+    was made with fewer workers is corrected before."""
 
     async def scenario() -> None:
         share = 1 / 8
@@ -80,10 +81,17 @@ def test_a_weight_is_clamped_around_the_plain_share() -> None:
         assert validator.clamp_weight(0.001, repair=True) == 0.001
         assert validator.clamp_weight(share * SPARSE_FACTOR, plain=True) == share * SPARSE_FACTOR
         assert validator.clamp_weight(1.0, plain=True) == min(1.0, share * WEIGHT_FACTOR * SPARSE_FACTOR)
+        hidden = 1 / 2
+        assert validator.clamp_weight(hidden, 2.0) == share
+        assert validator.clamp_weight(hidden * SPARSE_FACTOR, 2.0, plain=True) == share * SPARSE_FACTOR
+        assert validator.clamp_weight(share / 2, 16.0) == share / 2
         few, _ = validator_of(owner_of("a"), workers=3.0, settings=population)
         assert few.clamp_weight(2.0, plain=True) == 1.0
 
         samples, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="samples"))
+        assert samples.clamp_weight(SAMPLE_FACTOR * hidden, 2.0) == SAMPLE_FACTOR * share
+        added, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="sum"))
+        assert added.clamp_weight(1.0, 2.0) == 1.0
         assert samples.clamp_weight(0.001) == share / WEIGHT_FACTOR / SAMPLE_FACTOR
         plain, _ = validator_of(owner_of("a"), workers=8.0)
         assert plain.clamp_weight(0.25) == 1.0

@@ -46,12 +46,12 @@ def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, Scrip
 
 
 def test_an_owner_that_another_member_reaches_is_not_replaced() -> None:
-    """The failure detector of its backup holds it for dead: there is a hole between the two, and it goes on owning."""
+    """Its backup counts it as gone by itself: there is a hole between the two, and it goes on owning."""
 
     async def scenario() -> None:
         store = backup_of("a", "x", 3)
         failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 1))
-        swarm.gone.append(IDS["x"])
+        context.view.note_failure(IDS["x"])
         owned = encode(SurveyAnswer([copy("owner", term(3, "x"), 2)]))
         swarm.answers["indirect"] = lambda to, _: (
             IndirectAnswer(owned) if to == C else TransportError("timeout", to.address, "did not answer")

@@ -14,7 +14,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.member_routes import DOUBTED_LOOK_S, FIRST_LOOK_S
 from training.exchange.messages import Indirect, IndirectAnswer, decode
-from training.exchange.recovery.route_finder import RELAYS_ASKED, RouteFinder
+from training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 
 ME, B, C, D = contact("a"), contact("b"), contact("c"), contact("d")
 REFUSED = TransportError("refused", B.address, "refused the connection")
@@ -123,6 +123,24 @@ def test_backups_are_looked_for_as_well() -> None:
         context.view.reliability.routes.failed(C.node_id, C.address, "refused", context.environment.clock.monotonic())
         await asyncio.sleep(FIRST_LOOK_S)
         assert list(RouteFinder(context, OwnerDirectory(context)).due()) == [C.node_id]
+
+    run(scenario())
+
+
+def test_a_take_over_waits_a_moment_for_those_that_may_reach_the_owner() -> None:
+    """The owner itself is not asked; without an answer nothing is held up for longer, and nobody is asked again."""
+
+    async def scenario() -> None:
+        for relays, found in (([D], D.node_id), ([], b"")):
+            finder, swarm, context = finder_of(relays)
+            swarm.request_s = 0.1 if relays else 60.0
+            clock = context.environment.clock
+            began_s = clock.monotonic()
+            await finder.search({B.node_id: B})
+            routes = context.view.reliability.routes
+            assert clock.monotonic() - began_s <= SEARCH_WITHIN_S
+            assert (asked(swarm), routes.relay(B.node_id)) == ([D, C], found)
+            assert routes.was_looked_for(B.node_id, clock.monotonic())
 
     run(scenario())
 
