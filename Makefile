@@ -63,7 +63,7 @@ test: $(STAMP) ## Run the tests; ARGS go to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 ledger: $(STAMP) ## Run the tests that hold the promises of docs/faults.md, and print which holds which
-	@$(BIN)/python -m pytest -p tests.harness.runner.ledger $(ARGS)
+	@$(BIN)/python -m pytest -p tests.harness.project.ledger $(ARGS)
 
 # transformers, accelerate, peft, Lightning, pyarrow and datasets: 270 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.

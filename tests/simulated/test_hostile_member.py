@@ -30,7 +30,7 @@ from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from training.dispatch.messages import WhoServes
 from training.duplicate_data import FirstDeltas
 from training.encoding.frames import Part, frames
-from training.exchange.messages import Indirect, LocateOwners, Push, PushAnswer, decode, encode
+from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
 from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
 from training.exchange.store import shard_store as store_module
 from training.exchange.store.records import BufferedDelta
@@ -46,7 +46,6 @@ EVERY_KIND: dict[str, Any] = {
     "dispatch_master": WhoServes,
     "first_deltas": FirstDeltas,
     "goal_reached": GoalReached,
-    "indirect": Indirect,
     "manifest": Manifest,
     "probe": ProbeRequest,
     "share_data": ShareData,

@@ -50,6 +50,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "offer": (moves.Offer, moves.OwnedHistories),
     "seek": (moves.FindDeltas, moves.FoundDeltas),
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
+    "indirect": (steps.Indirect, steps.IndirectAnswer),
     "appeal": (moves.TakeoverRequest, moves.TransferResult),
     "audit": (audits.Audit, audits.AuditAnswer),
     "confirm_deltas": (audits.ConfirmDeltas, audits.AuditAnswer),
@@ -119,7 +120,8 @@ class LyingMember:
     async def invent(self, name: str, to: Contact) -> None:
         """Send a request that is made up."""
         message = self._typed.value(KINDS[name][0])
-        message = msgspec.structs.replace(message, genesis=GENESIS)
+        if hasattr(message, "genesis"):
+            message = msgspec.structs.replace(message, genesis=GENESIS)
         if self._chance.random() < 0.5 and hasattr(message, "node"):
             message = msgspec.structs.replace(message, node=self._overlay.node_id)
         self._tally.lies[f"{name} made up"] += 1

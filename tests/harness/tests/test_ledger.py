@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.runner.ledger import faults, promises, table
+from tests.harness.project.ledger import faults, promises, table
 
 
 def test_every_promise_has_a_sentence() -> None:
