@@ -25,7 +25,7 @@ from torch import Tensor
 PARAMETERS, VALUES = 4, 256
 
 #: A turn is evidence if so small a part of the way back is missing. Copies left at most 0.3 with 5 local steps or more;
-#: of 18 other kinds of optimisers, 40,000 turns in all, the smallest three in a row were above 0.5.
+#: of 15 other kinds of optimisers, eight seeds each, none came below it in three turns in a row.
 MISSING = 0.4
 
 #: So many turns in a row are found out. Those that cannot tell do not count.
