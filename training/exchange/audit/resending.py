@@ -157,10 +157,13 @@ class Resending:
 
     async def _mend(self, owner: Contact, found: list[tuple[AcknowledgedKey, Acknowledged]]) -> list[PushStatus]:
         """Send them as what repairs a split, which may be old, and moves no momentum."""
+        # Of the count that a weight was made with and that of now the larger one is nearer to the owner's, which lowers
+        # the weight by the quotient: a node that has just lost and found its owner counts few.
+        workers = max(1.0, self._view.worker_count())
         message = OfferedDeltas(
             self._context.genesis,
             [
-                LoggedDelta(key.shard, *key.identity, delta.push.weight, max(1.0, delta.push.workers))
+                LoggedDelta(key.shard, *key.identity, delta.push.weight, max(workers, delta.push.workers))
                 for key, delta in found
             ],
         )
