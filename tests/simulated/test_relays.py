@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize(
-    ("first", "histories", "nodes"), [(6002, 1, 8), (6100, 1, 24), *more((6000, 2, 8), (6003, 15, 8), (6018, 18, 8))]
+    ("first", "histories", "nodes"), [(6002, 1, 8), (6100, 1, 24), *more((6000, 2, 8), (6003, 15, 8), (6019, 17, 8))]
 )
 def test_relayed_deltas_are_in_the_model_once(
     first: int, histories: int, nodes: int, monkeypatch: pytest.MonkeyPatch
