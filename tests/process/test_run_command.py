@@ -362,7 +362,8 @@ while not swarm.done:
 def test_scripts_that_train_on_the_same_batches_are_told(seed: str, told: bool, launch: Callable[..., Run]) -> None:
     """With the default codecs, which round the first weights of the node that joins. Own seeds are no finding."""
     script = SEEDED.replace("SEED", seed)
-    flags = ["--set", "training.min_nodes=2", "--set", "training.max_steps=12", "--set", 'log.format="json"']
+    flags = ["--set", "training.min_nodes=2", "--set", "training.max_steps=40", "--set", 'log.format="json"']
+    flags += ["--set", 'barrier.method="bsp"']  # with steps of some milliseconds pssp leaves them apart
     founder = launch(script, *flags)
     joiner = launch(script, "--bootstrap", address_of(founder), *flags)
 
