@@ -181,6 +181,7 @@ class TrainerProcess:
         finally:
             os.close(writing)
         try:
+            memory_group.kill_first(process.pid)
             await make_nicer(process.pid, nice)
             loop = asyncio.get_running_loop()
             transport, output = await loop.connect_read_pipe(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,24 @@ def test_without_control_groups_nothing_is_known(root: Path) -> None:
     (root.parent / "own").write_text("what\n")
     put(root, memory__events="what", memory__max="what")
     assert (memory_group.kills(), memory_group.limit_bytes()) == (0, None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no oom_score_adj here")
+def test_the_kernel_prefers_a_process_to_this_one() -> None:
+    """A daemon that is killed in place of its script cannot say why the script ended."""
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as other:
+        memory_group.kill_first(other.pid)
+        adjusted = int(Path(f"/proc/{other.pid}/oom_score_adj").read_text())
+        other.communicate(b"\n")
+
+    assert adjusted == min(1000, own + 500)
+
+
+def test_a_process_that_has_ended_is_left_as_it_is(tmp_path: Path) -> None:
+    """It may end between its start and this call."""
+    put(tmp_path / "self", oom_score_adj=0)
+
+    memory_group.kill_first(12, tmp_path)
+
+    assert not (tmp_path / "12").exists()
