@@ -41,7 +41,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots mutations check format generated docs bench pins clean
+.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots check format generated docs bench pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -106,9 +106,6 @@ test-browser: $(BROWSER) ## Look at the dashboard with a real browser (Chromium)
 
 screenshots: $(BROWSER) ## Make the pictures of docs/ again: the dashboard of a swarm, and a terminal
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
-
-mutations: $(STAMP) ## Try the deliberate faults of docs/faults.md: each must fail its test; ARGS names some of them
-	@$(BIN)/python -m tests.mutations $(ARGS)
 
 check: $(STAMP) ## Format, lint, types, import rules and known advisories, all as CI has them
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ import p2pnode
 from tests.harness.project.repository import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-NEEDING_PACKAGES = ("demo", "test", "mutations", "check", "format", "generated", "bench")
+NEEDING_PACKAGES = ("demo", "test", "check", "format", "generated", "bench")
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
