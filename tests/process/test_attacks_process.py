@@ -15,7 +15,7 @@ from tests.process.harness.head_attacks import HEAD_ATTACKS
 from tests.process.harness.odd_swarm import SHARDS, described, odd_swarm
 
 #: What the others still do while the attack lasts, from its sixteenth second on, and when its member has gone. Lower
-#: than in simulated swarms (docs/attacks.md): the machine of a test does other things.
+#: than in simulated swarms: the machine of a test does other things.
 RATE, RATE_AFTER = 0.6, 0.6
 BEFORE_S, FIRST_S, MEASURED_S = 8.0, 15.0, 10.0
 SAMPLE = [
@@ -64,7 +64,7 @@ def test_real_daemons_withstand_an_attack_and_start_again(tmp_path: Path, name: 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", list(HEAD_ATTACKS))
 def test_large_heads_and_many_requests_leave_nothing_behind(tmp_path: Path, name: str) -> None:
-    """One member takes as much as it gets. What it costs the others meanwhile is printed (docs/attacks.md); once it has
+    """One member takes as much as it gets. What it costs the others meanwhile is printed; once it has
     gone they make their steps again."""
     with odd_swarm(tmp_path) as swarm:
         swarm.start(4, name)

@@ -57,7 +57,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in BY_HAND])
 def test_an_attack_leaves_nothing_behind(name: str) -> None:
     """The others make at least four fifths of their steps, but under a few attacks, while the member is there. Once it
-    has gone nothing is wrong, nor after all others were started again (docs/attacks.md)."""
+    has gone nothing is wrong, nor after all others were started again."""
     row = forked_attacks.play(name)
     print(row.markdown())
     assert row.lasting == ""
