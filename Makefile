@@ -41,7 +41,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots check format generated docs bench pins clean
+.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots check format generated docs bench size pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -133,6 +133,9 @@ docs: $(SITE) generated ## Generate those files, and build the documentation int
 
 bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+size: $(STAMP) ## Count lines, functions of a step, settings and more; ARGS are up to two revisions to compare
+	@$(BIN)/python -m tools.size $(ARGS)
 
 pins: ## Resolve constraints.txt again
 	@$(find_python); "$$python" -m venv --clear build/pins
