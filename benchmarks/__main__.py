@@ -4,7 +4,7 @@ Without names the standing ones run: start, loop_delay, steps, overlay_sockets, 
 `--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
 simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
 `agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` and `exchange_history` as well
-and up to 20 GB of memory, `lifecycle` all that a machine of 24 GiB has, and `characters`, `disturbed`, `async_rule` and
+and up to 20 GB of memory, and `characters`, `disturbed`, `async_rule` and
 `accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network
 namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed aim is said and shown
 in the table; it is no failure of the command.
@@ -56,7 +56,6 @@ BY_NAME = (
     "disturbed",
     "memory",
     "large",
-    "lifecycle",
     "word_count",
     "parameter_server",
     "records",
@@ -100,14 +99,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         action="append",
         default=[],
-        help="exchange, peers, memory, large, lifecycle, wan, accuracy: in millions; async_rule: 0.1 for a small model",
+        help="exchange, peers, memory, large, wan, accuracy: in millions; async_rule: 0.1 for a small model",
     )
     line.add_argument(
         "--ways",
         action="append",
         default=[],
         help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: sparse; '
-        'devices: daemons, elastic, path; lifecycle: settings, such as codec = "sparse", delta_on_disk = true; '
+        "devices: daemons, elastic, path; "
         'async_rule: such as "pssp 1/0 carry=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")

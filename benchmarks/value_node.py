@@ -31,7 +31,6 @@ from p2pnode.malloc import trim_heap
 from tests.harness.environment.simulated import NoLog
 from training.exchange.client.values import shard_of
 from training.exchange.exchange import Exchange
-from training.exchange.held_memory import state_bytes
 from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
@@ -181,7 +180,7 @@ class ValueNode:
             "pairs": pairs,
             "backed": len(store.backed),
             "keys": entries,
-            "held_mb": state_bytes(store) / 1e6,
+            "held_mb": store.size_bytes / 1e6,
             "resident_mb": resident_mb(),
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
         }

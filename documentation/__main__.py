@@ -1,4 +1,7 @@
-"""`python -m documentation` writes the pages of the APIs and of the metrics; a test keeps them equal to the code."""
+"""`python -m documentation` writes the pages of the APIs and of the metrics, and the tables of docs/scale.md.
+
+A test keeps each equal to the code.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 from documentation.http_api import http_page
 from documentation.metrics import metrics_page
 from documentation.python_api import python_page
+from documentation.scale import scale_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 (DOCS / "http-api.md").write_text(http_page(), encoding="utf-8")
 (DOCS / "python-api.md").write_text(python_page(), encoding="utf-8")
 (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+(DOCS / "scale.md").write_text(scale_page((DOCS / "scale.md").read_text(encoding="utf-8")), encoding="utf-8")

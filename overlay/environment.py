@@ -70,12 +70,6 @@ class Disk(Protocol):
         """Begin a large file, which need not be in memory as a whole. Raises `OSError`."""
         ...
 
-    def mapped(self, size_bytes: int) -> memoryview:
-        """Writable memory of zeros that is mapped from a new file without a name. Its space on the disk is taken at
-        once, and free again when nothing refers to the memory or the process has ended. Raises `OSError` if there is
-        too little."""
-        ...
-
     def size(self, name: str) -> int | None:
         """Bytes of a file; None where there is no such file."""
         ...

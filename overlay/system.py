@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -113,12 +111,6 @@ class FolderDisk:
 
     def create(self, name: str) -> FolderFile:
         return FolderFile(self.folder / name)
-
-    def mapped(self, size_bytes: int) -> memoryview:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=self.folder, prefix="mapped-", buffering=0) as file:
-            claim(file.fileno(), size_bytes)
-            return memoryview(mmap.mmap(file.fileno(), size_bytes))
 
     def size(self, name: str) -> int | None:
         try:

@@ -42,15 +42,14 @@ from p2pnode.config.tracker import PACKAGES, parse_tracker
 from p2pnode.directory_lock import locked
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
 from p2pnode.fresh_directory import emptied_on_failure, is_fresh
-from p2pnode.heap_return import HeapReturn
 from p2pnode.keys import api_token
 from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
-from p2pnode.malloc import return_free_heap, trim_heap, tune_malloc
-from p2pnode.own_memory import own_memory
+from p2pnode.malloc import trim_heap, tune_malloc
+from p2pnode.own_memory import private_bytes
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
@@ -89,7 +88,7 @@ def run(
     refused because of its run, its key or another process writes nothing, and one that fails before its node has
     entered a swarm leaves a fresh directory empty.
     """
-    is_tuned = tune_malloc()
+    tune_malloc()
     shorten_slice()
     folder = config.state_folder
     if config.node.nat == "auto" and not upnp.is_installed():
@@ -112,7 +111,7 @@ def run(
         if invitation is not None:
             save_invitation(folder, invitation.run, list(invitation.addresses), invitation.keys)
             keys = find_keys(config, os.environ, own_input())
-        node = _main(config, folder, keys, stream, _Start(command, given or {}, reopens, make_trainer, is_tuned))
+        node = _main(config, folder, keys, stream, _Start(command, given or {}, reopens, make_trainer))
         try:
             import uvloop  # absent on Windows
         except ImportError:
@@ -123,13 +122,12 @@ def run(
 
 
 class _Start(NamedTuple):
-    """What a start was told besides its configuration; see `run`. `is_tuned`: the thresholds of malloc are ours."""
+    """What a start was told besides its configuration; see `run`."""
 
     command: list[str] | None
     given: Mapping[str, Given]
     reopens: bool
     make_trainer: Callable[..., Trainer]
-    is_tuned: bool
 
 
 async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs.LogStream, start: _Start) -> int:
@@ -183,7 +181,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         make_trainer=make_trainer,
         state_path=folder,
         available_memory=available_memory_bytes,
-        own_memory=own_memory,
+        private_memory=private_bytes,
         gateway=_gateway(config, entropy),
         lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
         given=start.given,
@@ -200,8 +198,6 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         services.append(asyncio.create_task(supervised(name, service, logged(log)), name=name))
 
     serve("loop-delay", loop_delay.run)
-    if start.is_tuned:
-        serve("heap-return", HeapReturn(clock, workers, log, own_memory, return_free_heap).run)
     if sealed is not None:
         serve("swarm-key", sealed.watch)
     token_path = api_token.token_path(folder, config.status.token_file)

@@ -4,7 +4,7 @@ By default glibc returns freed pages at the top of the heap to the kernel. It re
 a stream. The receiver of a transfer then spends most of its time on page faults (1.3 against 0.5 processor seconds per
 GB, docs/performance.md). Kept memory is bounded: free memory above `KEPT_BYTES` is returned. That bound is for one
 heap. glibc would give each of the threads that encode and decode a heap of its own; here all share one. Free memory
-below what is in use stays; `p2pnode.heap_return` returns it when the node is at rest.
+below what is in use stays.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ def trim_heap() -> None:
     The remaining objects are frozen: later garbage collections skip them and block the loop for less time."""
     gc.collect()
     gc.freeze()
-    return_free_heap()
-
-
-def return_free_heap() -> None:
-    """Return the pages of all free memory of the heap to the kernel; nothing where the C library has no such call.
-
-    Blocks, without the GIL; what other threads allocate meanwhile waits, 60 ms per GB."""
     with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -14,7 +14,7 @@ All functions block and belong into a thread. They raise `OSError`, and leave th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -242,10 +242,9 @@ def read_states(
     outer_momentum: float,
     log: Log,
     only: int | None = None,
-    place: Callable[[Vector], Vector] | None = None,
 ) -> dict[int, StoredState]:
     """The shard states of a checkpoint, or the one of shard `only`; damaged files are logged and skipped. See
-    `state_files.decode`. Their arrays are where `place` has put them, file by file; otherwise in memory."""
+    `state_files.decode`."""
     found: dict[int, StoredState] = {}
     genesis = bytes.fromhex(checkpoint.state.genesis)
     for name in disk.names(checkpoint.folder):
@@ -260,8 +259,6 @@ def read_states(
                     log.warning("stored_state_out_of_range", shard=shard)
                 elif shard not in found or stored.rank > found[shard].rank:
                     found[shard] = stored
-                    if place is not None:
-                        stored.state.keep_at(place)
         except (BadStates, OSError) as error:
             log.warning("stored_states_unreadable", file=name, reason=str(error))
     return found

@@ -110,13 +110,6 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "restarted after 30 times that without processor time, or 360 times with it."
         ),
     ] = 10.0
-    delta_on_disk: Annotated[
-        bool,
-        Meta(
-            description="True: the delta that trainer and daemon share (4 bytes per parameter) is in a file of the "
-            "state directory, mapped to memory, as with exchange.on_disk."
-        ),
-    ] = False
     tracker: Annotated[
         str,
         Meta(
@@ -370,14 +363,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         int,
         Meta(ge=0, description="Most bytes of deltas kept for that repair; /status shows how far back they reach."),
     ] = 256 * 1024 * 1024
-    on_disk: Annotated[
-        list[Literal["residual", "log", "shards"]],
-        Meta(
-            description="What is kept in files of the state directory, mapped to memory, where memory is scarce: "
-            "residual (what codecs leave out; 4 bytes per parameter), log (log_bytes), shards (owned and backed up; up "
-            "to 8). The disk is written to in every step."
-        ),
-    ] = []
 
 
 class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

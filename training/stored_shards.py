@@ -7,13 +7,11 @@ copies as the whole did, and no delta is lost or added twice. Blocks, and belong
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from overlay.environment import Disk, Log
 from training import checkpoint
 from training.checkpoint import Checkpoint, CheckpointState
-from training.encoding.codecs import Vector
 from training.exchange.store.records import StoredState
 from training.exchange.terms import Term
 from training.layout import shard_bounds
@@ -41,11 +39,9 @@ def parts_of_each(state: CheckpointState, manifest: Manifest) -> int:
     return 0 if state.partition is None else state.partition.divisor(present)
 
 
-def read(
-    disk: Disk, stored: Checkpoint, manifest: Manifest, log: Log, place: Callable[[Vector], Vector] | None = None
-) -> StoredShards | None:
+def read(disk: Disk, stored: Checkpoint, manifest: Manifest, log: Log) -> StoredShards | None:
     """What a checkpoint offers to the run of this manifest. None, with a warning, if its shards cannot be divided into
-    those of the run; then its vector alone is of use. `place`: where states are kept (`ShardState.place`)."""
+    those of the run; then its vector alone is of use."""
     state, layout, bounds = stored.state, manifest.layout, manifest.bounds()
     if (cut := state.partition) is None:
         return None
@@ -54,9 +50,7 @@ def read(
         return None
     former = shard_bounds(layout.total, *cut)
     outer_momentum = manifest.rule.outer_momentum
-    states = checkpoint.read_states(
-        disk, stored, former, layout.parameter_total, outer_momentum, log, place=place if factor == 1 else None
-    )
+    states = checkpoint.read_states(disk, stored, former, layout.parameter_total, outer_momentum, log)
     found = StoredShards(state.terms(), checkpoint.read_listed(disk, stored, log), states)
     if factor == 1:
         return found

@@ -18,7 +18,6 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.engine_service import EngineService
 from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.lifecycle.memory_check import claim_disk
 from p2pnode.lifecycle.startup import Startup
 from training import manifest_check
 from training.barriers.predicates import Barrier, make_barrier
@@ -119,7 +118,6 @@ class EngineRun:
             incarnation=incarnation,
             environment=environment,
         )
-        await claim_disk(exchange, config.state_folder)
         await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew

@@ -11,7 +11,6 @@ from overlay.environment import Environment
 from overlay.nat.port_mapping import Gateway
 from overlay.transport import Transport
 from p2pnode.config.directory_record import Given
-from p2pnode.own_memory import OwnMemory
 from training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from training.dispatch.store import MemoryStore, Store
 from training.trainer_link.interface import Trainer
@@ -31,8 +30,8 @@ class NodeEnvironment(Environment):
     state_path: Path | None = None
     #: Bytes of memory that this process may still allocate; None if unknown.
     available_memory: Callable[[], int | None] = lambda: None
-    #: The memory of this process; None if unknown.
-    own_memory: Callable[[], OwnMemory | None] = lambda: None
+    #: Bytes of this process's resident memory that are neither shared nor a file's; None if unknown.
+    private_memory: Callable[[], int | None] = lambda: None
     #: The router, if it is to be asked for a port mapping.
     gateway: Gateway | None = None
     #: Announcements in the local network, if they are enabled.

@@ -25,7 +25,7 @@ from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.engine_run import EngineRun
 from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.lifecycle.memory_check import check_memory, claim_disk
+from p2pnode.lifecycle.memory_budget import Budget, budget, check_memory
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shard_division import ShardDivision
@@ -36,7 +36,6 @@ from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import BarrierWaiter
-from training.budget import Budget, budget
 from training.exchange.exchange import Exchange
 from training.goal import End
 from training.manifest import Manifest
@@ -91,7 +90,6 @@ class Node:
         #: What the trainer will take besides its model, as it has estimated.
         self.trainer_bytes: int | None = None
         #: Memory of this process before the model, as far as it is known.
-        self.process_bytes = 0
         self.phase: State = "joining"
         self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
         self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
@@ -162,9 +160,8 @@ class Node:
         if self.manifest is None:
             return None
         values, nodes = self.manifest.layout.total, self.overlay.population().estimate
-        settings, training = self._settings_of(self.manifest), self.config.training
-        has_checkpoints = training.checkpoint_s > 0.0
-        return budget(values, settings, nodes, checkpoints=has_checkpoints, delta_on_disk=training.delta_on_disk)
+        has_checkpoints = self.config.training.checkpoint_s > 0.0
+        return budget(values, self._settings_of(self.manifest), nodes, checkpoints=has_checkpoints)
 
     def _settings_of(self, manifest: Manifest) -> ExchangeSettings:
         """The settings of the exchange, with the number of shards that the run has."""
@@ -354,8 +351,6 @@ class Node:
         config, environment = self.config, self.environment
         self.manifest = self._startup.propose(hello, config.barrier)
         self.trainer_bytes = hello.host_bytes
-        own = environment.own_memory()
-        self.process_bytes = 0 if own is None else own.private_bytes - own.free_heap_bytes
         manifest, source = await self._startup.agree(self.manifest)
         self.manifest = manifest
         check_memory(
@@ -379,7 +374,6 @@ class Node:
             environment=environment,
             checkpoints=copies,
         )
-        await claim_disk(exchange, config.state_folder)
         await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
         self.loop = loop = StepLoop(

@@ -284,8 +284,7 @@ class Startup:
             return
         exchange.begin_at(self._checkpoint.state.step)
         disk, run = self._environment.disk, self._environment.executor.run
-        place = None if exchange.store.space is None else exchange.store.space.moved
-        found = await run(stored_shards.read, disk, self._checkpoint, manifest, self._log, place)
+        found = await run(stored_shards.read, disk, self._checkpoint, manifest, self._log)
         if found is None:
             return
         exchange.offer_versions(found.versions, found.listed)

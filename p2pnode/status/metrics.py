@@ -6,6 +6,7 @@ swarm of a thousand nodes would then make a million series.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -19,7 +20,6 @@ from p2pnode.status.schema import ExchangeStatus, Finding, LineStatus, LoopStatu
 
 #: Counters of the overlay that are metrics of their own; every other counter is an event.
 _OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
-_PAGE_BYTES = 4096
 
 
 def collect(
@@ -220,4 +220,4 @@ def _resident_bytes() -> int | None:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
         return None
-    return int(pages) * _PAGE_BYTES
+    return int(pages) * mmap.PAGESIZE

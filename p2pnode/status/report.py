@@ -20,7 +20,6 @@ from p2pnode.status.limits import SCHEMA
 from p2pnode.status.line import line_status
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.lost_peers import LostPeers
-from p2pnode.status.memory import memory_status
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.ongoing import awaits_script, ongoing
 from p2pnode.status.peers import peer_list
@@ -36,6 +35,7 @@ from p2pnode.status.schema import (
     Finding,
     FinishingStatus,
     LineStatus,
+    MemoryStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
@@ -48,7 +48,6 @@ from p2pnode.status.schema import (
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
 from training.exchange.exchange import Exchange
-from training.exchange.held_memory import state_bytes
 from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
 
@@ -74,10 +73,7 @@ class StatusReport:
         self._started = node.environment.clock.monotonic()
         self._lost = LostPeers(node.environment.clock.monotonic)
         node.overlay.on_change(self._lost.note)
-        # A walk through all shards and the allocator, which makes the loop wait for a thread that gives memory back.
-        self._memory = Recent(
-            lambda: memory_status(node), node.environment.clock.monotonic, lambda: node.exchange is not None
-        )
+        # A walk through all shards.
         self._sizes = Recent(lambda: _sizes(node.exchange), node.environment.clock.monotonic, lambda: node.exchange)
 
     @property
@@ -181,7 +177,7 @@ class StatusReport:
             ),
             result=self._result(),
             exchange=self._exchange(),
-            memory=self._memory.get(),
+            memory=_memory(self._node),
             overlay=report.flat(),
             loop=self._loop_delay.report(),
             health=self._health(),
@@ -395,6 +391,18 @@ class StatusReport:
         return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
 
 
+def _memory(node: Node) -> MemoryStatus:
+    """Of a node without a model yet there is only what is free and what its process has."""
+    budget = node.budget()
+    return MemoryStatus(
+        budget_bytes=None if budget is None else budget.total,
+        parts={} if budget is None else budget.parts(),
+        available_bytes=node.environment.available_memory(),
+        trainer_bytes=node.trainer_bytes,
+        private_bytes=node.environment.private_memory(),
+    )
+
+
 class _Sizes(NamedTuple):
     """Memory of the exchange, in bytes."""
 
@@ -405,4 +413,4 @@ class _Sizes(NamedTuple):
 def _sizes(exchange: Exchange | None) -> _Sizes:
     if exchange is None:
         return _Sizes(0, 0)
-    return _Sizes(state_bytes(exchange.store), exchange.publisher.size_bytes)
+    return _Sizes(exchange.store.size_bytes, exchange.publisher.size_bytes)

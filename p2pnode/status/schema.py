@@ -16,7 +16,6 @@ from overlay.line_rate import CapacitySource
 from p2pnode.lifecycle.state import State
 from p2pnode.status.device_schema import CoordinationStatus, Count, DeviceStatus, Seconds
 from p2pnode.status.events import Event
-from p2pnode.status.memory_schema import MemoryStatus
 
 SchemaNumber = Literal[1]
 NodeId = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
@@ -277,6 +276,20 @@ class LineStatus(Struct, frozen=True, kw_only=True):
     codec_reason: str
     needed_bytes_per_step: Count | None
     carried_bytes_per_step: Count | None
+
+
+class MemoryStatus(Struct, frozen=True, kw_only=True):
+    """The daemon's memory. `parts` are its budget, as estimated before anything is allocated, and `budget_bytes` their
+    sum; `available_bytes`: what this process may still take. The trainer's own is in `trainer_bytes` only: gradients,
+    optimiser, and the optimiser's copy for a checkpoint, as estimated at its start. `private_bytes`: the resident
+    memory of this process that is neither shared nor a file's, as the kernel counts it; null where it does not tell.
+    """
+
+    budget_bytes: Count | None
+    parts: dict[str, Count]
+    available_bytes: Count | None
+    trainer_bytes: Count | None = None
+    private_bytes: Count | None = None
 
 
 class LoopStatus(Struct, frozen=True, kw_only=True):

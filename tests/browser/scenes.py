@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from p2pnode.lifecycle.state import State
 from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.events import Level
-from p2pnode.status.memory_schema import MemoryStatus
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
@@ -28,6 +27,7 @@ from p2pnode.status.schema import (
     LineStatus,
     LoopStatus,
     LostPeer,
+    MemoryStatus,
     Ongoing,
     PeerStatus,
     PopulationStatus,

@@ -65,15 +65,6 @@ def test_a_start_on_a_full_disk_says_so(small_disk: Path) -> None:
     assert not (state / "identity.key").exists()
 
 
-def test_parts_that_do_not_fit_on_the_disk_end_the_start(small_disk: Path) -> None:
-    """Before the run, with the part, its size and what to do; nothing is left of the file."""
-    refused = start(small_disk, "--state-dir", str(small_disk / "state"), "--set", "exchange.on_disk=log")
-
-    assert refused.code == 7
-    assert "log of exchange.on_disk takes 302.0 MB of it: No space left on device" in refused.error
-    assert "free space" in refused.hint
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.promise(20)
 def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
 
-import msgspec
 import pytest
 
-from tests.harness.histories import conservation, conservation_plan
 from tests.harness.histories.conservation import play
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.runner.long_run import more
 from training.exchange.cooperative import LoopTurns, LoopYielder
-from training.exchange.held_memory import disk_bytes
-from training.settings import ExchangeSettings
 from training.shards.robust import Robust
 
 #: A dozen histories take a quarter of a minute on a machine of their own.
@@ -95,42 +90,6 @@ def test_a_backup_adds_what_its_owner_has_clipped(first: int, histories: int) ->
     tallies = [played(seed, 8, "clip") for seed in range(first, first + histories)]
 
     assert sum(tally.clipped for tally in tallies) >= 40 * histories
-
-
-@pytest.mark.parametrize(("first", "histories"), [(1000, 3), *more((1000, 5))])
-def test_what_is_kept_on_disk_is_lost_no_more_than_the_rest(
-    first: int, histories: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With residual, log and shards in files the same holds after any faults: shards are taken over, splits repaired
-    from the log, and no state or payload is written over while somebody has it. Some of each are in the files."""
-    parts: dict[str, int] = {}
-    in_files: list[bool] = []
-    settings, done = conservation_plan.exchange_settings, conservation.History._done
-
-    def on_disk(*args: Any, **kwargs: Any) -> ExchangeSettings:
-        return msgspec.structs.replace(settings(*args, **kwargs), on_disk=["residual", "log", "shards"])
-
-    def counted(history: conservation.History) -> Tally:
-        for member in history.world.running():
-            assert member.exchange is not None
-            for part, size in disk_bytes(member.exchange).items():
-                parts[part] = parts.get(part, 0) + size
-            for owned in member.exchange.store.owned.values():
-                assert member.exchange.store.space is not None
-                in_files.append(member.exchange.store.space.has(owned.state.value))
-        return done(history)
-
-    monkeypatch.setattr(conservation_plan, "exchange_settings", on_disk)
-    monkeypatch.setattr(conservation.History, "_done", counted)
-    tallies = [play(seed, 8) for seed in range(first, first + histories)]
-
-    # A state that came while two of its shard were held had no room, and is in memory.
-    assert sum(in_files) >= 0.9 * len(in_files) > 0
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * len(tallies)
-    assert sum(tally.taken_over for tally in tallies) >= histories
-    assert sum(tally.repaired for tally in tallies) >= histories
-    assert all(size > 0 for size in parts.values())
-    assert sorted(parts) == ["log_bytes", "residual_bytes", "shards_bytes"]
 
 
 @pytest.mark.parametrize(("first", "histories"), [(3000, 3), *more((3000, 5))])

@@ -34,7 +34,6 @@ from training.exchange.aggregation.consignments import Note
 from training.exchange.aggregation.handed_down import VALUE_BYTES, Answered, HandedDown
 from training.exchange.aggregation.relays import AVOIDED_S, RESULTS_WITHIN_S, UNABLE_S
 from training.exchange.client.relayed_pull import PullRelays
-from training.exchange.held_memory import held_memory
 from training.exchange.messages import Push, PushResult, Wanted
 from training.exchange.owner.published import Change, digest_of
 from training.settings import ExchangeSettings
@@ -380,7 +379,7 @@ def test_values_are_handed_down_and_are_not_too_old() -> None:
         handed = sum(exchange_of(member).counters.handed_down for member in world.running())
         print(f"{handed} shards handed down, in {counts}")
         assert handed >= 100
-        kept = [held_memory(exchange_of(member)).handed_down for member in world.running()]
+        kept = [exchange_of(member).pull_client.relays.handed.size_bytes for member in world.running()]
         assert 0 < max(kept) < VALUE_BYTES * VALUES
         reports = await asyncio.gather(*(exchange_of(member).pull(16) for member in world.running()))
         most = max(report.behind_steps for report in reports)

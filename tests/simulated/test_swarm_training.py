@@ -12,12 +12,12 @@ import pytest
 
 from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.memory_budget import budget
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.histories.exchange_progress import Standing
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-from training.budget import budget
 from training.shards.applied import DeltaId
 
 SIZE = 256

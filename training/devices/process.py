@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from overlay.system import ThreadExecutor
 from training.supervisor.opening import checked_total
@@ -19,10 +18,9 @@ from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWa
 class HostMemory:
     """The memory of all trainers of a node, allocated when the first of them knows the size of its model."""
 
-    def __init__(self, trainers: int, *, leaders: int, delta_folder: Path | None = None) -> None:
+    def __init__(self, trainers: int, *, leaders: int) -> None:
         self._trainers = trainers
         self._leaders = leaders
-        self._delta_folder = delta_folder
         self._vectors: HostVectors | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -34,9 +32,7 @@ class HostMemory:
                 executor = ThreadExecutor(1)
                 try:
                     self._vectors = await executor.run(
-                        lambda: HostVectors(
-                            total, self._trainers, leaders=self._leaders, delta_folder=self._delta_folder
-                        )
+                        lambda: HostVectors(total, self._trainers, leaders=self._leaders)
                     )
                 finally:
                     executor.close()

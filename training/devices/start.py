@@ -55,7 +55,7 @@ def make_trainer(
             on_output=on_output,
         )
     leaders = 0 if devices.step == "average" else 1 if devices.coordination == "none" else 2
-    memory = HostMemory(len(names), leaders=leaders, delta_folder=state_dir if training.delta_on_disk else None)
+    memory = HostMemory(len(names), leaders=leaders)
     threads = threads_each(training.threads, len(names), os.cpu_count() or 1)
     trainers = []
     for index, name in enumerate(names):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -81,8 +81,6 @@ class ShardState:
     recent: deque[DeltaId] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     #: The named values, in a run without a model: the vector has no values then, and batches take the place of deltas.
     table: ValueTable | None = None
-    #: Where its arrays are kept: the array given to it, or a copy in another place. A copy of the state is in memory.
-    place: Callable[[Vector], Vector] | None = None
     #: When all of its values were last found to be in range, in monotonic seconds; see `ShardInspector`.
     looked_s: float = -math.inf
     #: The version whose values the addition that made it has found to be in range, all of them; -1: none.
@@ -146,8 +144,7 @@ class ShardState:
         # Nothing of weight 0 begins a round: it would leave Σw at 0, and the next delta would begin it again.
         has_momentum = has_momentum and weight != 0.0
         if has_momentum and self.momentum is None:
-            momentum = np.zeros(self.parameters, dtype=np.float32)
-            self.momentum = momentum if self.place is None else self.place(momentum)
+            self.momentum = np.zeros(self.parameters, dtype=np.float32)
         is_whole = self.sum_weight + weight >= WHOLE_WEIGHT
         to = Addition(
             self.value[: delta.size],
@@ -236,12 +233,6 @@ class ShardState:
             else:
                 del self.pending[step]
         return True
-
-    def keep_at(self, place: Callable[[Vector], Vector]) -> None:
-        """Keep its arrays where `place` has put them; see `place`."""
-        self.place, self.value = place, place(self.value)
-        if self.momentum is not None:
-            self.momentum = place(self.momentum)
 
     @property
     def known_count(self) -> int:

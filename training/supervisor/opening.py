@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 from overlay.system import ThreadExecutor
@@ -28,12 +27,11 @@ def checked_total(total: int) -> None:
         raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
 
 
-async def allocate(total: int, delta_folder: Path | None) -> SharedVectors:
-    """The buffers for a model of so many values; the delta's is a file in `delta_folder`, if there is one. Raises
-    `TrainerFailed`."""
+async def allocate(total: int) -> SharedVectors:
+    """The buffers for a model of so many values. Raises `TrainerFailed`."""
     checked_total(total)
     executor = ThreadExecutor(1)  # Allocating gigabytes takes seconds, and happens once.
     try:
-        return cast(SharedVectors, await executor.run(SharedVectors, total, delta_folder))
+        return cast(SharedVectors, await executor.run(SharedVectors, total))
     finally:
         executor.close()

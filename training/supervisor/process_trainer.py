@@ -204,7 +204,7 @@ class ProcessTrainer:
         return hello
 
     async def _allocate(self, total: int) -> SharedVectors | TrainerMemory:
-        return await allocate(total, self._state_dir if self._settings.delta_on_disk else None)
+        return await allocate(total)
 
     async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
         """Start a process and wait for its `Hello`."""

@@ -34,12 +34,11 @@ class TrainerMemory(NamedTuple):
 class SharedVectors:
     """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors for the trainer.
 
-    With a `delta_folder` the delta is in a file there, without a name. Allocating takes seconds for gigabytes:
-    construct it outside the event loop. Raises `TrainerFailed`.
+    Allocating takes seconds for gigabytes: construct it outside the event loop. Raises `TrainerFailed`.
     """
 
-    def __init__(self, total: int, delta_folder: Path | None = None) -> None:
-        descriptors = _files(("vector", "delta"), total, delta_folder)
+    def __init__(self, total: int) -> None:
+        descriptors = _files(("vector", "delta"), total)
         self.descriptors: tuple[int, ...] = tuple(descriptors)
         self.vector = _map(descriptors[0], total)
         self.delta = _map(descriptors[1], total)
@@ -49,11 +48,11 @@ class SharedVectors:
 
 class HostVectors:
     """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and the values of so many
-    `leaders`: of the node's, and of the swarm's; `delta_folder` as in `SharedVectors`. Raises `TrainerFailed`."""
+    `leaders`: of the node's, and of the swarm's. Raises `TrainerFailed`."""
 
-    def __init__(self, total: int, trainers: int, *, leaders: int, delta_folder: Path | None = None) -> None:
+    def __init__(self, total: int, trainers: int, *, leaders: int) -> None:
         names = ["vector", *("leader", "swarm-leader")[:leaders], *["delta"] * trainers]
-        descriptors = _files(names, total, delta_folder)
+        descriptors = _files(names, total)
         shared = 1 + leaders
         vector, *self.leaders = [_map(descriptor, total) for descriptor in descriptors[:shared]]
         self.trainers = [
@@ -72,23 +71,18 @@ def map_vectors(descriptors: tuple[int, ...], total: int) -> tuple[Vector, ...]:
         _close(descriptors)
 
 
-def _files(names: Sequence[str], total: int, delta_folder: Path | None) -> list[int]:
-    in_memory = [name for name in names if name != "delta" or delta_folder is None]
-    size_bytes, count = total * _FLOAT32_BYTES, len(in_memory)
+def _files(names: Sequence[str], total: int) -> list[int]:
+    size_bytes, count = total * _FLOAT32_BYTES, len(names)
     available_bytes = available_memory_bytes()
     if available_bytes is not None and count * size_bytes > available_bytes:
         raise _too_little(count, size_bytes, f"{_megabytes(available_bytes)} are free")
     descriptors: list[int] = []
-    folder: Path | None = None
     try:
         for name in names:
-            folder = delta_folder if name == "delta" else None
-            descriptors.append(_anonymous_file(name) if folder is None else _unnamed_file(folder))
+            descriptors.append(_anonymous_file(name))
             claim(descriptors[-1], size_bytes)
     except OSError as error:
         _close(tuple(descriptors))
-        if folder is not None:
-            raise _too_little_disk(folder, size_bytes, error.strerror or str(error)) from error
         raise _too_little(count, size_bytes, f"allocating it failed: {error.strerror}") from error
     return descriptors
 
@@ -131,11 +125,6 @@ def _anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-def _unnamed_file(folder: Path) -> int:
-    with tempfile.TemporaryFile(dir=folder, prefix="delta-") as file:
-        return os.dup(file.fileno())
-
-
 def _map(descriptor: int, total: int) -> Vector:
     return np.frombuffer(mmap.mmap(descriptor, total * _FLOAT32_BYTES), dtype=np.float32)
 
@@ -149,14 +138,6 @@ def _too_little(count: int, size_bytes: int, what: str) -> TrainerFailed:
     return TrainerFailed(
         f"sharing the model with the trainer takes {count} × {_megabytes(size_bytes)} of memory, and {what}",
         "give the machine or its container more memory, or train a smaller model",
-        fatal=True,
-    )
-
-
-def _too_little_disk(folder: Path, size_bytes: int, what: str) -> TrainerFailed:
-    return TrainerFailed(
-        f"training.delta_on_disk takes {_megabytes(size_bytes)} in {folder}, and allocating it failed: {what}",
-        "free some space, or name another directory with --state-dir",
         fatal=True,
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import mmap
 import random
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -104,11 +103,6 @@ class MemoryDisk:
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device", name)
         return MemoryFile(self, name)
-
-    def mapped(self, size_bytes: int) -> memoryview:
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return memoryview(mmap.mmap(-1, size_bytes))
 
     def size(self, name: str) -> int | None:
         return len(self.files[name]) if name in self.files else None

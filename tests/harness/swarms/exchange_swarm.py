@@ -25,7 +25,6 @@ from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryD
 from tests.harness.swarms.answer_pieces import IN_PIECES, Answer, answer_in_pieces
 from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.exchange.disk_parts import keep_on_disk
 from training.exchange.exchange import Exchange
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
@@ -168,7 +167,6 @@ class World:
                 log=self.make_log(name),
             ),
         )
-        await keep_on_disk(exchange)
         member.overlay, member.exchange = overlay, exchange
         await exchange.start()
         for other in others:

@@ -26,13 +26,13 @@ from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.memory_schema import MemoryStatus
 from p2pnode.status.prometheus import Family, single
 from p2pnode.status.schema import (
     BarrierStatus,
     ExchangeStatus,
     Finding,
     LoopStatus,
+    MemoryStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,

@@ -114,26 +114,6 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert disk.names() == ["x"]
 
 
-def test_mapped_memory_is_a_file_without_a_name(tmp_path: Path) -> None:
-    """Zeros that can be written to, with all of their space on the disk taken; nothing shows in the folder."""
-    found = FolderDisk(tmp_path / "state").mapped(100_000)
-
-    assert (len(found), bytes(found[:10]), found.readonly) == (100_000, bytes(10), False)
-    found[99_999] = 7
-    assert FolderDisk(tmp_path / "state").names() == []
-
-
-def test_mapped_memory_that_does_not_fit_is_refused_at_once(tmp_path: Path) -> None:
-    """More than the disk has: an error before anything is written to it, and nothing left of it."""
-    fields = os.statvfs(tmp_path)
-    more_bytes = (fields.f_bfree + (1 << 20)) * fields.f_frsize
-
-    with pytest.raises(OSError, match=r"No space|File too large|Invalid argument"):
-        FolderDisk(tmp_path).mapped(more_bytes)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unreadable(tmp_path: Path) -> None:
     """Reading a folder as a file is an `OSError`, not None."""
     (tmp_path / "folder").mkdir()

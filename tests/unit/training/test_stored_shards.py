@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_trainer import plain_layout
 from training import checkpoint, stored_shards
 from training.checkpoint import Checkpoint, CheckpointState
-from training.encoding.codecs import Vector
 from training.exchange.store import state_files
 from training.exchange.terms import Term
 from training.layout import shard_bounds
@@ -85,35 +83,14 @@ def listed_of(shard: int) -> Applied:
     return found
 
 
-def read(
-    cut: Partition, manifest: Manifest, place: Callable[[Vector], Vector] | None = None
-) -> tuple[StoredShards | None, list[Record]]:
+def read(cut: Partition, manifest: Manifest) -> tuple[StoredShards | None, list[Record]]:
     records: list[Record] = []
 
     async def story() -> StoredShards | None:
         disk = MemoryDisk()
-        return stored_shards.read(disk, written(disk, cut), manifest, ListLog(records, "", VirtualClock()), place)
+        return stored_shards.read(disk, written(disk, cut), manifest, ListLog(records, "", VirtualClock()))
 
     return run(story(), limit_s=1), records
-
-
-def test_states_are_where_they_are_to_be_kept() -> None:
-    """Value and momentum of every shard have been placed, and those of parts will be when they are used."""
-    placed: list[Vector] = []
-
-    def place(array: Vector) -> Vector:
-        placed.append(array.copy())
-        return placed[-1]
-
-    found, _ = read(Partition(4), manifest_of(4), place)
-    assert found is not None
-    arrays = [array for one in found.states.values() for array in (one.state.value, one.state.momentum)]
-    assert len(arrays) == len(placed) == 8
-    assert all(any(array is one for one in placed) for array in arrays)
-
-    placed.clear()
-    read(Partition(4), manifest_of(8, 2), place)
-    assert not placed
 
 
 @pytest.mark.parametrize(

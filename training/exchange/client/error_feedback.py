@@ -15,27 +15,14 @@ LAST_SPARSE_VALUES = 1024
 
 
 class ErrorFeedback:
-    """The residual of this node's deltas, `float32[total]`; allocated with the first lossy delta, in memory, unless it
-    was given a file's (`keep_in`)."""
+    """The residual of this node's deltas, `float32[total]`; allocated with the first lossy delta."""
 
     def __init__(self, bounds: Sequence[tuple[int, int]], sparse_values: int = codecs.SPARSE_VALUES) -> None:
         self._bounds = bounds
         self._sparse_values = sparse_values
         self._residual: Vector | None = None
-        self._is_on_disk = False
         #: Shards whose residual may differ from zero.
         self.residual_shards: set[int] = set()
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the residual, but for one in a file."""
-        return 0 if self._residual is None or self._is_on_disk else self._residual.nbytes
-
-    def keep_in(self, zeros: Vector) -> None:
-        """Keep the residual in this array, `float32[total]`. Before the first delta."""
-        if self._residual is not None:
-            raise ValueError("there is a residual already")
-        self._residual, self._is_on_disk = zeros, True
 
     def residual(self, shard: int) -> Vector:
         """The residual of a shard, as a writable view."""

@@ -108,12 +108,6 @@ class Outbox:
         self._start(delivery)
 
     @property
-    def size_bytes(self) -> int:
-        """Memory of what is not acknowledged; what is still the trainer's does not count."""
-        items = (item for one in self._deliveries.values() for item in one.unacknowledged.values())
-        return sum(len(item.encoded) for item in items if not item.is_borrowed)
-
-    @property
     def has_waiting(self) -> bool:
         """Whether there is something to take back."""
         return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())

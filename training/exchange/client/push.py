@@ -174,20 +174,6 @@ class PushClient:
         """Why deltas wait for their owners."""
         return self._outbox.obstacles
 
-    @property
-    def outbox_bytes(self) -> int:
-        """Memory of the encoded deltas that no owner has acknowledged."""
-        return self._outbox.size_bytes
-
-    @property
-    def residual_bytes(self) -> int:
-        """Memory of what lossy codecs left out, but for a file's."""
-        return self._feedback.size_bytes
-
-    def keep_residual_in(self, zeros: Vector) -> None:
-        """Keep what lossy codecs leave out in this array, `float32[total]`. Before the first push."""
-        self._feedback.keep_in(zeros)
-
     async def push(
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:

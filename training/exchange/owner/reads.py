@@ -137,11 +137,6 @@ class ReadHandler:
         self._counters = context.counters
         self._encoded = EncodingCache()
 
-    @property
-    def encoded_bytes(self) -> int:
-        """Memory of the values encoded for several nodes that pull."""
-        return self._encoded.size_bytes
-
     def register(self) -> None:
         """Register the request handlers."""
         self._rpc.register("pull", Pull, self._on_pull, waits=True)

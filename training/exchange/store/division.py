@@ -53,7 +53,6 @@ def divide_store(whole: ShardStore, parts: ShardStore) -> None:
     """Give a fresh store, of shards that are parts of those of another one, what that one has; it is used no more."""
     sizes = sizes_of_parts(whole.bounds, parts.bounds)
     factor = len(sizes[0])
-    parts.space = whole.space
 
     def places(shard: int) -> range:
         return range(factor * shard, factor * (shard + 1))
@@ -70,12 +69,10 @@ def divide_store(whole: ShardStore, parts: ShardStore) -> None:
 
     for shard, owned in whole.owned.items():
         for place, state in states(shard, owned.state):
-            parts.place(state)
             parts.owned[place] = _part_of_owned(owned, state)
     for shard, backed in whole.backed.items():
         # Without a state it is a learner, whose owner or itself has given up the catch-up with the division.
         for place, state in states(shard, backed.state) if backed.state is not None else ():
-            parts.place(state)
             parts.backed[place] = _part_of_backed(backed, state)
     for shard, copy in whole.superseded.items():
         for place, state in states(shard, copy.state):

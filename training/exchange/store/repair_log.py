@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from training.encoding.codecs import CodecName
 from training.encoding.cutting import cut
-from training.exchange.store.mapped_extents import PayloadFile
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState
@@ -107,23 +106,12 @@ class RepairLog:
         self.limit_bytes = limit_bytes
         self.seconds = seconds
         self.size_bytes = 0
-        #: Where payloads are kept; None: in memory.
-        self.file: PayloadFile | None = None
         self._shards: dict[int, dict[DeltaId, LogEntry]] = {}
         self._order: deque[tuple[int, DeltaId]] = deque()
         self._now_s = 0.0
         self._workers = 1.0
         #: When the youngest entry that the limit in bytes removed was added; None if there was none.
         self._crowded_out_s: float | None = None
-
-    def keep_in(self, file: PayloadFile) -> None:
-        """Copy the payloads that are logged from now on into a file."""
-        self.file = file
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the payloads. Those that a file had no room for are few, and not counted."""
-        return self.size_bytes if self.file is None else 0
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._shards.values())
@@ -160,8 +148,6 @@ class RepairLog:
         entries = self._shards.setdefault(shard, {})
         if identity in entries:
             return
-        if self.file is not None:
-            payload = self.file.kept(payload)
         entries[identity] = LogEntry(identity, weight, payload, codec, momentum, workers or self._workers, self._now_s)
         self._order.append((shard, identity))
         self.size_bytes += len(payload)
@@ -185,7 +171,6 @@ class RepairLog:
     def take_from(self, whole: RepairLog, sizes: Sequence[Sequence[int]]) -> None:
         """Take the entries of another log, of shards that were divided into parts of these sizes. Their payloads are
         cut (`training.encoding.cutting`); one that no part can be cut of is left out, as by the limit in bytes."""
-        self.file = whole.file
         self._now_s, self._workers, self._crowded_out_s = whole._now_s, whole._workers, whole._crowded_out_s
         for shard, identity in whole._order:
             entry = whole._shards.get(shard, {}).get(identity)

@@ -23,7 +23,6 @@ import numpy as np
 from overlay.peers import Contact
 from training.encoding.codecs import Vector
 from training.exchange.messages import ForwardStatus, Window
-from training.exchange.store.mapped_extents import ArraySpace
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
@@ -57,8 +56,6 @@ class ShardStore:
         self.backed: dict[int, Backed] = {}
         self.ownership = Ownership(len(bounds))
         self.log = log if log is not None else RepairLog(0, 0.0)
-        #: Where states are kept that are owned or backed up, if not in memory.
-        self.space: ArraySpace | None = None
         #: Copies that lost to a higher term, until its owner has all of their deltas.
         self.superseded: dict[int, SupersededCopy] = {}
         #: The states that this node had on disk when it started, until the owners of those shards are known.
@@ -66,6 +63,15 @@ class ShardStore:
 
     def __len__(self) -> int:
         return len(self.bounds)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all states, each counted once: one from disk that this node goes on from is that of its shard."""
+        held = [owned.state for owned in self.owned.values()]
+        held += [backed.state for backed in self.backed.values() if backed.state is not None]
+        held += [stored.state for stored in self.stored.values()]
+        held += [copy.state for copy in self.superseded.values()]
+        return sum(state.size_bytes for state in {id(state): state for state in held}.values())
 
     def size(self, shard: int) -> int:
         """Number of values of a shard."""
@@ -173,16 +179,10 @@ class ShardStore:
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
         state.recent.clear()
-        self.place(state)
         owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup, first_term=term)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
-
-    def place(self, state: ShardState) -> None:
-        """Keep the arrays of a state that is owned or backed up where the settings say."""
-        if self.space is not None:
-            state.keep_at(self.space.moved)
 
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
@@ -288,7 +288,6 @@ class ShardStore:
             self.add(shard, item, state)
         if not self._close_all(state, backed.closed_windows):
             return False
-        self.place(state)
         backed.take(state, promised)
         return True
 

@@ -88,13 +88,7 @@ def test_the_memory_has_room_for_the_leaders_that_there_are(
     """None for an average; the node's; or that and the swarm's."""
     trainer = made(tmp_path, "cpu*2", DevicesSettings(step=step, coordination=coordination))
     memory: Any = trainer._devices[0].trainer._host_memory[0]  # type: ignore[attr-defined]
-    assert (memory._leaders, memory._trainers, memory._delta_folder) == (leaders, 2, None)
-
-
-def test_deltas_are_in_files_of_the_state_directory_if_they_are_to_be(tmp_path: Path) -> None:
-    """With `training.delta_on_disk`."""
-    trainer = made(tmp_path, "cpu*2", delta_on_disk=True)
-    assert trainer._devices[0].trainer._host_memory[0]._delta_folder == tmp_path  # type: ignore[attr-defined]
+    assert (memory._leaders, memory._trainers) == (leaders, 2)
 
 
 def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_path: Path) -> None:

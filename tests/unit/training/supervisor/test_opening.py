@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,15 +37,13 @@ def test_a_model_without_values_is_refused(total: int) -> None:
         checked_total(total)
     assert failed.value.fatal
     with pytest.raises(TrainerFailed, match="no trainable parameter"):
-        asyncio.run(allocate(total, None))
+        asyncio.run(allocate(total))
     checked_total(1)
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_memory_for_a_model_is_of_its_size(in_file: bool, tmp_path: Path) -> None:
-    """The vector and the delta, all zeros; a delta in a file leaves no name behind."""
-    vectors = asyncio.run(allocate(3, tmp_path if in_file else None))
+def test_memory_for_a_model_is_of_its_size() -> None:
+    """The vector and the delta, all zeros."""
+    vectors = asyncio.run(allocate(3))
 
     assert vectors.vector.tolist() == vectors.delta.tolist() == [0.0] * 3
     assert vectors.vector.dtype == np.float32
-    assert list(tmp_path.iterdir()) == []

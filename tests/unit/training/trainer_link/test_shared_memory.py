@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from training.trainer_link import shared_memory
 from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.shared_memory import HostVectors, SharedVectors, map_vectors
+from training.trainer_link.shared_memory import SharedVectors, map_vectors
 
 
 def test_both_sides_see_the_same_numbers() -> None:
@@ -45,48 +44,6 @@ def test_a_machine_without_anonymous_memory_takes_an_unlinked_file(monkeypatch: 
 
     assert os.fstat(daemon.descriptors[0]).st_nlink == 0
     assert daemon.vector.shape == daemon.delta.shape == (1000,)
-
-
-def test_a_delta_on_disk_is_a_file_without_a_name_of_the_folder(tmp_path: Path) -> None:
-    """Its space is taken, nothing shows in the folder, and both sides see the same numbers. The vector is in memory."""
-    daemon = SharedVectors(5000, tmp_path)
-    vector, delta = map_vectors((os.dup(daemon.descriptors[0]), os.dup(daemon.descriptors[1])), 5000)
-    on_disk, in_memory = os.fstat(daemon.descriptors[1]), os.fstat(daemon.descriptors[0])
-
-    assert (on_disk.st_dev, on_disk.st_nlink, on_disk.st_size) == (tmp_path.stat().st_dev, 0, 20_000)
-    assert on_disk.st_blocks * 512 >= 20_000
-    assert in_memory.st_dev != on_disk.st_dev
-    assert list(tmp_path.iterdir()) == []
-    delta[:] = np.arange(5000)
-    daemon.vector[:] = 3
-    assert daemon.delta.sum() == np.arange(5000).sum()
-    assert vector.sum() == 15000
-    host = HostVectors(10, 2, leaders=0, delta_folder=tmp_path)
-    assert [os.fstat(one.descriptors[1]).st_dev for one in host.trainers] == [tmp_path.stat().st_dev] * 2
-
-
-def test_a_disk_without_room_for_the_delta_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fatal, with the folder and the size; the memory is not blamed."""
-
-    def refuse(descriptor: int, size_bytes: int) -> None:
-        if os.fstat(descriptor).st_dev == tmp_path.stat().st_dev:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shared_memory, "claim", refuse)
-    with pytest.raises(TrainerFailed, match=rf"delta_on_disk takes 40\.0 MB in {tmp_path}.*No space left") as failure:
-        SharedVectors(10_000_000, tmp_path)
-
-    assert failure.value.fatal
-    assert "memory" not in failure.value.hint
-
-
-def test_memory_is_asked_for_what_is_not_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vector of 4 MB fits into 5 MB where its delta is on disk, and not where both are in memory."""
-    monkeypatch.setattr(shared_memory, "available_memory_bytes", lambda: 5_000_000)
-
-    assert SharedVectors(1_000_000, tmp_path).delta.nbytes == 4_000_000
-    with pytest.raises(TrainerFailed, match=r"2 × 4\.0 MB"):
-        SharedVectors(1_000_000)
 
 
 def test_too_little_memory_names_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:

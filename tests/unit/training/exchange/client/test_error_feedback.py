@@ -27,21 +27,6 @@ def test_the_residual_is_sent_with_the_next_delta(codec: CodecName) -> None:
     np.testing.assert_allclose(decoded + feedback.residual(1), 5 * values.astype(np.float64), atol=1e-5)
 
 
-def test_a_residual_is_kept_where_it_was_put() -> None:
-    """In the array that was given, which does not count as memory; after the first delta it is too late."""
-    given, values = np.zeros(200, np.float32), np.random.default_rng(3).normal(size=100).astype(np.float32)
-    there, in_memory = ErrorFeedback(BOUNDS), ErrorFeedback(BOUNDS)
-    there.keep_in(given)
-    for feedback in (there, in_memory):
-        feedback.encode(1, values, "int8")
-
-    assert np.any(given[100:])
-    np.testing.assert_array_equal(given[100:], in_memory.residual(1))
-    assert (there.size_bytes, in_memory.size_bytes) == (0, 800)
-    with pytest.raises(ValueError, match="a residual already"):
-        in_memory.keep_in(given)
-
-
 def test_a_residual_that_moves_to_a_delta_is_sent_as_before() -> None:
     """The next encoding has the same bytes and leaves the same residual as if the feedback had kept it; the delta holds
     all of it meanwhile, and the shard without a residual is as it was."""

@@ -8,7 +8,6 @@ import pytest
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, owner_of, store_of, term, zeros
 from training.encoding import codecs
 from training.exchange.store.division import Slices, can_divide, divide_replica, divide_store
-from training.exchange.store.mapped_extents import ArraySpace
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.replica import NO_POSITION, Position, Replica
@@ -126,21 +125,6 @@ def test_the_log_has_every_part_of_its_deltas() -> None:
             assert decoded.tolist() == codecs.decoded(whole.payload, "int8", 4)[values].tolist()
     assert parts.log.size_bytes == sum(len(one.payload) for shard in (2, 3) for one in parts.log.entries(shard))
     assert parts.log.reach_s == 60.0
-
-
-def test_the_parts_of_shards_in_a_file_are_in_it() -> None:
-    """A file that the wholes fill has room for all parts, since each whole is gone before its parts come."""
-    values = 4 * 8192
-    store = ShardStore(IDS["a"], shard_bounds(values, 4, 1), values, SUM, RepairLog(0, 0.0))
-    store.space = ArraySpace(memoryview(bytearray(4 * values)))
-    for shard in range(4):
-        owned = store.own(shard, zeros(store, shard), term(1, "a"), contact("a"), 0.0, by_handover=False)
-        owned.state.value[:] = shard
-    assert store.space.used_bytes == 4 * values
-    parts = halved(store, shard_bounds(values, 8, 2), values)
-
-    assert all(store.space.has(owned.state.value) for owned in parts.owned.values())
-    assert [set(owned.state.value.tolist()) for owned in parts.owned.values()] == [{n // 2} for n in range(8)]
 
 
 def test_the_replica_keeps_its_vector_and_its_versions() -> None:

@@ -7,7 +7,6 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.held_memory import state_bytes
 from training.exchange.terms import ZERO_TERM
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
@@ -283,9 +282,9 @@ def test_the_size_counts_both_roles() -> None:
     """The memory of owned and backed states; a learner without a state uses none."""
     store = owner_of("b")
     store.begin_catch_up(1, term(1, "a"), contact("a"))
-    assert state_bytes(store) == 16
+    assert store.size_bytes == 16
     store.take_state(1, term(2, "a"), contact("a"), zeros(store, 1))
-    assert state_bytes(store) == 32
+    assert store.size_bytes == 32
 
 
 def test_a_take_over_ranks_as_its_copy_until_the_first_delta() -> None:

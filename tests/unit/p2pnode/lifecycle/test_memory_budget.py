@@ -1,13 +1,25 @@
-"""The memory budget of the exchange, and that it equals the memory in use."""
+"""The memory that the exchange of a model will take, and whether it fits into free memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from p2pnode import malloc
-from training.budget import CACHE_BYTES, FILE_BYTES, KEPT_BYTES, PART_VALUES, PROCESS_BYTES, budget
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.memory_budget import (
+    CACHE_BYTES,
+    FILE_BYTES,
+    KEPT_BYTES,
+    PART_VALUES,
+    PROCESS_BYTES,
+    budget,
+    check_memory,
+)
+from tests.harness.environment.simulated import NoLog
 from training.exchange import cooperative
 from training.exchange.owner import encoding_cache
 from training.exchange.store import state_files
@@ -90,12 +102,6 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
         ({"replicas": 0}, "backed", 0),
         ({"outer_momentum": 0.0}, "owned", 10_000_000),
         ({"codec": "float32"}, "residual", 0),
-        ({"on_disk": ["residual"]}, "residual", 0),
-        ({"on_disk": ["residual"]}, "owned", 20_000_000),
-        ({"on_disk": ["log"]}, "repair_log", 0),
-        ({"on_disk": ["shards"]}, "owned", 0),
-        ({"on_disk": ["shards"]}, "backed", 0),
-        ({"on_disk": ["shards"]}, "residual", 100_000_000),
         ({}, "outbox", 50_000_000),  # one delta in bfloat16
         ({"codec": "float32"}, "outbox", 100_000_000),
         ({"log_seconds": 1.0}, "repair_log", 100_000_000),  # a step a second, logged at owner and backup
@@ -155,17 +161,82 @@ def test_the_budget_of_no_number_of_shards_is_that_of_the_models(values: int) ->
     assert found.checkpoint == 4 * values // shards + FILE_BYTES
 
 
-def test_a_delta_on_disk_is_no_memory() -> None:
-    """Nor is it shared; with and without an exchange."""
-    alone = msgspec.structs.replace(DEFAULT, enabled=False)
-    for settings in (DEFAULT, alone):
-        in_memory, on_disk = budget(VALUES, settings, 2), budget(VALUES, settings, 2, delta_on_disk=True)
-        assert (in_memory.delta, on_disk.delta) == (100_000_000, 0)
-        assert in_memory.shared - on_disk.shared == in_memory.total - on_disk.total == 100_000_000
-
-
 def test_without_checkpoints_there_is_no_copy_for_them() -> None:
     """Nor without an exchange, where a checkpoint still copies the vector."""
     assert budget(VALUES, DEFAULT, 4, checkpoints=False).checkpoint == 0
     alone = msgspec.structs.replace(DEFAULT, enabled=False)
     assert (budget(VALUES, alone, 1).checkpoint, budget(VALUES, alone, 1, checkpoints=False).checkpoint) == (10**8, 0)
+
+
+# -- the check -------------------------------------------------------------------------------------------------------
+
+#: Of a model that is checked.
+SMALL = 1_000_000
+NODES = 8.0
+
+
+class Warnings(NoLog):
+    """Keeps the names of warnings."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def warning(self, event: str, **_fields: Any) -> None:
+        self.events.append(event)
+
+
+def events(available: int | None, *, trainer_bytes: int = 0, others_here: int = 0) -> list[str]:
+    log = Warnings()
+    check_memory(
+        available,
+        SMALL,
+        DEFAULT,
+        NODES,
+        log,
+        checkpoints=True,
+        trainer_bytes=trainer_bytes,
+        others_here=others_here,
+    )
+    return log.events
+
+
+def needed(nodes: float) -> int:
+    """All that is not allocated yet: log, outbox, buffers and checkpoint are in it."""
+    share = budget(SMALL, DEFAULT, nodes)
+    exchange = (share.residual, share.owned, share.backed, share.published, share.outbox, share.repair_log)
+    parts = (*exchange, share.buffers, share.checkpoint, share.base)
+    assert min(parts) > 0
+    return sum(parts)
+
+
+@pytest.mark.parametrize(("trainer_bytes", "others_here"), [(0, 0), (16_000_000, 0), (0, 1), (16_000_000, 3)], ids=str)
+def test_what_does_not_fit_is_refused(trainer_bytes: int, others_here: int) -> None:
+    """One byte too little is an error with the trainer's exit code; exactly enough is none. The optimiser of the
+    trainer is counted before it exists, and so are the other nodes on the machine that have not begun."""
+    enough = (needed(NODES) + trainer_bytes) * (1 + others_here)
+    events(enough, trainer_bytes=trainer_bytes, others_here=others_here)
+
+    with pytest.raises(UserError, match="are free") as refused:
+        events(enough - 1, trainer_bytes=trainer_bytes, others_here=others_here)
+
+    assert refused.value.exit_code == ExitCode.TRAINER
+    assert ("more on this machine" in str(refused.value)) == (others_here > 0)
+    assert "checkpoint_s" in refused.value.hint
+
+
+def test_a_share_that_fits_only_beside_others_is_a_warning() -> None:
+    """With memory for its share alone or with one other there is no warning, with a byte less there is."""
+    most = max(needed_alone(), needed(2))
+
+    assert events(needed(NODES)) == ["memory_tight"]
+    assert events(most - 1) == ["memory_tight"]
+    assert events(most) == []
+
+
+def needed_alone() -> int:
+    return budget(SMALL, DEFAULT, 1).to_come
+
+
+def test_unknown_memory_is_not_checked() -> None:
+    """Where the system does not report free memory, the node starts."""
+    assert events(None) == []

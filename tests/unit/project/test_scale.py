@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.record import FIGURES, load
-from overlay.discovery.placement import rank
-from overlay.ids import key_id
-from tests.harness.builders.peers import ids
-from tests.harness.project.repository import ROOT
-from training.budget import budget
-from training.simulation.scale import (
+from documentation.scale import (
     DELAY_S,
     MACHINE_BYTES,
     MBIT_BYTES_PER_S,
@@ -27,16 +22,21 @@ from training.simulation.scale import (
     need,
     owner_load,
     owners,
-    page,
     requests,
+    scale_page,
 )
+from overlay.discovery.placement import rank
+from overlay.ids import key_id
+from p2pnode.lifecycle.memory_budget import budget
+from tests.harness.builders.peers import ids
+from tests.harness.project.repository import ROOT
 
 
 def test_the_page_is_what_the_command_writes() -> None:
-    """`python -m training.simulation.scale` changes nothing."""
+    """`python -m documentation` changes nothing."""
     text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
-    assert page(text) == text
+    assert scale_page(text) == text
 
 
 @pytest.mark.parametrize(("nodes", "shards"), [(4, 64), (16, 64), (32, 128)])

@@ -1,4 +1,4 @@
-"""Computes the memory that a node needs, part by part, before it is allocated. Pure.
+"""Predicts the memory that a node needs, part by part, and refuses a start that cannot fit. Pure.
 
 The sizes follow from the length of the vector, the settings of the exchange, and the number of nodes that share the
 shards. `python -m benchmarks memory` compares them with the peak of real daemons. What the trainer will need is its own
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlay.environment import Log
+from p2pnode.errors import ExitCode, UserError
 from training.encoding import codecs
 from training.encoding.pull_codecs import follows_chains
 from training.settings import ExchangeSettings
@@ -73,19 +75,16 @@ class Budget(msgspec.Struct, frozen=True):
         return {f"{name}_bytes": getattr(self, name) for name in self.__struct_fields__}
 
 
-def budget(
-    values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True, delta_on_disk: bool = False
-) -> Budget:
+def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
-    What `exchange.on_disk` and `training.delta_on_disk` put into files is not counted: the kernel takes its memory back
-    when it is needed. A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one
+    A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one
     node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as
     many as the model asks for.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
-        return Budget(vector_bytes, 0 if delta_on_disk else vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
+        return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
     # auto uses any but float32; values are pulled as changes unless it is bfloat16.
@@ -102,16 +101,15 @@ def budget(
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
     logged_bytes = round(settings.log_seconds * LOGGED_STEPS_PER_S) * encoded_bytes * (1 + settings.replicas)
-    on_disk = settings.on_disk
     return Budget(
         replica=vector_bytes,
-        delta=0 if delta_on_disk else vector_bytes,
-        residual=0 if alone or settings.codec == "float32" or "residual" in on_disk else vector_bytes,
-        owned=0 if "shards" in on_disk else share_bytes,
-        backed=0 if alone or "shards" in on_disk else share_bytes * settings.replicas,
+        delta=vector_bytes,
+        residual=0 if alone or settings.codec == "float32" else vector_bytes,
+        owned=share_bytes,
+        backed=0 if alone else share_bytes * settings.replicas,
         # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
         outbox=0 if alone else encoded_bytes,
-        repair_log=0 if alone or "log" in on_disk else min(settings.log_bytes, logged_bytes),
+        repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
         windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
@@ -123,6 +121,47 @@ def budget(
         base=(vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0)
         + (vector_bytes if settings.correct and not alone else 0),
     )
+
+
+def check_memory(
+    available: int | None,
+    values: int,
+    settings: ExchangeSettings,
+    nodes: float,
+    log: Log,
+    *,
+    checkpoints: bool,
+    trainer_bytes: int = 0,
+    others_here: int = 0,
+) -> None:
+    """Raise `UserError` if this node among `nodes` nodes, its trainer and `others_here` more like it do not fit into
+    `available` bytes.
+
+    Counted is what comes after the trainer has built its model. A share that fits only while other nodes hold theirs is
+    a warning. `available` None: unknown, so nothing is checked.
+    """
+    if available is None:
+        return
+    nodes = max(nodes, 1.0 + others_here)
+    needed = budget(values, settings, nodes, checkpoints=checkpoints).to_come + trainer_bytes
+    if needed * (1 + others_here) > available:
+        others = f", and {others_here} more on this machine as much each" if others_here else ""
+        raise UserError(
+            f"this node will take {_mb(needed)} more memory ({_mb(needed - trainer_bytes)} for the exchange, "
+            f"{_mb(trainer_bytes)} for gradients and optimiser){others}; {_mb(available)} are free",
+            hint="give the machine or its container more, or start fewer nodes on it; replicas = 0, "
+            "outer_momentum = 0, a smaller log_bytes and checkpoint_s = 0 need less of it",
+            exit_code=ExitCode.TRAINER,
+        )
+    # Of all numbers of nodes, one or two need most per node.
+    most = max(budget(values, settings, count, checkpoints=checkpoints).to_come for count in (1, 2)) + trainer_bytes
+    if most * (1 + others_here) > available:
+        log.warning(
+            "memory_tight",
+            free_bytes=available,
+            alone_bytes=most,
+            hint="enough among as many nodes as there are; not for this node alone or with one other",
+        )
 
 
 def _handed_down_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
@@ -142,3 +181,7 @@ def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) 
     if settings.robust != "trimmed-mean" or nodes < FIRST_MEMBERS - 0.5:
         return 0
     return round(vector_bytes / nodes * min(nodes, MAX_MEMBERS)) * (1 + settings.replicas)
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
