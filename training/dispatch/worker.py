@@ -293,7 +293,7 @@ class RecordsService:
     async def _fetch_one(self) -> float | None:
         """Ask for a task; returns the seconds to wait before the next request, None: until something happens."""
         told = await self.client.ask(self._genesis, GetTask(self._identity, self._known(), list(self._avoid)), TaskTold)
-        self.counts = told.counts or self.counts
+        self._note(told.counts)
         self._has_none_now = told.answer != Answer.TASK
         if told.task is not None and told.answer == Answer.TASK:
             self._accept(told.task)
@@ -309,15 +309,18 @@ class RecordsService:
         self._serve()
         return max(told.retry_after_s, 0.05)
 
+    def _note(self, counts: QueueCounts | None) -> None:
+        """Take over the counts; what could not be read is tried again in each pass: the file may be back."""
+        if counts is None:
+            return
+        if self.counts is not None and counts.pass_number != self.counts.pass_number:
+            self._avoid.clear()
+        self.counts = counts
+
     def _accept(self, granted: GrantedTask) -> None:
-        """A task was granted; one that this node cannot map to its files is given back."""
+        """A task was granted. Its files are those of this node: both have agreed on the data set."""
         key = (granted.task, granted.attempt)
         if key in self._reports or self._has_left:
-            return
-        missing = next((chunk.name for chunk in granted.chunks if chunk.name not in self._paths), None)
-        if missing is not None:
-            self._avoid[granted.task] = None
-            self._give_back(Complete(*key, is_finished=False, trained=0), Cause.MISSING, f"no file {missing} here")
             return
         chunks = [RecordChunk(self._paths[one.name], one.index, one.offset, one.records) for one in granted.chunks]
         task = RecordTask(granted.task, granted.attempt, granted.pass_number, granted.order, granted.skip, chunks)
@@ -373,6 +376,7 @@ class RecordsService:
             for held in self.held.held():
                 self.held.remove((held.task, held.attempt))
             self._reports.clear()
+            self._avoid.clear()
             self._report_answered.set()
         first, self._identity = not self._identity, identity
         saved = await self._position.read(identity) if first else []
@@ -408,7 +412,7 @@ class RecordsService:
         told = await self.client.ask(self._genesis, report, ReportsTold)
         self._reports.pop(key, None)
         self._report_answered.set()
-        self.counts = told.counts or self.counts
+        self._note(told.counts)
         answer = told.answers[0] if told.answers else ReportAnswer.UNKNOWN
         if answer == ReportAnswer.ACCEPTED:
             self.finished += 1
@@ -431,7 +435,7 @@ class RecordsService:
                 continue
             told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
             self._renewed_s, self._renewed = self._clock.monotonic(), known
-            self.counts = told.counts or self.counts
+            self._note(told.counts)
             for one, answer in zip(known, told.answers, strict=False):
                 if answer != ReportAnswer.RENEWED and (one.task, one.attempt) in self.held:
                     self.held.remove((one.task, one.attempt))

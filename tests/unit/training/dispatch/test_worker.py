@@ -20,6 +20,7 @@ from training.dispatch.messages import (
     FinishTask,
     GetTask,
     GrantedTask,
+    QueueCounts,
     RenewTasks,
     ReportDataset,
     ReportsTold,
@@ -33,6 +34,7 @@ from training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
     RecordsTrained,
+    RecordsUnreadable,
     RecordsWanted,
     SaveGranted,
     SaveWanted,
@@ -54,6 +56,12 @@ class Master:
         self.faults: dict[type, Exception] = {}
         self.tasks = [self.task(number) for number in range(1, 4)]
         self.renewed = ReportAnswer.RENEWED
+        self.queue = QUEUE
+        self.pass_number = 1
+
+    @property
+    def counts(self) -> QueueCounts:
+        return QueueCounts(self.pass_number, 2, 15, 0, 0, 0, 0, 0, "sqlite")
 
     @staticmethod
     def task(number: int, name: str = "train.recordio", skip: int = 0) -> GrantedTask:
@@ -67,11 +75,13 @@ class Master:
             raise fault
         match request:
             case ReportDataset():
-                return DatasetTold(False, "", QUEUE)
+                return DatasetTold(False, "", self.queue)
+            case GetTask(identity) if identity != self.queue:
+                return TaskTold(Answer.NO_DATASET, None, 0.0, None)
             case GetTask():
                 if self.tasks:
-                    return TaskTold(Answer.TASK, self.tasks.pop(0), 0.0, None)
-                return TaskTold(Answer.NO_TASK_NOW, None, 1.0, None)
+                    return TaskTold(Answer.TASK, self.tasks.pop(0), 0.0, self.counts)
+                return TaskTold(Answer.NO_TASK_NOW, None, 1.0, self.counts)
             case FinishTask():
                 return ReportsTold([ReportAnswer.ACCEPTED], None)
             case FailTask():
@@ -229,16 +239,33 @@ def test_a_lease_that_stands_no_more_is_not_reported() -> None:
 
 
 def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
-    """The next request names the task, so that another node gets it."""
+    """The next request names the task, so that another node gets it; a new pass asks for it again."""
 
     async def scenario(bench: Bench) -> None:
-        bench.master.tasks = [bench.master.task(9, "other.recordio"), bench.master.task(2)]
         await bench.want(1)
+        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
         await bench.want(2)
         (failed,) = bench.master.of(FailTask)
-        assert (failed.task, failed.cause, failed.reason) == (9, "missing", "no file other.recordio here")
-        assert bench.master.of(GetTask)[-1].avoid == [9]
-        assert bench.trainer.granted == [(1, 0), (2, 0)]
+        assert (failed.task, failed.cause, failed.reason) == (1, "missing", "no file train.recordio here")
+        assert bench.master.of(GetTask)[-1].avoid == [1]
+        bench.master.pass_number = 2
+        await bench.want(3)
+        await asyncio.sleep(5.0)
+        assert bench.master.of(GetTask)[-1].avoid == []
+
+    played(scenario)
+
+
+def test_a_new_queue_has_no_tasks_to_avoid() -> None:
+    """Task numbers are those of one queue: the same number in the next one is another task."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
+        bench.master.queue = b"r" * 16
+        await bench.want(2)
+        await asyncio.sleep(5.0)
+        assert [(one.identity, one.avoid) for one in bench.master.of(GetTask)][-1] == (b"r" * 16, [])
 
     played(scenario)
 
