@@ -1,6 +1,6 @@
 """dispatch_store: how many tasks a master hands out and takes back per second, with every change durable.
 
-A queue of 10⁶ tasks, shuffled. Workers ask for a task and report it finished, 64 at a time and then one alone, for some
+A queue of 10⁵ tasks, shuffled. Workers ask for a task and report it finished, 64 at a time and then one alone, for some
 seconds each, in SQLite and in an etcd of its own on loopback. Each dispatch is two changes. Beside that: how long the
 event loop stood still at most, what the queue takes in memory, and how long a master recovers it from the store.
 """
@@ -30,7 +30,7 @@ from training.dispatch.open_store import open_store
 from training.dispatch.stored_queue import StoredQueue
 
 REPETITIONS = 3
-TASKS = 1_000_000
+TASKS = 100_000
 WORKERS = 64
 SECONDS = 5.0
 FILES = 100

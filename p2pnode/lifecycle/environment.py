@@ -12,12 +12,16 @@ from overlay.nat.port_mapping import Gateway
 from overlay.transport import Transport
 from p2pnode.config.directory_record import Given
 from training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from training.dispatch.store import MemoryStore, Store
+from training.dispatch.store import Store, StoreLost
 from training.trainer_link.interface import Trainer
 
 
 def _no_dataset() -> LocalDataset:
     raise RecordFilesMissing("this node was started without record files", "set dispatch.records")
+
+
+def _no_store() -> Store:
+    raise StoreLost("this node was started without a store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,7 @@ class NodeEnvironment(Environment):
     #: The settings chosen for this start, which the state directory keeps once the node is in its swarm.
     given: Mapping[str, Given] = field(default_factory=dict)
     #: The store of a master, not opened yet.
-    make_store: Callable[[], Store] = MemoryStore
+    make_store: Callable[[], Store] = _no_store
     #: The record files of this machine. Blocks.
     read_dataset: Callable[[], LocalDataset] = _no_dataset
     #: Open the swarm again from this node's state if nobody answers, although another node founded it.

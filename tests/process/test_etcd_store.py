@@ -27,7 +27,7 @@ from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, Json, coded
 from training.dispatch.etcd_store import EtcdStore
 from training.dispatch.open_store import open_store
-from training.dispatch.store import StoreLost, StoreRefused
+from training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 
 pytestmark = pytest.mark.skipif(
     etcd_binary() is None, reason="no etcd: install Debian's etcd-server, or name a binary in P2PNODE_ETCD"
@@ -84,47 +84,46 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_what_was_written_is_read_by_the_next_master(etcd: EtcdServer, tmp_path: Path) -> None:
-    """Chunks and a snapshot above etcd's request limit, and the entries after it; a higher epoch; nothing left over."""
+    """The largest writes, of rows and of bytes, are within etcd's limits; the next master reads the rows as they were
+    written last, with a higher epoch."""
 
     async def scenario() -> None:
         store = master(etcd, tmp_path)
-        state = await store.open()
-        assert (state.chunks, state.snapshot, state.entries) == (None, None, ())
-        large = os.urandom(3 << 20)
-        await store.write_chunks(large)
-        for number in range(250):
-            await store.append(b"%d" % number)
-        await store.write_snapshot(b"old", 100)
-        await store.write_snapshot(large[::-1], 50)
-        await store.append(bytes(1 << 20))
+        assert await store.open() == {}
+        rows = {f"task/{number}": b"%d" % number for number in range(MAX_ROWS)}
+        await store.write(rows)
+        large = {f"chunks/{number}": os.urandom(MAX_BYTES) for number in range(3)}
+        for key, row in large.items():
+            await store.write({key: row})
+        await store.write({"task/3": b"another"})
         epoch = store.epoch
         await store.close()
 
         store = master(etcd, tmp_path)
-        state = await store.open()
+        assert await store.open() == {**rows, **large, "task/3": b"another"}
         assert store.epoch > epoch
-        assert state.chunks == large
-        assert state.snapshot == large[::-1]
-        assert state.entries == (*(b"%d" % number for number in range(150, 250)), bytes(1 << 20))
-        found = await store._range(store._key("parts/"), store._key("parts0"), keys_only=True)
-        assert len(found["kvs"]) == 2 * 12
         await store.close()
 
     run(scenario)
 
 
-def test_a_value_above_the_limit_is_refused_and_nothing_else_happens(etcd: EtcdServer, tmp_path: Path) -> None:
-    """The store refuses a large entry itself; etcd refuses a larger request, which is no reason to step down."""
+def test_a_write_that_etcd_refuses_ends_the_service(etcd: EtcdServer, tmp_path: Path) -> None:
+    """Nothing of it lands, and the next master goes on."""
 
     async def scenario() -> None:
+        for rows, reason in (
+            ({"a": b"2", "large": bytes(7 << 18)}, "too large"),
+            ({"a": b"2", "large": bytes(2 << 20)}, "larger than max"),
+            ({"a": b"2", **{f"b{number}": b"" for number in range(MAX_ROWS)}}, "too many operations"),
+        ):
+            store = master(etcd, tmp_path)
+            await store.open()
+            await store.write({"a": b"1"})
+            with pytest.raises(StoreLost, match=reason):
+                await store.write(rows)
+            await store.close()
         store = master(etcd, tmp_path)
-        await store.open()
-        with pytest.raises(StoreRefused):
-            await store.append(bytes((1 << 20) + 1))
-        for size_bytes, reason in ((7 << 18, "too large"), (2 << 20, "larger than max")):
-            with pytest.raises(StoreRefused, match=reason):
-                await store._create(b"large", bytes(size_bytes))
-        await store.append(b"small")
+        assert await store.open() == {"a": b"1"}
         await store.close()
 
     run(scenario)
@@ -141,7 +140,7 @@ async def main():
     await store.open()
     for number in itertools.count():
         try:
-            await store.append(b"old %d" % number)
+            await store.write({"old": b"%d" % number, f"old {number}": b""})
         except Exception as error:
             print(type(error).__name__, flush=True)
             await store.close()
@@ -165,20 +164,21 @@ def test_no_write_of_a_paused_leader_lands(etcd: EtcdServer, tmp_path: Path) -> 
 
             async def takes_over() -> None:
                 store = master(etcd, tmp_path, "new")
-                before = (await store.open()).entries
+                before = await store.open()
                 for number in range(20):
-                    await store.append(b"new %d" % number)
+                    await store.write({f"new {number}": b""})
                 old.send_signal(signal.SIGCONT)
                 printed = await asyncio.to_thread(old.stdout.read)
                 acknowledged = [line for line in printed.splitlines() if line.isdigit()]
                 assert printed.splitlines()[-1] == "StoreLost"
-                assert 50 + len(acknowledged) <= len(before)
-                assert before == tuple(b"old %d" % number for number in range(len(before)))
-                await store.append(b"new 20")
+                writes = int(before["old"]) + 1
+                assert 50 + len(acknowledged) <= writes
+                assert before == {"old": b"%d" % (writes - 1)} | {f"old {number}": b"" for number in range(writes)}
+                await store.write({"new 20": b""})
                 await store.close()
 
                 store = master(etcd, tmp_path, "third")
-                assert (await store.open()).entries == before + tuple(b"new %d" % number for number in range(21))
+                assert await store.open() == before | {f"new {number}": b"" for number in range(21)}
                 await store.close()
 
             run(takes_over)
@@ -187,38 +187,35 @@ def test_no_write_of_a_paused_leader_lands(etcd: EtcdServer, tmp_path: Path) -> 
 
 
 def test_the_lock_alone_refuses_a_former_master(etcd: EtcdServer, tmp_path: Path) -> None:
-    """A former master whose own clock says that it still is the master cannot write an entry, a head, or a part."""
+    """A former master whose own clock says that it still is the master cannot write."""
 
     async def scenario() -> None:
         etcds = gateway(etcd.endpoint)
-        for write in ("append", "write_chunks", "write_snapshot"):
-            old = master(etcd, tmp_path, "old")
-            await old.open()
-            assert old._lock._renewals is not None
-            old._lock._renewals.cancel()
-            await etcds.call("lease/revoke", {"ID": old._lock._lease}, 10.0)  # as etcd does when it ends
-            new = master(etcd, tmp_path, "new")
-            before = await new.open()
-            await new.append(b"new")
-            old._lock._until = float("inf")
+        old = master(etcd, tmp_path, "old")
+        await old.open()
+        assert old._lock._renewals is not None
+        old._lock._renewals.cancel()
+        await etcds.call("lease/revoke", {"ID": old._lock._lease}, 10.0)  # as etcd does when it ends
+        new = master(etcd, tmp_path, "new")
+        await new.open()
+        await new.write({"a": b"new"})
+        old._lock._until = float("inf")
+        old.check()
+        with pytest.raises(StoreLost, match="taken over"):
+            await old.write({"a": b"bad"})
+        with pytest.raises(StoreLost):
             old.check()
-            with pytest.raises(StoreLost, match="taken over"):
-                await (old.write_snapshot(b"bad", 0) if write == "write_snapshot" else getattr(old, write)(b"bad"))
-            with pytest.raises(StoreLost):
-                old.check()
-            await new.close()
-            last = master(etcd, tmp_path, "last")
-            state = await last.open()
-            assert (state.chunks, state.snapshot) == (None, None)
-            assert state.entries == (*before.entries, b"new")
-            await last.close()
-            await old.close()
+        await new.close()
+        last = master(etcd, tmp_path, "last")
+        assert await last.open() == {"a": b"new"}
+        await last.close()
+        await old.close()
 
     run(scenario)
 
 
 def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
-    """etcd dies while a master writes and comes back within the lease: every acknowledged entry is there, once."""
+    """etcd dies while a master writes and comes back within the lease: every acknowledged write is there."""
 
     async def scenario() -> None:
         store = master(etcd, tmp_path)
@@ -227,7 +224,7 @@ def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
 
         async def write() -> None:
             for number in range(150):
-                await store.append(b"%d" % number)
+                await store.write({"a": b"%d" % number, str(number): b""})
                 if number in moments:
                     moments[number].set()
 
@@ -239,7 +236,7 @@ def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
         await writing
         await store.close()
         store = master(etcd, tmp_path)
-        assert (await store.open()).entries == tuple(b"%d" % number for number in range(150))
+        assert await store.open() == {"a": b"149"} | {str(number): b"" for number in range(150)}
         await store.close()
 
     run(scenario)
@@ -269,7 +266,7 @@ def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(etcd: 
         patient = master(etcd, tmp_path, "patient")
         await patient.open()
         etcd.pause()
-        writing = asyncio.create_task(patient.append(b"in time"))
+        writing = asyncio.create_task(patient.write({"in time": b""}))
         await asyncio.sleep(0.4)
         assert not writing.done()
         etcd.resume()
@@ -282,14 +279,14 @@ def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(etcd: 
         await store.open()
         etcd.pause()
         with pytest.raises(StoreLost):
-            await store.append(b"too late")
+            await store.write({"too late": b""})
         assert calls.renewed_s < calls.until_s < calls.renewed_s + TTL_S
         with pytest.raises(StoreLost):
             store.check()
         etcd.resume()
         await store.close()
         store = master(etcd, tmp_path)
-        assert (await store.open()).entries[0] == b"in time"
+        assert "in time" in await store.open()
         await store.close()
 
     run(scenario)
@@ -302,7 +299,7 @@ def test_another_endpoint_is_asked_when_one_does_not_answer(etcd: EtcdServer, tm
         calls = gateway("http://127.0.0.1:1", etcd.endpoint)
         store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
         await store.open()
-        await store.append(b"entry")
+        await store.write({"a": b""})
         await store.close()
 
     run(scenario)
@@ -325,9 +322,9 @@ def test_a_user_and_a_password(etcd: EtcdServer, tmp_path: Path) -> None:
         calls = gateway(etcd.endpoint, user=("root", "secret"))
         store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
         await store.open()
-        await store.append(b"one")
+        await store.write({"a": b"one"})
         calls._token = "stale.1"
-        await store.append(b"two")
+        await store.write({"a": b"two"})
         await store.close()
 
         wrong = gateway(etcd.endpoint, user=("root", "wrong"))
@@ -374,7 +371,7 @@ def test_tls(tmp_path: Path) -> None:
         spec = f"etcd://127.0.0.1:{server.port}/test?ttl_s=30"
         store = open_store(f"{spec}&ca={certificate[0]}", tmp_path, environment(tmp_path))
         await store.open()
-        await store.append(b"entry")
+        await store.write({"a": b""})
         await store.close()
 
         strangers = environment(tmp_path)

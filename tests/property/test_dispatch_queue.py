@@ -1,8 +1,8 @@
 """The task queue against a plain model: late and repeated reports, dead workers, failed writes, restarts.
 
 The model keeps a dictionary per task and copies all of it for each batch. It predicts every answer but which task is
-handed out, of which it asks that it was open. A batch ends in one of four ways: stored; refused by the store; the
-master gone before the write; gone after it, before any answer. Whatever the end, memory is what a recovery reads.
+handed out, of which it asks that it was open. A batch ends in one of three ways: stored; the master gone before the
+write; gone after it, before any answer. Whatever the end, memory is what a recovery reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from training.dispatch import changes as log
 from training.dispatch.answers import (
     Answer,
     Cause,
@@ -27,8 +26,7 @@ from training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from training.dispatch.draft import Draft
-from training.dispatch.queue import TaskQueue, decode_image, encode_image
+from training.dispatch.queue import TaskQueue
 
 WORKERS = (b"a", b"b", b"c")
 RULES = {
@@ -50,7 +48,7 @@ class Entry:
 
     def __init__(self) -> None:
         self.state = "todo"
-        self.attempt = self.finished = self.errors = self.losses = self.skip = self.trained = 0
+        self.attempt = self.finished = self.errors = self.losses = self.trained = 0
         self.worker = b""
         self.since = self.deadline = 0.0
         self.rearmed = False
@@ -86,16 +84,15 @@ class Model:
         else:
             self.pass_number += 1
             for one in self.tasks:
-                one.state, one.errors, one.losses, one.skip = "todo", 0, 0, 0
+                one.state, one.errors, one.losses, one.trained = "todo", 0, 0, 0
 
     def end_lease(self, task: int, cause: Cause) -> None:
         one = self.tasks[task]
-        one.skip = max(one.skip, one.trained)
         one.errors += cause is Cause.ERROR
         lost = cause in (Cause.TIMEOUT, Cause.DEATH)
         one.losses += lost
         if one.errors > RULES["max_failures"] or one.losses > RULES["max_losses"]:
-            one.state, one.skip = "failed", 0
+            one.state = "failed"
         else:
             one.state = "reopened" if lost else "todo"
 
@@ -115,7 +112,7 @@ class Model:
             return refusal
         if one.state not in ("leased", "reopened"):
             return ReportAnswer.SUPERSEDED
-        one.state, one.finished, one.skip = "done", attempt, 0
+        one.state, one.finished = "done", attempt
         self.counted[self.pass_number, task] = self.counted.get((self.pass_number, task), 0) + 1
         self.judge()
         return ReportAnswer.ACCEPTED
@@ -149,64 +146,44 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(tasks=st.integers(1, 5), passes=st.integers(0, 3), shuffle=st.booleans(), seed=st.integers(0, 9))
     def begin(self, tasks: int, passes: int, shuffle: bool, seed: int) -> None:
         self.rules = QueueRules(passes=passes, **RULES)  # type: ignore[arg-type]
-        self.queue = TaskQueue(self.rules)
         self.now = 50.0
-        self.snapshot: bytes | None = None
-        self.entries: list[bytes] = []
+        self.rows: dict[str, bytes] = {}
+        self.queue = TaskQueue(self.rules, self.rows, self.now)
         self.model = Model(tasks, passes)
-        self.open_batch()
         facts = Registration(identity=b"i", digest=b"d", tasks=tasks, chunks_per_task=1, shuffle=shuffle, seed=seed)
-        self.draft.register(facts)
+        self.open_batch()
+        self.queue.register(facts)
         self.commit("stored")
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def open_batch(self) -> None:
-        self.draft = Draft(self.queue, self.now)
+        self.queue.now = self.now
         self.tentative = copy.deepcopy(self.model)
 
-    @rule(end=st.sampled_from(["stored", "stored", "stored", "refused", "lost before", "lost after"]))
+    @rule(end=st.sampled_from(["stored", "stored", "stored", "lost before", "lost after"]))
     def commit(self, end: str) -> None:
         """The batch ends. Leases that are due end with it, after the reports in it."""
         due = [task for task in self.tentative.in_state("leased") if self.tentative.tasks[task].deadline <= self.now]
-        # A lease that was due before the batch and was not renewed in it.
-        due = [task for task in due if task in self.queue.leases]
-        assert self.draft.expire() == len(due)
+        assert self.queue.expire() == len(due)
         for task in due:
             self.tentative.end_lease(task, Cause.TIMEOUT)
         self.tentative.judge()
-        entry = self.draft.changes()
-        if end in ("stored", "lost after"):
-            if entry:
-                self.entries.append(log.encode(entry))
+        rows, _ = self.queue.take()
+        if end != "lost before":
+            self.rows |= rows
             self.model = self.tentative
-        if end == "stored":
-            self.queue.apply(entry, self.draft.times, self.draft.save_until)
-        elif end != "refused":
+        if end != "stored":
             self.recover()
         self.open_batch()
 
     def recover(self) -> None:
-        self.queue = self.recovered()
-        self.queue.rearm(self.now)
+        """Another master reads the store."""
+        self.queue = TaskQueue(self.rules, self.rows, self.now)
         for task in self.model.in_state("leased"):
             one = self.model.tasks[task]
             one.since, one.deadline, one.rearmed = self.now, self.now + one.duration, True
         self.model.save_until = self.now + self.model.save_s
-
-    def recovered(self) -> TaskQueue:
-        queue = TaskQueue(self.rules)
-        if self.snapshot is not None:
-            queue.restore(decode_image(self.snapshot))
-        for entry in self.entries:
-            queue.apply(log.decode(entry))
-        return queue
-
-    @rule()
-    def compact(self) -> None:
-        """A snapshot replaces the log."""
-        self.snapshot = encode_image(self.queue.image())
-        self.entries.clear()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 11.0, 101.0, 201.0, 1e6]))
     def wait(self, seconds: float) -> None:
@@ -222,20 +199,15 @@ class QueueMachine(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS),
         knows=st.sampled_from(["all", "all", "all", "one less", "none"]),
         avoid=st.one_of(st.just(set()), st.sets(st.integers(0, 4), max_size=3)),
-        pass_of=st.sampled_from([None, None, None, 0, 1]),
     )
-    def get(self, worker: bytes, knows: str, avoid: set[int], pass_of: int | None) -> Any:
+    def get(self, worker: bytes, knows: str, avoid: set[int]) -> Any:
         model = self.tentative
         mine = model.held(worker)
         known = {"all": mine, "one less": mine[1:], "none": []}[knows]
         held = [Held(task, model.tasks[task].attempt) for task in known]
-        asked = None if pass_of is None else model.pass_number - pass_of
-        handout = self.draft.get(worker, held, sorted(avoid), asked)
-        assert handout.pass_number == model.pass_number
+        handout = self.queue.get(worker, held, sorted(avoid))
         if model.end:
             assert handout.answer is (Answer.JOB_DONE if model.end is End.DONE else Answer.ALL_FAILED)
-        elif asked not in (None, model.pass_number):
-            assert handout.answer is Answer.PASS_OVER
         elif lost := [task for task in mine if task not in known and task not in avoid]:
             assert handout.lease is not None
             assert handout.lease.task in lost
@@ -255,11 +227,11 @@ class QueueMachine(RuleBasedStateMachine):
         one = self.tentative.tasks[lease.task]
         assert one.state in ("todo", "reopened")
         one.attempt += 1
-        one.state, one.worker, one.since, one.duration, one.trained = "leased", worker, self.now, lease.duration_s, 0
+        one.state, one.worker, one.since, one.duration = "leased", worker, self.now, lease.duration_s
         one.deadline, one.rearmed = self.now + lease.duration_s, False
-        assert (lease.attempt, lease.skip, lease.worker, lease.deadline) == (
+        assert (lease.attempt, lease.trained, lease.worker, lease.deadline) == (
             one.attempt,
-            one.skip,
+            one.trained,
             worker,
             one.deadline,
         )
@@ -270,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
         """A report in time, late, repeated, by somebody else, or about an attempt whose hand-out was never stored."""
         worker = worker or lease.worker
         expected = self.tentative.finish(worker, lease.task, lease.attempt)
-        assert self.draft.finish(worker, lease.task, lease.attempt) is expected
+        assert self.queue.finish(worker, lease.task, lease.attempt) is expected
 
     @rule(
         lease=given,
@@ -279,13 +251,13 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def fail(self, lease: Lease, cause: Cause, n: int) -> None:
         expected = self.tentative.fail(lease.worker, lease.task, lease.attempt, cause, n)
-        assert self.draft.fail(lease.worker, lease.task, lease.attempt, cause, n) is expected
+        assert self.queue.fail(lease.worker, lease.task, lease.attempt, cause, n) is expected
 
     @rule(lease=given, n=st.integers(0, 9))
     def renew(self, lease: Lease, n: int) -> None:
         held = Held(lease.task, lease.attempt, n)
         expected = self.tentative.renew(lease.worker, held, self.now)
-        assert self.draft.renew(lease.worker, [held]) == [expected]
+        assert self.queue.renew(lease.worker, [held]) == [expected]
 
     @rule(worker=st.sampled_from(WORKERS))
     def die(self, worker: bytes) -> None:
@@ -295,22 +267,22 @@ class QueueMachine(RuleBasedStateMachine):
         self.tentative.judge()
         if self.tentative.saver == worker:
             self.tentative.saver, self.tentative.save_s = b"", 0.0
-        assert self.draft.worker_gone(worker) == len(mine)
+        assert self.queue.worker_gone(worker) == len(mine)
 
     @rule(task=st.integers(-1, 5))
     def discard(self, task: int) -> None:
         model = self.tentative
         is_open = 0 <= task < len(model.tasks) and model.tasks[task].state in ("todo", "reopened", "leased")
         if is_open:
-            model.tasks[task].state, model.tasks[task].skip = "failed", 0
+            model.tasks[task].state = "failed"
             model.judge()
-        assert self.draft.discard(task, "nobody can read it") is is_open
+        assert self.queue.discard(task, "nobody can read it") is is_open
 
     @rule(worker=st.sampled_from(WORKERS), seconds=st.sampled_from([5.0, 50.0]))
     def ask_to_save(self, worker: bytes, seconds: float) -> None:
         model = self.tentative
         running = bool(model.saver) and model.save_until > self.now
-        answer = self.draft.request_save(worker, seconds)
+        answer = self.queue.request_save(worker, seconds)
         assert answer.granted is (not running or model.saver == worker)
         if answer.granted:
             if not running:
@@ -319,22 +291,18 @@ class QueueMachine(RuleBasedStateMachine):
         assert (answer.holder, answer.token) == (model.saver, model.token)
         assert answer.left_s == model.save_until - self.now
 
-    @rule(worker=st.sampled_from(WORKERS), behind=st.integers(0, 1))
-    def end_save(self, worker: bytes, behind: int) -> None:
-        model = self.tentative
-        mine = model.saver == worker and not behind
-        assert self.draft.release_save(worker, model.token - behind) is mine
-        if mine:
-            model.saver, model.save_s = b"", 0.0
-
     # -- what holds between the batches ----------------------------------------------------------------------------
 
     @invariant()
     def memory_is_what_the_model_says(self) -> None:
-        """Whatever the draft does, the queue shows what is stored."""
+        """So is what a recovery reads after a batch."""
         if not hasattr(self, "queue"):
             return
-        status, model = self.queue.status(), self.model
+        self.compare(self.queue, self.tentative)
+        self.compare(TaskQueue(self.rules, self.rows, self.now), self.model)
+
+    def compare(self, queue: TaskQueue, model: Model) -> None:
+        status = queue.status()
         counts = [
             len(model.in_state(*states)) for states in (("todo", "reopened"), ("leased",), ("done",), ("failed",))
         ]
@@ -342,24 +310,15 @@ class QueueMachine(RuleBasedStateMachine):
         assert sum(counts) == status.tasks == len(model.tasks)
         assert (status.pass_number, status.end) == (model.pass_number, model.end)
         for number, one in enumerate(model.tasks):
-            row = self.queue.row(number)
+            row = queue.row(number)
             assert (row.attempt, row.finished, row.errors) == (one.attempt, one.finished, one.errors)
             assert row.timeouts + row.deaths == one.losses
-        assert {task: (lease.worker, lease.deadline) for task, lease in self.queue.leases.items()} == {
-            task: (model.tasks[task].worker, model.tasks[task].deadline) for task in model.in_state("leased")
-        }
+            if one.state == "leased":
+                assert row.worker == one.worker
+                assert number in queue.held_by[one.worker]
+                assert queue is not self.queue or queue.lease(number).deadline == one.deadline
+        assert sum(map(len, queue.held_by.values())) == counts[1]
         assert max(model.counted.values(), default=1) == 1
-
-    @invariant()
-    def memory_is_what_the_store_has(self) -> None:
-        """A recovery at any moment gives the same state; only the times of leases begin anew."""
-        if not hasattr(self, "queue"):
-            return
-        kept, read = self.queue.image(), self.recovered().image()
-        for image in (kept, read):
-            image.leases.sort(key=lambda row: row.task)
-            image.skips.sort()
-        assert kept == read
 
 
 class LongQueueMachine(QueueMachine):

@@ -18,7 +18,6 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, every_place, simulate
-from training.dispatch import stored_queue
 from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
 from training.dispatch.chunks import ChunkTable, DatasetChunk
 from training.dispatch.etcd_store import EtcdStore
@@ -133,10 +132,9 @@ class World:
 
 @pytest.mark.parametrize("seed", [*range(4), *more(*range(4, 12))])
 def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
 ) -> None:
     """All passes end; each task is finished by exactly one attempt per pass; the last state says the same."""
-    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 15)
 
     async def scenario() -> None:
         world = World(seed, faults=0.15)
@@ -226,10 +224,9 @@ class Kills:
 @pytest.mark.parametrize("seed", [13, *more(11, 12, *range(14, 60))])
 @pytest.mark.promise(14)
 def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
 ) -> None:
     """What any trainer had trained when it was killed is known here: no record of any pass is in no trainer's."""
-    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 15)
     kills = Kills(seed)
     swarm = simulate(kills.play, seed=seed, loss=0.02, passes=5, lease_floor_s=10.0)
 

@@ -21,14 +21,13 @@ class BadRequestToQueue(TrainingError):
 class Answer(StrEnum):
     """Answers to a worker that asks for a task. None of them means to wait for ever.
 
-    `NO_TASK_NOW`: every open task is leased; ask again after `retry_after_s`. `PASS_OVER`: the pass that was asked for
-    is not the current one, which `pass_number` names. `JOB_DONE`: all passes are over. `ALL_FAILED`: the last pass
-    ended without one finished task, so the job ended. `NO_DATASET`: nothing is registered yet.
+    `NO_TASK_NOW`: every open task is leased; ask again after `retry_after_s`. `JOB_DONE`: all passes are over.
+    `ALL_FAILED`: the last pass ended without one finished task, so the job ended. `NO_DATASET`: nothing is registered
+    yet.
     """
 
     TASK = "task"
     NO_TASK_NOW = "no_task_now"
-    PASS_OVER = "pass_over"  # noqa: S105
     JOB_DONE = "job_done"
     ALL_FAILED = "all_failed"
     NO_DATASET = "no_dataset"
@@ -117,6 +116,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     chunks_per_task: int
     shuffle: bool
     seed: int
+    #: Rows of the store that have the list of chunks.
+    pieces: int = 0
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -132,8 +133,7 @@ class Lease:
     """A task that a worker has.
 
     `attempt` is a fencing token: it rises with every hand-out of the task, over passes and restarts too. `deadline` is
-    on the master's monotonic clock. After a restart of the master the lease is `rearmed`, and `leased_at` the restart.
-    `skip` counts the records, from the first, that earlier attempts have trained; `trained` those trained by now.
+    on the master's monotonic clock. The first `trained` records of the task are trained.
     """
 
     task: int
@@ -142,9 +142,6 @@ class Lease:
     pass_number: int
     duration_s: float
     deadline: float
-    leased_at: float
-    rearmed: bool
-    skip: int
     trained: int
 
 
@@ -153,7 +150,6 @@ class Handout:
     """The answer to a worker that asks for a task; `lease` is None unless `answer` is `TASK`."""
 
     answer: Answer
-    pass_number: int
     lease: Lease | None = None
     retry_after_s: float = 0.0
 

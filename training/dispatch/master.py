@@ -8,6 +8,7 @@ workers died, and their leases are given back at once. All decisions are the que
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 
 from overlay.environment import Environment
@@ -33,7 +34,6 @@ from training.dispatch.answers import (
 from training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
 from training.dispatch.directory import PUBLISH_S, MasterDirectory
 from training.dispatch.facts import MasterFacts
-from training.dispatch.master_rules import is_of, order_of, rank_of, two_masters
 from training.dispatch.messages import (
     DISPATCH,
     MAX_TEXT,
@@ -54,7 +54,6 @@ from training.dispatch.messages import (
     SaveTold,
     TaskTold,
     TryAgain,
-    WireChunk,
     decode_request,
     encode,
 )
@@ -188,7 +187,7 @@ class MasterService:
     async def _serve(self, queue: StoredQueue) -> None:
         """Serve until the store is lost."""
         if (rival := await self._rival()) is not None:
-            raise StoreHeld(two_masters(rival))
+            raise StoreHeld(_two_masters(rival))
         self._superior = None
         self._queue, self._serves_since, self._reason = queue, self._clock.monotonic(), ""
         self._heard.clear()
@@ -205,7 +204,7 @@ class MasterService:
                 waking.cancel()
                 self._wake.clear()
                 if self._superior is not None:
-                    raise StoreHeld(two_masters(self._superior))
+                    raise StoreHeld(_two_masters(self._superior))
             raise lost.result()
         finally:
             lost.cancel()
@@ -228,7 +227,7 @@ class MasterService:
         queue, own, contact = self._queue, self._record, unpack_contact(record.contact)
         if queue is None or own is None or contact is None or self.store == "etcd":
             return
-        if contact.node_id != self._swarm.node_id and rank_of(record) > rank_of(own):
+        if contact.node_id != self._swarm.node_id and _rank_of(record) > _rank_of(own):
             self._superior = contact.node_id
             self._wake.set()
 
@@ -306,13 +305,13 @@ class MasterService:
             case RegisterDataset(table):
                 return await self._register(queue, table)
             case GetTask(identity, held, avoid):
-                if not is_of(queue.registration, identity):
+                if not _is_of(queue.registration, identity):
                     return TaskTold(Answer.NO_DATASET, None, 0.0, None)
                 handout = await queue.get(worker, held, avoid)
                 if avoid:
                     await self._discard_unreadable(queue, worker, avoid)
                 return self._told(queue, handout)
-            case FinishTask() | FailTask() if not is_of(queue.registration, request.identity):
+            case FinishTask() | FailTask() if not _is_of(queue.registration, request.identity):
                 return ReportsTold([ReportAnswer.UNKNOWN], self.counts())
             case FinishTask(_, task, attempt):
                 answer = await queue.finish(worker, task, attempt)
@@ -321,7 +320,7 @@ class MasterService:
             case FailTask():
                 return ReportsTold([await self._fail(queue, worker, request)], self.counts())
             case RenewTasks(identity, held):
-                if not is_of(queue.registration, identity):
+                if not _is_of(queue.registration, identity):
                     return ReportsTold([ReportAnswer.UNKNOWN for _ in held], self.counts())
                 return ReportsTold(await queue.renew(worker, held), self.counts())
             case RequestSave(seconds):
@@ -346,19 +345,10 @@ class MasterService:
         lease, facts, table = handout.lease, queue.registration, queue.table
         if lease is None or facts is None or table is None:
             return TaskTold(handout.answer, None, handout.retry_after_s, self.counts())
-        chunks = [
-            WireChunk(chunk.path, chunk.index, chunk.offset, chunk.records)
-            for chunk in table.of_task(lease.task, facts.chunks_per_task)
-        ]
-        order = order_of(facts.seed, lease.pass_number, lease.task) if facts.shuffle else 0
+        chunks = table.of_task(lease.task, facts.chunks_per_task)
+        order = _order_of(facts.seed, lease.pass_number, lease.task) if facts.shuffle else 0
         granted = GrantedTask(
-            lease.task,
-            lease.attempt,
-            lease.pass_number,
-            lease.duration_s,
-            order,
-            max(lease.skip, lease.trained),
-            chunks,
+            lease.task, lease.attempt, lease.pass_number, lease.duration_s, order, lease.trained, chunks
         )
         return TaskTold(Answer.TASK, granted, 0.0, self.counts())
 
@@ -428,3 +418,27 @@ class MasterService:
                 )
             case DatasetRegistered(tasks, chunks_per_task):
                 self._log.info("dispatch_dataset_registered", tasks=tasks, chunks_per_task=chunks_per_task)
+
+
+def _rank_of(record: MasterRecord) -> tuple[int, bool, bytes]:
+    """Of two masters with stores of their own the higher one goes on: the later epoch, the one with a data set."""
+    return record.epoch, bool(record.identity), record.contact
+
+
+def _two_masters(other: bytes) -> str:
+    """Why this node does not serve."""
+    return (
+        f"the node {short(other)} is the master of this run, with a store of its own: one master at a time can keep "
+        'its queue in SQLite; use dispatch.store = "etcd://…" for more than one'
+    )
+
+
+def _is_of(registration: Registration | None, identity: bytes) -> bool:
+    """Whether a request is about the tasks of this queue."""
+    return registration is not None and registration.identity == identity
+
+
+def _order_of(seed: int, pass_number: int, task: int) -> int:
+    """The seed of the order of a task's records in one pass; never 0."""
+    digest = hashlib.blake2b(f"{seed}/{pass_number}/{task}/records".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 2) | 1

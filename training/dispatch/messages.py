@@ -15,7 +15,7 @@ from msgspec import Meta
 from overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
 from overlay.peers import Counter
 from training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, ReportAnswer
-from training.dispatch.chunks import FileSummary
+from training.dispatch.chunks import DatasetChunk, FileSummary
 
 #: Names of the two requests.
 DISPATCH = "dispatch"
@@ -131,15 +131,6 @@ class DatasetTold(msgspec.Struct, frozen=True, array_like=True, tag="dataset"):
     identity: Identity
 
 
-class WireChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk by the name of its file, which is equal on all nodes."""
-
-    name: Annotated[str, Meta(max_length=MAX_TEXT)]
-    index: Counter
-    offset: Counter
-    records: Counter
-
-
 class GrantedTask(msgspec.Struct, frozen=True, array_like=True):
     """A lease of `lease_s` from now on. `order` seeds the order of the records (0: that of the files); the first `skip`
     of that order are trained."""
@@ -150,7 +141,7 @@ class GrantedTask(msgspec.Struct, frozen=True, array_like=True):
     lease_s: float
     order: Seed
     skip: Counter
-    chunks: list[WireChunk]
+    chunks: list[DatasetChunk]
 
 
 class TaskTold(msgspec.Struct, frozen=True, array_like=True, tag="task"):

@@ -1,125 +1,203 @@
-"""The task queue: what is todo, leased, done and failed in the current pass, and the one way in which that changes.
+"""The task queue: what is todo, leased, done and failed in the current pass, as rows that a store keeps.
 
-`TaskQueue` holds the stored state. A `Draft` computes transitions on top of it (`training/dispatch/draft.py`); the
-store writes their changes; `apply` takes them over, and so does a recovery. So memory never shows what is not stored,
-and a failed write leaves it as it was. Twenty bytes per task; the roll of a pass swaps four arrays of bytes.
+A request changes the queue in memory and is answered when the store has the rows that `take` gives. Where the store
+does not take them, the queue is dropped, and what the store has is read anew. Rows name their pass, so a new pass
+writes none of them again.
 
+Where the pass ends is judged in one place, `_judge`, after every change that may close a task. A report about an
+attempt that was superseded has no effect. An attempt that timed out, or whose worker was declared dead, may still
+finish its task while nobody else has it: its records were trained, and handing them out again would train them twice.
 Pure.
 """
 
 from __future__ import annotations
 
-import heapq
-import zlib
-from array import array
+import math
+import random
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from hashlib import blake2b
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
 
-from training.dispatch.answers import End, Lease, QueueRules, QueueStatus, Registration
-from training.dispatch.changes import FORMAT, Changes, HeadRow, LeaseRow, SaveRow, StateDamaged, TaskRow, TaskState
+from training.dispatch.answers import (
+    MAX_AVOIDED,
+    MAX_HELD,
+    REPORTED_CAUSES,
+    Answer,
+    BadRequestToQueue,
+    Cause,
+    DatasetRegistered,
+    End,
+    Handout,
+    Held,
+    Lease,
+    LeaseEnded,
+    PassEnded,
+    QueueEvent,
+    QueueRules,
+    QueueStatus,
+    Registration,
+    ReportAnswer,
+    SaveAnswer,
+    TaskDiscarded,
+)
+from training.errors import TrainingError
 
-#: Tasks are counted in 32 bits; the arrays of so many take 5 GB.
-MAX_TASKS = 1 << 28
+#: Each has a row, and the roll of a pass orders all of them on the event loop.
+MAX_TASKS = 100_000
+#: From so many task times on, a new one has this share in the mean.
+MEAN_OF = 20
+#: Leases that end by their time in one write at most; the rest follow in the next one.
+DUE_AT_ONCE = 16
+RETRY_FLOOR_S, RETRY_CEILING_S = 0.1, 5.0
+MAX_WORKER_BYTES = 64
+MAX_SAVE_S = 86400.0
+
+T = TypeVar("T")
 
 
-class Times(NamedTuple):
-    """When a lease was given and when it ends, on the clock of this process; never stored."""
+class StateDamaged(TrainingError):
+    """A stored row cannot be read, or contradicts the others; the text says what."""
+
+
+class TaskState(IntEnum):
+    """Where a task is. `REOPENED` is todo too: its newest attempt timed out or its worker died, and may finish late."""
+
+    TODO = 0
+    LEASED = 1
+    DONE = 2
+    FAILED = 3
+    REOPENED = 4
+
+
+OPEN = frozenset({TaskState.TODO, TaskState.REOPENED})
+
+
+class TaskRow(msgspec.Struct, array_like=True):
+    """A task. Of a row of an older pass only `attempt`, `worker` and `finished` count; the task is todo.
+
+    `attempt` is the newest one, `worker` had it, `finished` is the last one that counted. The first `trained` records
+    are trained. `duration_s` is that of the lease, if the task is leased.
+    """
+
+    task: int
+    pass_number: int
+    state: TaskState = TaskState.TODO
+    attempt: int = 0
+    worker: bytes = b""
+    finished: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    deaths: int = 0
+    trained: int = 0
+    duration_s: float = 0.0
+
+
+class HeadRow(msgspec.Struct, array_like=True):
+    """The pass, and the mean of `observed` task times, the later ones with a weight of 1/20."""
+
+    pass_number: int = 1
+    end: End = End.NO
+    mean_task_s: float = 0.0
+    observed: int = 0
+
+
+class SaveRow(msgspec.Struct, array_like=True):
+    """Who may save the model; an empty holder: nobody."""
+
+    holder: bytes = b""
+    token: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Times:
+    """When a lease was given and when it ends, on the clock of this process; never stored. `rearmed`: it was given
+    before a restart."""
 
     leased_at: float
     deadline: float
-    rearmed: bool
-
-
-class QueueImage(msgspec.Struct, array_like=True):
-    """The whole state, copied in milliseconds: `encode_image` compresses it elsewhere."""
-
-    format: int
-    registration: Registration | None
-    head: HeadRow
-    save: SaveRow
-    leases: list[LeaseRow]
-    returned: list[int]
-    skips: list[tuple[int, int]]
-    columns: list[bytes]
-
-
-def holder_of(worker: bytes) -> int:
-    """Four bytes that stand for a worker in the row of a task."""
-    return int.from_bytes(blake2b(worker, digest_size=4).digest(), "little")
+    rearmed: bool = False
 
 
 class TaskQueue:
-    """The state that the store has. Only `apply`, `restore` and `rearm` change it."""
+    """The queue that `rows` say, at the time `now`, in monotonic seconds, which the owner moves on.
 
-    def __init__(self, rules: QueueRules) -> None:
+    Leases run for their full time again: the time without a master is not the workers' fault, and nobody knows how long
+    it was. Raises `StateDamaged`. A request that raises `BadRequestToQueue` has changed nothing.
+    """
+
+    def __init__(self, rules: QueueRules, rows: Mapping[str, bytes], now: float) -> None:
         self.rules = rules
-        self.registration: Registration | None = None
-        self.head = HeadRow()
-        self.save = SaveRow()
-        self.save_until = 0.0
-        self.leases: dict[int, Lease] = {}
+        self.now = now
+        self.registration = _read(rows, "registration", Registration)
+        self.head = _read(rows, "head", HeadRow) or HeadRow()
+        self.save = _read(rows, "save", SaveRow) or SaveRow()
+        self.save_until = now + self.save.duration_s
+        #: Worker → its leased tasks, in the order in which it got them.
         self.held_by: dict[bytes, dict[int, None]] = {}
-        #: Tasks that came back, in the order of their next hand-out. One that finished late meanwhile is skipped.
-        self.returned: deque[int] = deque()
-        self.skips: dict[int, int] = {}
-        self.counts = [0] * 5
-        self._deadlines: list[tuple[float, int, int]] = []
-        self._size(0)
+        self._rows: dict[int, TaskRow] = {}
+        self._times: dict[int, Times] = {}
+        #: No lease ends before.
+        self._next_due = math.inf
+        self._changed: dict[str, msgspec.Struct] = {}
+        self._events: list[QueueEvent] = []
+        self._counts = [self.tasks, 0, 0, 0, 0]
+        for key in rows:
+            if key.startswith("task/"):
+                self._restore(key, rows)
+        touched = {row.task: row for row in self._rows.values() if row.pass_number == self.head.pass_number}
+        #: Todo tasks in the order of their next hand-out, and some that were closed meanwhile.
+        self._open = deque(task for task in self._order() if task not in touched)
+        self._open.extend(row.task for row in touched.values() if row.state in OPEN)
+        if self.head.end == End.DONE and not self._is_last():  # `passes` is higher than it was
+            self._set_head(end=End.NO)
+            self._begin_pass()
 
-    def _size(self, tasks: int) -> None:
-        self.states, self.errors, self.timeouts, self.deaths = (bytearray(tasks) for _ in range(4))
-        self.attempts, self.holders, self.finished = (array("I", bytes(4 * tasks)) for _ in range(3))
-        self.counts = [tasks, 0, 0, 0, 0]
+    def _restore(self, key: str, rows: Mapping[str, bytes]) -> None:
+        row = _read(rows, key, TaskRow)
+        if row is None or key != f"task/{row.task}" or not 0 <= row.task < self.tasks:
+            raise StateDamaged(f"the store has {key}, of {self.tasks} tasks")
+        self._rows[row.task] = row
+        if row.pass_number == self.head.pass_number:
+            self._counts[TaskState.TODO] -= 1
+            self._counts[row.state] += 1
+            if row.state == TaskState.LEASED:
+                self._arm(row, Times(self.now, self.now + row.duration_s, rearmed=True))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     @property
     def tasks(self) -> int:
-        return len(self.states)
-
-    @property
-    def end(self) -> End:
-        return End(self.head.end)
+        return 0 if self.registration is None else self.registration.tasks
 
     def row(self, task: int) -> TaskRow:
-        """The row of a task, a copy."""
-        return TaskRow(
-            task,
-            self.states[task],
-            self.attempts[task],
-            self.holders[task],
-            self.finished[task],
-            self.errors[task],
-            self.timeouts[task],
-            self.deaths[task],
-        )
+        """The task in this pass."""
+        row = self._rows.get(task)
+        if row is None:
+            row = self._rows[task] = TaskRow(task, self.head.pass_number)
+        elif row.pass_number != self.head.pass_number:
+            row = TaskRow(task, self.head.pass_number, TaskState.TODO, row.attempt, row.worker, row.finished)
+            self._rows[task] = row
+        return row
 
-    def due(self, now: float, limit: int) -> list[Lease]:
-        """Leases whose deadline has passed, at most `limit`, in no particular order; O(that many)."""
-        found: dict[int, Lease] = {}
-        heap = self._deadlines
-        reached = [0]
-        while reached and len(found) < limit:
-            place = reached.pop()
-            if place >= len(heap) or heap[place][0] > now:
-                continue
-            if self._in_force(heap[place]):
-                found[heap[place][1]] = self.leases[heap[place][1]]
-            reached += (2 * place + 1, 2 * place + 2)
-        return list(found.values())
+    def lease(self, task: int) -> Lease:
+        """The lease of a task that is leased."""
+        row = self._rows[task]
+        deadline = self._times[task].deadline
+        return Lease(task, row.attempt, row.worker, row.pass_number, row.duration_s, deadline, row.trained)
 
-    def next_deadline(self) -> float | None:
-        """When the next lease ends, or None while nothing is leased."""
-        return self._deadlines[0][0] if self._deadlines else None
+    @property
+    def next_due(self) -> float:
+        """No lease ends before this time."""
+        return self._next_due
 
     def status(self) -> QueueStatus:
         """The counts, for people."""
-        todo, leased, done, failed, reopened = self.counts
+        todo, leased, done, failed, reopened = self._counts
         return QueueStatus(
             pass_number=self.head.pass_number,
             passes=self.rules.passes,
@@ -128,161 +206,298 @@ class TaskQueue:
             leased=leased,
             done=done,
             failed=failed,
-            end=self.end,
+            end=self.head.end,
             lease_s=lease_duration_s(self.rules, self.head),
             mean_task_s=self.head.mean_task_s if self.head.observed else None,
             workers=len(self.held_by),
         )
 
-    # -- changing --------------------------------------------------------------------------------------------------
+    # -- what the store gets ---------------------------------------------------------------------------------------
 
-    def apply(self, changes: Changes, times: Mapping[int, Times] = {}, save_until: float = 0.0) -> None:
-        """Take over stored changes. `times` has those of the leases in `changes`, and new ones of renewed leases; a
-        replay has none, and calls `rearm` at its end. Raises `StateDamaged` where a change contradicts the state."""
-        if changes.registration is not None:
-            if not 1 <= changes.registration.tasks <= MAX_TASKS or self.registration is not None:
-                raise StateDamaged("the log registers an impossible or a second data set")
-            self.registration = changes.registration
-            self._size(changes.registration.tasks)
-        if changes.rolled:
-            self._roll()
-        for _ in range(changes.taken):
-            if not self.returned:
-                raise StateDamaged("the log takes more returned tasks than there are")
-            self.returned.popleft()
-        for row in changes.rows:
-            self._set(row)
-        if changes.head is not None:
-            self.head = changes.head
-        for held in changes.leases:
-            self._lease(held)
-        for task, limits in times.items():
-            self._set_times(task, limits)
-        self.returned.extend(changes.returned)
-        for task, records in changes.skips:
-            if records:
-                self.skips[task] = records
-            else:
-                self.skips.pop(task, None)
-        if changes.save is not None:
-            self.save, self.save_until = changes.save, save_until
-        self._trim()
+    @property
+    def changed(self) -> int:
+        """How many rows have changed."""
+        return len(self._changed)
 
-    def _roll(self) -> None:
-        for task in list(self.leases):
-            self._drop(task)
-        attempts, holders, finished = self.attempts, self.holders, self.finished
-        self._size(self.tasks)
-        self.attempts, self.holders, self.finished = attempts, holders, finished
-        self.returned.clear()
-        self.skips.clear()
+    def take(self) -> tuple[dict[str, bytes], list[QueueEvent]]:
+        """The rows that have changed since the last call, to be written together, and what has happened."""
+        rows = {key: msgspec.msgpack.encode(row) for key, row in self._changed.items()}
+        events = self._events
+        self._changed, self._events = {}, []
+        return rows, events
 
-    def _set(self, row: TaskRow) -> None:
-        task = row.task
-        if not 0 <= task < self.tasks or not 0 <= row.state < len(self.counts):
-            raise StateDamaged(f"the log has task {task} in state {row.state}, of {self.tasks} tasks")
-        self.counts[self.states[task]] -= 1
-        self.counts[row.state] += 1
-        self.states[task] = row.state
-        self.attempts[task], self.holders[task], self.finished[task] = row.attempt, row.holder, row.finished
-        self.errors[task], self.timeouts[task], self.deaths[task] = row.errors, row.timeouts, row.deaths
-        if task in self.leases:
-            self._drop(task)
+    def _note(self, row: TaskRow) -> None:
+        self._changed[f"task/{row.task}"] = row
 
-    def _drop(self, task: int) -> None:
-        worker = self.leases.pop(task).worker
-        tasks = self.held_by[worker]
-        del tasks[task]
-        if not tasks:
-            del self.held_by[worker]
+    def _set_head(self, **values: object) -> None:
+        self.head = self._changed["head"] = msgspec.structs.replace(self.head, **values)
 
-    def _lease(self, row: LeaseRow) -> None:
-        if not 0 <= row.task < self.tasks or self.states[row.task] != TaskState.LEASED:
-            raise StateDamaged(f"the log has a lease of task {row.task}, which is not leased")
-        before = self.leases.get(row.task)
-        self.leases[row.task] = Lease(
-            task=row.task,
-            attempt=self.attempts[row.task],
-            worker=row.worker,
-            pass_number=self.head.pass_number,
-            duration_s=row.duration_s,
-            deadline=0.0 if before is None else before.deadline,
-            leased_at=0.0 if before is None else before.leased_at,
-            rearmed=before is None or before.rearmed,
-            skip=self.skips.get(row.task, 0),
-            trained=row.trained,
-        )
+    # -- the data set ----------------------------------------------------------------------------------------------
+
+    def register(self, registration: Registration) -> None:
+        """The data set that the tasks are of; there is none yet."""
+        if self.registration is not None or not 1 <= registration.tasks <= MAX_TASKS:
+            raise BadRequestToQueue(f"{registration.tasks} tasks cannot be registered")
+        self.registration = self._changed["registration"] = registration
+        self._counts = [registration.tasks, 0, 0, 0, 0]
+        self._open = deque(self._order())
+        self._events.append(DatasetRegistered(registration.tasks, registration.chunks_per_task))
+
+    def _order(self) -> list[int]:
+        """All tasks in the order of the pass."""
+        order = list(range(self.tasks))
+        facts = self.registration
+        if facts is not None and facts.shuffle:
+            random.Random(f"{facts.seed}/{self.head.pass_number}").shuffle(order)
+        return order
+
+    # -- handing out -----------------------------------------------------------------------------------------------
+
+    def get(self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = ()) -> Handout:
+        """A task for a worker, which names the leases it knows and tasks that it cannot read.
+
+        A lease that the worker does not know is handed out again under its attempt: the answer was lost. So a worker
+        must not ask twice at once.
+        """
+        self._check(worker, len(held), len(avoid))
+        if not self.tasks:
+            return Handout(Answer.NO_DATASET, retry_after_s=RETRY_CEILING_S)
+        if self.head.end:
+            return Handout(Answer.JOB_DONE if self.head.end == End.DONE else Answer.ALL_FAILED)
+        mine = self.held_by.get(worker, {})
+        known = {(one.task, one.attempt) for one in held}
+        for task in mine:
+            if (task, self._rows[task].attempt) not in known and task not in avoid:
+                self._prolong(task)
+                return Handout(Answer.TASK, self.lease(task))
+        found = None if len(mine) >= self.rules.leases_per_worker else self._take_open(avoid)
+        if found is None:
+            return Handout(Answer.NO_TASK_NOW, retry_after_s=self._retry_after_s())
+        return Handout(Answer.TASK, self._hand_out(found, worker))
+
+    def _hand_out(self, task: int, worker: bytes) -> Lease:
+        row = self.row(task)
+        self._move(row, TaskState.LEASED)
+        row.attempt += 1
+        row.worker = worker
+        row.duration_s = lease_duration_s(self.rules, self.head)
+        self._arm(row, Times(self.now, self.now + row.duration_s))
+        return self.lease(task)
+
+    def _arm(self, row: TaskRow, times: Times) -> None:
         self.held_by.setdefault(row.worker, {})[row.task] = None
+        self._times[row.task] = times
+        self._next_due = min(self._next_due, times.deadline)
 
-    def _set_times(self, task: int, times: Times) -> None:
-        lease = self.leases.get(task)
-        if lease is not None:
-            self.leases[task] = replace(lease, **times._asdict())
-            heapq.heappush(self._deadlines, (times.deadline, task, lease.attempt))
+    def _take_open(self, avoid: Sequence[int]) -> int | None:
+        """The next todo task that is not avoided; None where there is none."""
+        avoided: list[int] = []
+        found = None
+        while self._open and found is None:
+            task = self._open.popleft()
+            if self.row(task).state not in OPEN:
+                continue
+            if task in avoid:
+                avoided.append(task)
+            else:
+                found = task
+        self._open.extendleft(reversed(avoided))
+        return found
 
-    def _in_force(self, entry: tuple[float, int, int]) -> bool:
-        deadline, task, attempt = entry
-        lease = self.leases.get(task)
-        return lease is not None and lease.attempt == attempt and lease.deadline == deadline
+    def _retry_after_s(self) -> float:
+        wait_s = self.head.mean_task_s / 2 if self.head.observed else 1.0
+        return min(max(min(wait_s, self._next_due - self.now), RETRY_FLOOR_S), RETRY_CEILING_S)
 
-    def _trim(self) -> None:
-        """Keep the first deadline one in force, and the ended ones fewer than those."""
-        heap = self._deadlines
-        while heap and not self._in_force(heap[0]):
-            heapq.heappop(heap)
-        if len(heap) > 2 * len(self.leases) + 64:
-            heap[:] = [(lease.deadline, task, lease.attempt) for task, lease in self.leases.items()]
-            heapq.heapify(heap)
+    # -- reports ---------------------------------------------------------------------------------------------------
 
-    def rearm(self, now: float) -> None:
-        """After a recovery: every lease runs for its full time again. The time that passed without a master is not
-        the workers' fault, and nobody knows how long it was."""
-        self._deadlines.clear()
-        for task, lease in list(self.leases.items()):
-            self._set_times(task, Times(now, now + lease.duration_s, rearmed=True))
-        self.save_until = now + self.save.duration_s
+    def finish(self, worker: bytes, task: int, attempt: int) -> ReportAnswer:
+        """All records of the attempt are trained. A repeated report of the attempt that counted is accepted again."""
+        self._check(worker)
+        refusal = self._refusal(worker, task, attempt)
+        if refusal in (ReportAnswer.UNKNOWN, ReportAnswer.NOT_HOLDER):
+            return refusal
+        row = self.row(task)
+        if attempt == row.finished:
+            return ReportAnswer.ACCEPTED
+        if refusal is not None or row.state not in (TaskState.LEASED, TaskState.REOPENED):
+            return ReportAnswer.SUPERSEDED
+        if row.state == TaskState.LEASED:
+            times = self._drop(row)
+            self._observe(times, self.now - times.leased_at)
+        self._move(row, TaskState.DONE)
+        row.finished = attempt
+        self._judge()
+        return ReportAnswer.ACCEPTED
 
-    # -- the snapshot ----------------------------------------------------------------------------------------------
+    def fail(self, worker: bytes, task: int, attempt: int, cause: Cause, trained: int = 0) -> ReportAnswer:
+        """A worker gives a task back: `cause` is one of `REPORTED_CAUSES`, `trained` as in `Held`."""
+        self._check(worker)
+        if cause not in REPORTED_CAUSES or trained < 0:
+            raise BadRequestToQueue(f"a worker cannot report the cause {cause!r} with {trained} records trained")
+        refusal = self._refusal(worker, task, attempt)
+        if refusal in (ReportAnswer.UNKNOWN, ReportAnswer.NOT_HOLDER):
+            return refusal
+        row = self.row(task)
+        if refusal is None and row.state == TaskState.LEASED:
+            row.trained = max(row.trained, trained)
+            self._end(row, cause)
+            self._judge()
+        return ReportAnswer.RETURNED
 
-    def image(self) -> QueueImage:
-        """A copy of the state: 20 MB and a few milliseconds for a million tasks."""
-        return QueueImage(
-            format=FORMAT,
-            registration=self.registration,
-            head=self.head,
-            save=self.save,
-            leases=[LeaseRow(one.task, one.worker, one.duration_s, one.trained) for one in self.leases.values()],
-            returned=list(self.returned),
-            skips=list(self.skips.items()),
-            columns=[bytes(column) for column in self._bytes()] + [column.tobytes() for column in self._words()],
-        )
+    def renew(self, worker: bytes, held: Sequence[Held]) -> list[ReportAnswer]:
+        """Extend leases of a worker, each from now on; what it has trained of them is kept. One answer each."""
+        self._check(worker, len(held))
+        if any(one.trained < 0 for one in held):
+            raise BadRequestToQueue("a worker cannot have trained a negative number of records")
+        answers = []
+        for one in held:
+            answer = self._refusal(worker, one.task, one.attempt)
+            if answer is None and (row := self.row(one.task)).state == TaskState.LEASED:
+                self._prolong(one.task)
+                if one.trained > row.trained:
+                    row.trained = one.trained
+                    self._note(row)
+                answer = ReportAnswer.RENEWED
+            answers.append(answer or ReportAnswer.SUPERSEDED)
+        return answers
 
-    def restore(self, image: QueueImage) -> None:
-        """Begin with a stored image; the queue must be new. Raises `StateDamaged`."""
-        facts = image.registration
-        tasks = 0 if facts is None else facts.tasks
-        sizes = [len(column) for column in image.columns]
-        if not 0 <= tasks <= MAX_TASKS or sizes != [tasks] * 4 + [4 * tasks] * 3:
-            raise StateDamaged(f"the snapshot has columns of {sizes} bytes for {tasks} tasks")
-        self.registration, self.head, self.save = facts, image.head, image.save
-        self._size(tasks)
-        for own, stored in zip(self._bytes(), image.columns[:4], strict=True):
-            own[:] = stored
-        for words, stored in zip(self._words(), image.columns[4:], strict=True):
-            words[:] = array("I", stored)
-        self.counts = [self.states.count(state) for state in range(len(self.counts))]
-        if sum(self.counts) != tasks or self.counts[TaskState.LEASED] != len(image.leases):
-            raise StateDamaged(f"the snapshot has tasks in states {self.counts} and {len(image.leases)} leases")
-        self.returned.extend(image.returned)
-        self.skips.update(image.skips)
-        for row in image.leases:
-            self._lease(row)
+    def worker_gone(self, worker: bytes) -> int:
+        """A worker died or left without a word: its leases end at once. Returns how many."""
+        self._check(worker)
+        tasks = list(self.held_by.get(worker, ()))
+        for task in tasks:
+            self._end(self.row(task), Cause.DEATH)
+        self._judge()
+        if self.save.holder == worker:
+            self._set_saver(SaveRow(b"", self.save.token, 0.0))
+        return len(tasks)
 
-    def _bytes(self) -> tuple[bytearray, ...]:
-        return self.states, self.errors, self.timeouts, self.deaths
+    def expire(self) -> int:
+        """End the leases whose deadline has passed, at most `DUE_AT_ONCE`. Returns how many."""
+        if self.now < self._next_due:
+            return 0
+        due = [task for task, times in self._times.items() if times.deadline <= self.now][:DUE_AT_ONCE]
+        for task in due:
+            times = self._times[task]
+            # At least so long such a task takes. Without it, tasks that become slower would never finish in time.
+            self._observe(times, times.deadline - times.leased_at)
+            self._end(self.row(task), Cause.TIMEOUT)
+        self._next_due = min((times.deadline for times in self._times.values()), default=math.inf)
+        self._judge()
+        return len(due)
 
-    def _words(self) -> tuple[array[int], ...]:
-        return self.attempts, self.holders, self.finished
+    def discard(self, task: int, reason: str) -> bool:
+        """Give up an open task for this pass; false where it is finished or discarded already, or does not exist."""
+        if not 0 <= task < self.tasks or (row := self.row(task)).state in (TaskState.DONE, TaskState.FAILED):
+            return False
+        if row.state == TaskState.LEASED:
+            self._drop(row)
+        self._give_up(row, reason)
+        self._judge()
+        return True
+
+    def _refusal(self, worker: bytes, task: int, attempt: int) -> ReportAnswer | None:
+        """Why a report about an attempt has no effect; None for the newest attempt of this worker."""
+        if not 0 <= task < self.tasks:
+            return ReportAnswer.UNKNOWN
+        row = self.row(task)
+        if not 1 <= attempt <= row.attempt:
+            return ReportAnswer.UNKNOWN
+        if attempt < row.attempt:
+            return ReportAnswer.SUPERSEDED
+        return None if row.worker == worker else ReportAnswer.NOT_HOLDER
+
+    # -- the save lease --------------------------------------------------------------------------------------------
+
+    def request_save(self, holder: bytes, seconds: float) -> SaveAnswer:
+        """Who may save the model. The holder's own request renews its lease and keeps its token."""
+        self._check(holder)
+        if not 0 < seconds <= MAX_SAVE_S:
+            raise BadRequestToQueue(f"a save lease lasts up to {MAX_SAVE_S:.0f} s, not {seconds} s")
+        row, runs = self.save, bool(self.save.holder) and self.save_until > self.now
+        if runs and row.holder != holder:
+            return SaveAnswer(False, row.holder, row.token, self.save_until - self.now)
+        self._set_saver(SaveRow(holder, row.token if runs else row.token + 1, seconds))
+        return SaveAnswer(True, holder, self.save.token, seconds)
+
+    def _set_saver(self, row: SaveRow) -> None:
+        self.save = self._changed["save"] = row
+        self.save_until = self.now + row.duration_s
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def _move(self, row: TaskRow, state: TaskState) -> None:
+        self._counts[row.state] -= 1
+        self._counts[state] += 1
+        row.state = state
+        self._note(row)
+
+    def _drop(self, row: TaskRow) -> Times:
+        """The lease is over."""
+        mine = self.held_by[row.worker]
+        del mine[row.task]
+        if not mine:
+            del self.held_by[row.worker]
+        return self._times.pop(row.task)
+
+    def _end(self, row: TaskRow, cause: Cause) -> None:
+        """A lease ends without a finished task."""
+        self._drop(row)
+        row.errors += cause is Cause.ERROR
+        row.timeouts += cause is Cause.TIMEOUT
+        row.deaths += cause is Cause.DEATH
+        if row.errors > self.rules.max_failures or row.timeouts + row.deaths > self.rules.max_losses:
+            self._give_up(row, str(cause))
+            return
+        self._move(row, TaskState.REOPENED if cause in (Cause.TIMEOUT, Cause.DEATH) else TaskState.TODO)
+        self._open.append(row.task)
+        self._events.append(LeaseEnded(row.task, row.attempt, row.worker, cause))
+
+    def _give_up(self, row: TaskRow, reason: str) -> None:
+        self._move(row, TaskState.FAILED)
+        self._events.append(TaskDiscarded(row.task, row.attempt, reason, row.errors, row.timeouts, row.deaths))
+
+    def _judge(self) -> None:
+        """The one place where a pass ends: when nothing is todo or leased, whatever emptied them."""
+        todo, leased, done, failed, reopened = self._counts
+        if todo or leased or reopened or not self.tasks or self.head.end:
+            return
+        if not done:
+            self._set_head(end=End.ALL_FAILED)
+        elif self._is_last():
+            self._set_head(end=End.DONE)
+        self._events.append(PassEnded(self.head.pass_number, done, failed, self.head.end))
+        if not self.head.end:
+            self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        """Every task is todo, with its failures forgotten; attempts go on."""
+        self._set_head(pass_number=self.head.pass_number + 1)
+        self._counts = [self.tasks, 0, 0, 0, 0]
+        self._open = deque(self._order())
+
+    def _is_last(self) -> bool:
+        return 0 < self.rules.passes <= self.head.pass_number
+
+    def _prolong(self, task: int) -> None:
+        times = self._times[task]
+        limit = times.leased_at + self.rules.holds * self.rules.lease_ceiling_s
+        times.deadline = max(times.deadline, min(self.now + self._rows[task].duration_s, limit))
+
+    def _observe(self, times: Times, seconds: float) -> None:
+        """A task took so long. A clock that jumped counts as a ceiling, a lease from before a restart not at all."""
+        if times.rearmed:
+            return
+        observed = min(self.head.observed + 1, MEAN_OF)
+        mean_s = self.head.mean_task_s
+        mean_s += (min(seconds, self.rules.lease_ceiling_s) - mean_s) / observed
+        self._set_head(mean_task_s=mean_s, observed=observed)
+
+    def _check(self, worker: bytes, held: int = 0, avoided: int = 0) -> None:
+        if not 1 <= len(worker) <= MAX_WORKER_BYTES:
+            raise BadRequestToQueue(f"the name of a worker has 1 to {MAX_WORKER_BYTES} bytes, not {len(worker)}")
+        if held > MAX_HELD or avoided > MAX_AVOIDED:
+            raise BadRequestToQueue(f"{held} leases and {avoided} avoided tasks; {MAX_HELD} and {MAX_AVOIDED} at most")
 
 
 def lease_duration_s(rules: QueueRules, head: HeadRow) -> float:
@@ -292,19 +507,10 @@ def lease_duration_s(rules: QueueRules, head: HeadRow) -> float:
     return min(max(rules.lease_factor * head.mean_task_s, rules.lease_floor_s), rules.lease_ceiling_s)
 
 
-def encode_image(image: QueueImage) -> bytes:
-    """The snapshot for a store. Takes tens of milliseconds per million tasks, mostly without the GIL."""
-    columns = [zlib.compress(column, 1) for column in image.columns]
-    return msgspec.msgpack.encode(msgspec.structs.replace(image, columns=columns))
-
-
-def decode_image(data: bytes) -> QueueImage:
-    """Raises `StateDamaged`."""
+def _read(rows: Mapping[str, bytes], key: str, kind: type[T]) -> T | None:
+    if key not in rows:
+        return None
     try:
-        image = msgspec.msgpack.decode(data, type=QueueImage)
-        columns = [zlib.decompress(column) for column in image.columns]
-    except (msgspec.MsgspecError, zlib.error) as error:
-        raise StateDamaged(f"the snapshot cannot be read: {error}") from error
-    if image.format != FORMAT:
-        raise StateDamaged(f"the snapshot has format {image.format}, this program reads {FORMAT}")
-    return msgspec.structs.replace(image, columns=columns)
+        return msgspec.msgpack.decode(rows[key], type=kind)
+    except msgspec.MsgspecError as error:
+        raise StateDamaged(f"the stored row {key} cannot be read: {error}") from error

@@ -1,11 +1,9 @@
-"""The task queue of a master, with its store: compute changes, write them, apply them, then answer.
+"""The task queue of a master, with its store: change the queue, write the rows, then answer.
 
-Requests that arrive while the store writes wait and share the next entry (group commit): so the number of answers per
-second does not depend on how long a durable write takes. Nothing is answered, and nothing shows in memory, before the
-store has it. A failed write fails every request of its batch with `StoreRefused` and leaves the state as it was. When
-the store is lost, every request fails with `StoreLost`, and this object serves no more.
-
-The log is replaced by a snapshot when it has grown beyond both `LOG_BYTES` and the last snapshot.
+Requests that arrive while the store writes wait and share the next write (group commit): so the number of answers per
+second does not depend on how long a durable write takes. Nothing is answered, and nothing shows in `status`, before the
+store has it. When a write fails, every request fails with `StoreLost`, and this object serves no more: another one
+reads what the store has.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from overlay.environment import Environment
-from training.dispatch import changes as log
 from training.dispatch.answers import (
     BadRequestToQueue,
     Cause,
@@ -30,20 +29,20 @@ from training.dispatch.answers import (
     ReportAnswer,
     SaveAnswer,
 )
-from training.dispatch.chunks import ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
-from training.dispatch.draft import Draft
-from training.dispatch.queue import QueueImage, TaskQueue, decode_image, encode_image
-from training.dispatch.store import Store, StoredQueueState, StoreLost, StoreRefused
+from training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
+from training.dispatch.queue import MAX_TASKS, StateDamaged, TaskQueue
+from training.dispatch.store import Store, StoreLost, StoreRefused
 from training.errors import TrainingError
 
 R = TypeVar("R")
 
-#: Requests in one entry, about two milliseconds on the event loop, and changed tasks: an entry stays far below
-#: `MAX_ENTRY_BYTES`.
-BATCH_REQUESTS, BATCH_CHANGES = 64, 4096
+#: Requests in one write, about two milliseconds on the event loop, and the rows after which no more requests join it: a
+#: request changes 64 rows at most, and leases that end by their time 16, so that a write stays below `MAX_ROWS`.
+BATCH_REQUESTS, BATCH_ROWS = 64, 40
 #: Requests that wait; more are refused, to be repeated later.
 WAITING_REQUESTS = 20_000
-LOG_BYTES, LOG_ENTRIES = 4 << 20, 20_000
+#: The list of chunks is stored in rows of so many bytes: etcd's JSON of one is coded in a millisecond.
+PIECE_BYTES = 256 << 10
 #: The writer looks so often whether it still has the store, when nobody asks.
 IDLE_S = 0.5
 
@@ -60,19 +59,17 @@ class StoredQueue:
         self._store = store
         self._environment = environment
         self._events = events
-        self._queue = TaskQueue(rules)
+        self._now = 0.0
+        self._queue = TaskQueue(rules, {}, 0.0)
+        self._status = self._queue.status()
         self._table: ChunkTable | None = None
         self._summary: list[FileSummary] = []
-        self._waiting: deque[tuple[Callable[[Draft], Any], asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._registering = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._lost: asyncio.Future[StoreLost] = asyncio.get_running_loop().create_future()
         self._writer: asyncio.Task[None] | None = None
-        self._snapshot: asyncio.Task[None] | None = None
-        self._log_bytes = self._log_entries = self._snapshot_bytes = 0
-        #: Before the log has more entries than this, a snapshot that was refused is not tried again.
-        self._refused_entries = 0
-        self._now = 0.0
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -81,25 +78,20 @@ class StoredQueue:
 
         Raises `StoreHeld`, `StoreLost`, or `StateDamaged` and `DatasetDamaged` where the store has nonsense.
         """
-        stored = await self._store.open()
+        rows = await self._store.open()
         self._queue, self._table, self._summary = await self._environment.executor.run(
-            recovered, self._queue.rules, stored
+            recovered, self._queue.rules, rows, self._clock()
         )
-        self._queue.rearm(self._clock())
-        self._log_bytes = sum(map(len, stored.entries))
-        self._log_entries = len(stored.entries)
-        self._snapshot_bytes = len(stored.snapshot or b"")
         self._writer = asyncio.create_task(self._write(), name="dispatch-writer")
-        await self._ask(lambda draft: draft.resume())
+        await self._ask(lambda: None)
 
     async def close(self) -> None:
         """Stop, and give the store up to others. Requests that wait fail with `StoreLost`. Raises nothing."""
         self._lose(StoreLost("this master is closed"))
-        for task in (self._writer, self._snapshot):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+        if self._writer is not None:
+            self._writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._writer
         await self._store.close()
 
     async def lost(self) -> StoreLost:
@@ -114,7 +106,7 @@ class StoredQueue:
     @property
     def registration(self) -> Registration | None:
         """The registered data set; None before."""
-        return self._queue.registration
+        return None if self._table is None else self._queue.registration
 
     @property
     def table(self) -> ChunkTable | None:
@@ -123,7 +115,7 @@ class StoredQueue:
 
     def status(self) -> QueueStatus:
         """The counts as stored."""
-        return self._queue.status()
+        return self._status
 
     def holders(self) -> list[bytes]:
         """The workers that have leases."""
@@ -135,36 +127,30 @@ class StoredQueue:
         """Register the data set; `wanted.digest` and `wanted.tasks` are overwritten by those of the table.
 
         The first registration counts and is the answer to later ones, whatever grouping and seed they name. Raises
-        `DatasetDiffers`, which names the first difference, for other chunks.
+        `DatasetDiffers`, which names the first difference, for other chunks, and `BadDataset` for too many tasks.
         """
         summary = await self._environment.executor.run(table.summary)
         async with self._registering:
-            if self._queue.registration is not None:
+            if self._table is not None:
                 return self.agree(summary)
             self._check()
+            tasks = table.tasks(wanted.chunks_per_task)
+            if tasks > MAX_TASKS:
+                raise BadDataset(f"{tasks} tasks, {MAX_TASKS} at most: raise dispatch.chunks_per_task of the master")
             encoded = await self._environment.executor.run(table.encode)
-            try:
-                await self._store.write_chunks(encoded)
-            except StoreLost as error:
-                self._lose(error)
-                raise
-            facts = Registration(
-                identity=wanted.identity,
-                digest=digest_of(summary),
-                tasks=table.tasks(wanted.chunks_per_task),
-                chunks_per_task=wanted.chunks_per_task,
-                shuffle=wanted.shuffle,
-                seed=wanted.seed,
-            )
-            first = await self._ask(lambda draft: draft.register(facts))
+            pieces = [encoded[at : at + PIECE_BYTES] for at in range(0, len(encoded), PIECE_BYTES)]
+            for number, piece in enumerate(pieces):  # nothing refers to them before the registration
+                await self._put({_piece(number): piece})
+            facts = msgspec.structs.replace(wanted, digest=digest_of(summary), tasks=tasks, pieces=len(pieces))
+            await self._ask(lambda: self._queue.register(facts))
             self._table, self._summary = table, summary
-            return first
+            return facts
 
     def agree(self, summary: Sequence[FileSummary]) -> Registration:
         """The registration, to somebody with the same data set. Raises `DatasetDiffers`, and `BadRequestToQueue`
         before anything is registered."""
         self._check()
-        first = self._queue.registration
+        first = self.registration
         if first is None:
             raise BadRequestToQueue("no data set is registered yet")
         found = difference(self._summary, summary)
@@ -172,51 +158,34 @@ class StoredQueue:
             raise DatasetDiffers(f"this run has another data set registered: {found}. Give all nodes the same files")
         return first
 
-    # -- requests --------------------------------------------------------------------------------------------------
+    # -- requests, each as that of `TaskQueue` ---------------------------------------------------------------------
 
-    async def get(
-        self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = (), pass_number: int | None = None
-    ) -> Handout:
-        """`Draft.get`."""
-        return await self._ask(lambda draft: draft.get(worker, held, avoid, pass_number))
+    async def get(self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = ()) -> Handout:
+        return await self._ask(lambda: self._queue.get(worker, held, avoid))
 
     async def finish(self, worker: bytes, task: int, attempt: int) -> ReportAnswer:
-        """`Draft.finish`."""
-        return await self._ask(lambda draft: draft.finish(worker, task, attempt))
+        return await self._ask(lambda: self._queue.finish(worker, task, attempt))
 
     async def fail(self, worker: bytes, task: int, attempt: int, cause: Cause, trained: int = 0) -> ReportAnswer:
-        """`Draft.fail`."""
         self._check_trained(task, trained)
-        return await self._ask(lambda draft: draft.fail(worker, task, attempt, cause, trained))
+        return await self._ask(lambda: self._queue.fail(worker, task, attempt, cause, trained))
 
     async def renew(self, worker: bytes, held: Sequence[Held]) -> list[ReportAnswer]:
-        """`Draft.renew`."""
         for one in held:
             self._check_trained(one.task, one.trained)
-        return await self._ask(lambda draft: draft.renew(worker, held))
+        return await self._ask(lambda: self._queue.renew(worker, held))
 
     async def worker_gone(self, worker: bytes) -> int:
-        """`Draft.worker_gone`."""
-        return await self._ask(lambda draft: draft.worker_gone(worker))
+        return await self._ask(lambda: self._queue.worker_gone(worker))
 
     async def discard(self, task: int, reason: str) -> bool:
-        """`Draft.discard`."""
-        return await self._ask(lambda draft: draft.discard(task, reason))
-
-    async def expire(self) -> None:
-        """End the leases that are due now. The writer does so by itself in time."""
-        await self._ask(Draft.expire)
+        return await self._ask(lambda: self._queue.discard(task, reason))
 
     async def request_save(self, holder: bytes, seconds: float) -> SaveAnswer:
-        """`Draft.request_save`."""
-        return await self._ask(lambda draft: draft.request_save(holder, seconds))
-
-    async def release_save(self, holder: bytes, token: int) -> bool:
-        """`Draft.release_save`."""
-        return await self._ask(lambda draft: draft.release_save(holder, token))
+        return await self._ask(lambda: self._queue.request_save(holder, seconds))
 
     def _check_trained(self, task: int, trained: int) -> None:
-        facts, table = self._queue.registration, self._table
+        facts, table = self.registration, self._table
         if facts is None or table is None or not 0 <= task < facts.tasks or not trained:
             return
         records = sum(chunk.records for chunk in table.of_task(task, facts.chunks_per_task))
@@ -225,7 +194,7 @@ class StoredQueue:
 
     # -- the writer ------------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: Callable[[Draft], R]) -> R:
+    async def _ask(self, request: Callable[[], R]) -> R:
         self._check()
         if len(self._waiting) >= WAITING_REQUESTS:
             raise StoreRefused(f"{WAITING_REQUESTS} requests wait already: the store is too slow, ask again later")
@@ -248,12 +217,19 @@ class StoredQueue:
         self._now = max(self._now, self._environment.clock.monotonic())
         return self._now
 
+    async def _put(self, rows: Mapping[str, bytes]) -> None:
+        try:
+            async with self._writing:
+                await self._store.write(rows)
+        except StoreLost as error:
+            self._lose(error)
+            raise
+
     async def _write(self) -> None:
         try:
             while True:
                 await self._idle()
                 await self._batch()
-                await self._compact()
         except StoreLost as error:
             self._lose(error)
         except Exception as error:  # a state that nobody foresaw must not be served
@@ -261,8 +237,7 @@ class StoredQueue:
             self._lose(StoreLost(f"the queue cannot go on: {error!r}"))
 
     async def _idle(self) -> None:
-        deadline = self._queue.next_deadline()
-        wait_s = IDLE_S if deadline is None else min(max(deadline - self._clock(), 0.0), IDLE_S)
+        wait_s = min(max(self._queue.next_due - self._clock(), 0.0), IDLE_S)
         if not self._waiting:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -271,68 +246,34 @@ class StoredQueue:
         self._store.check()
 
     async def _batch(self) -> None:
-        """Answer the waiting requests by one entry of the log, and end the leases that are due.
+        """Answer the waiting requests by one write, and end the leases that are due.
 
         A report of the batch counts before the deadline of its lease: the master may have been stopped meanwhile.
         """
-        draft = Draft(self._queue, self._clock())
+        queue = self._queue
+        queue.now = self._clock()
         answers: list[tuple[asyncio.Future[Any], Any, TrainingError | None]] = []
-        while self._waiting and len(answers) < BATCH_REQUESTS and draft.size < BATCH_CHANGES:
+        while self._waiting and len(answers) < BATCH_REQUESTS and queue.changed < BATCH_ROWS:
             request, answer = self._waiting.popleft()
             try:
-                answers.append((answer, request(draft), None))
-            except (BadRequestToQueue, DatasetDiffers) as error:
+                answers.append((answer, request(), None))
+            except BadRequestToQueue as error:
                 answers.append((answer, None, error))
-        draft.expire()
-        entry = draft.changes()
+        queue.expire()
+        rows, events = queue.take()
+        status = queue.status()
         try:
-            if entry:
-                await self._append(log.encode(entry))
+            if rows:
+                await self._put(rows)
             self._store.check()
-        except StoreRefused as error:
-            answers = [(answer, None, StoreRefused(str(error))) for answer, _, _ in answers]
         except BaseException as error:
             lost = error if isinstance(error, StoreLost) else StoreLost(f"the write was cut short: {error!r}")
             _give([(answer, None, StoreLost(str(lost))) for answer, _, _ in answers])
             raise
-        else:
-            self._queue.apply(entry, draft.times, draft.save_until)
-            for event in draft.events:
-                self._events(event)
+        self._status = status
+        for event in events:
+            self._events(event)
         _give(answers)
-
-    async def _append(self, entry: bytes) -> None:
-        await self._store.append(entry)
-        self._log_bytes += len(entry)
-        self._log_entries += 1
-
-    async def _compact(self) -> None:
-        """Begin a snapshot where the log has become long. Requests wait for the copy, not for the rest."""
-        is_large = self._log_bytes > max(LOG_BYTES, self._snapshot_bytes)
-        long = is_large or self._log_entries > max(LOG_ENTRIES, self._refused_entries)
-        if long and (self._snapshot is None or self._snapshot.done()):
-            image = await self._environment.executor.run(self._queue.image)
-            self._snapshot = asyncio.create_task(
-                self._write_snapshot(image, self._log_entries, self._log_bytes), name="dispatch-snapshot"
-            )
-
-    async def _write_snapshot(self, image: QueueImage, entries: int, log_bytes: int) -> None:
-        try:
-            snapshot = await self._environment.executor.run(encode_image, image)
-            await self._store.write_snapshot(snapshot, entries)
-        except StoreLost as error:
-            self._lose(error)
-        except Exception as error:  # that of the store is `StoreRefused`; the log has everything, whatever it was
-            reason = str(error) if isinstance(error, StoreRefused) else repr(error)
-            self._environment.log.warning("dispatch_snapshot_refused", error=reason)
-            # Tried again when the log has doubled.
-            self._snapshot_bytes = max(2 * self._log_bytes, LOG_BYTES)
-            self._refused_entries = 2 * self._log_entries
-        else:
-            self._snapshot_bytes = len(snapshot)
-            self._refused_entries = 0
-            self._log_entries -= entries
-            self._log_bytes -= log_bytes
 
     def _lose(self, error: StoreLost) -> None:
         if not self._lost.done():
@@ -342,23 +283,26 @@ class StoredQueue:
         self._wake.set()
 
 
-def recovered(rules: QueueRules, stored: StoredQueueState) -> tuple[TaskQueue, ChunkTable | None, list[FileSummary]]:
+def recovered(
+    rules: QueueRules, rows: Mapping[str, bytes], now: float
+) -> tuple[TaskQueue, ChunkTable | None, list[FileSummary]]:
     """The queue that a store has, with its chunks. Raises `StateDamaged` or `DatasetDamaged`."""
-    queue = TaskQueue(rules)
-    if stored.snapshot is not None:
-        queue.restore(decode_image(stored.snapshot))
-    for entry in stored.entries:
-        queue.apply(log.decode(entry))
+    queue = TaskQueue(rules, rows, now)
     facts = queue.registration
     if facts is None:
         return queue, None, []
-    if stored.chunks is None:
-        raise log.StateDamaged("a data set is registered, and its list of chunks is missing")
-    table = ChunkTable.decode(stored.chunks)
+    pieces = [rows.get(_piece(number)) for number in range(facts.pieces)]
+    if None in pieces:
+        raise StateDamaged("a data set is registered, and its list of chunks is missing")
+    table = ChunkTable.decode(b"".join(piece for piece in pieces if piece is not None))
     summary = table.summary()
     if digest_of(summary) != facts.digest or table.tasks(facts.chunks_per_task) != facts.tasks:
-        raise log.StateDamaged("the stored list of chunks is not the registered one")
+        raise StateDamaged("the stored list of chunks is not the registered one")
     return queue, table, summary
+
+
+def _piece(number: int) -> str:
+    return f"chunks/{number:04}"
 
 
 def _give(answers: Sequence[tuple[asyncio.Future[Any], Any, TrainingError | None]]) -> None:

@@ -322,7 +322,7 @@ class RecordsService:
         key = (granted.task, granted.attempt)
         if key in self._reports or self._has_left:
             return
-        chunks = [RecordChunk(self._paths[one.name], one.index, one.offset, one.records) for one in granted.chunks]
+        chunks = [RecordChunk(self._paths[one.path], one.index, one.offset, one.records) for one in granted.chunks]
         task = RecordTask(granted.task, granted.attempt, granted.pass_number, granted.order, granted.skip, chunks)
         if granted.skip >= task.records:
             self._reports[key] = self._finish(*key)  # its last attempt trained all of it, and could not say so

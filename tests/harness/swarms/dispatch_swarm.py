@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.memory_store import MemoryStore, StoreContents
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.dispatch.chunks import ChunkTable, DatasetChunk
 from training.dispatch.dataset import LocalDataset
 from training.dispatch.master import MasterService
-from training.dispatch.store import MemoryStore, StoreContents
 from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import Resume, StepOrder, StepReport, TrainerHello
 from training.trainer_link.record_messages import (

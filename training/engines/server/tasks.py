@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from training.dispatch.answers import Cause, QueueRules, ReportAnswer
-from training.dispatch.changes import HeadRow
-from training.dispatch.queue import lease_duration_s
+from training.dispatch.queue import HeadRow, lease_duration_s
 
 Work = TypeVar("Work")
 

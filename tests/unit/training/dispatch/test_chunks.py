@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
 
+import msgspec
 import pytest
 
 from training.dispatch import chunks
-from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference, digest_of
+from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference
 
 
 def table(**files: int) -> ChunkTable:
@@ -28,23 +29,21 @@ def test_tasks_are_runs_that_may_span_files() -> None:
 
 
 def test_a_stored_table_is_the_same_table() -> None:
-    """Places of 64 bits, empty chunks and paths in any alphabet come back; neighbours compress well."""
+    """Places of 64 bits, empty chunks and paths in any alphabet come back."""
     entries = [DatasetChunk("ä/ö.rec", 0, 2**40 + 3, 0), DatasetChunk("ä/ö.rec", 2**32 - 1, 5, 2**32 - 1)]
     data = ChunkTable(entries)
     again = ChunkTable.decode(data.encode())
-    assert [again[0], again[1]] == entries
+    assert again.chunks == entries
     assert again.summary() == data.summary()
-    assert len(table(a=100_000).encode()) < 12_000
 
 
 def test_a_damaged_table_is_refused() -> None:
-    """No cut, and no change of its beginning, is read as another table under the same digest."""
+    """No cut and no flipped bit is read as another table."""
     data = table(a=50, b=2)
     encoded = data.encode()
     for size in range(len(encoded)):
         with pytest.raises(DatasetDamaged):
             ChunkTable.decode(encoded[:size])
-    changed = 0
     for place in range(len(encoded)):
         damaged = bytearray(encoded)
         damaged[place] ^= 1
@@ -52,25 +51,15 @@ def test_a_damaged_table_is_refused() -> None:
             other = ChunkTable.decode(bytes(damaged))
         except DatasetDamaged:
             continue
-        same = [other[number] for number in range(len(other))] == [data[number] for number in range(len(data))]
-        assert same == (digest_of(other.summary()) == digest_of(data.summary()))
-        changed += not same
-    assert changed
+        assert other.chunks == data.chunks
 
 
 def test_impossible_data_sets_are_refused_by_name() -> None:
-    """No chunks, a file named twice, numbers out of range, and paths of no or endless length."""
-    bad = {
-        "no chunk": [],
-        "named twice": [DatasetChunk("a", 0, 0, 1), DatasetChunk("b", 0, 0, 1), DatasetChunk("a", 1, 9, 1)],
-        "offset=-1": [DatasetChunk("a", 0, -1, 1)],
-        "records=4294967296": [DatasetChunk("a", 0, 0, 2**32)],
-        "1 to 4096 bytes": [DatasetChunk("", 0, 0, 1)],
-        "4096 bytes": [DatasetChunk("x" * 4097, 0, 0, 1)],
-    }
-    for reason, entries in bad.items():
-        with pytest.raises(BadDataset, match=reason):
-            ChunkTable(entries)
+    """No chunks, and a file named twice."""
+    with pytest.raises(BadDataset, match="no chunk"):
+        ChunkTable([])
+    with pytest.raises(BadDataset, match="named twice"):
+        ChunkTable([DatasetChunk("a", 0, 0, 1), DatasetChunk("b", 0, 0, 1), DatasetChunk("a", 1, 9, 1)])
 
 
 def test_the_first_difference_is_named() -> None:
@@ -88,31 +77,22 @@ def test_the_first_difference_is_named() -> None:
 
 
 def test_a_list_of_chunks_from_another_node_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files in several runs, paths without chunks, paths named twice or too long, and endless columns are refused."""
-
-    def changed(change: Callable[[ChunkTable], object]) -> bytes:
-        data = table(a=2, b=2)
-        change(data)
-        return data.encode()
-
-    bad = (
-        lambda data: data.files.__setitem__(3, 0),
-        lambda data: data.files.__setitem__(0, 1),
-        lambda data: data.files.__setitem__(3, 2),
-        lambda data: data.paths.append("c"),
-        lambda data: data.paths.__setitem__(1, "a"),
-        lambda data: data.paths.__setitem__(1, ""),
-        lambda data: data.paths.__setitem__(1, "x" * 4097),
-        lambda data: data.records.append(1),
-    )
-    for change in bad:
+    """Files in several runs, impossible paths and numbers, too many chunks and bytes without end are refused."""
+    good = DatasetChunk("a", 0, 0, 1)
+    for bad in (
+        [],
+        [good, DatasetChunk("b", 0, 0, 1), DatasetChunk("a", 1, 9, 1)],
+        [DatasetChunk("", 0, 0, 1)],
+        [DatasetChunk("x" * 4097, 0, 0, 1)],
+        [DatasetChunk("a", 0, -1, 1)],
+        [DatasetChunk("a", 0, 0, 1 << 63)],
+    ):
         with pytest.raises(DatasetDamaged):
-            ChunkTable.decode(changed(change))
-    monkeypatch.setattr(chunks, "MAX_CHUNKS", 1000)
+            ChunkTable.decode(zlib.compress(msgspec.msgpack.encode(bad)))
     ChunkTable.decode(table(a=1000).encode())
-    longer = [DatasetChunk("a", index, 0, 1) for index in range(1001)]
-    monkeypatch.setattr(chunks, "MAX_CHUNKS", 2000)
-    encoded = ChunkTable(longer).encode()
-    monkeypatch.setattr(chunks, "MAX_CHUNKS", 1000)
-    with pytest.raises(DatasetDamaged, match="more than 1000 chunks"):
-        ChunkTable.decode(encoded)
+    monkeypatch.setattr(chunks, "MAX_CHUNKS", 999)
+    with pytest.raises(DatasetDamaged, match="more than 999 chunks"):
+        ChunkTable.decode(zlib.compress(msgspec.msgpack.encode([good] * 1000)))
+    monkeypatch.setattr(chunks, "MAX_TABLE_BYTES", 999)
+    with pytest.raises(DatasetDamaged, match="more than 999 bytes"):
+        ChunkTable.decode(zlib.compress(msgspec.msgpack.encode([good] * 500)))

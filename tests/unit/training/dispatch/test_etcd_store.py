@@ -15,7 +15,7 @@ from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from training.dispatch import etcd_store
 from training.dispatch.etcd_gateway import EtcdUnreachable
 from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.store import MAX_ENTRY_BYTES, StoreLost, StoreRefused
+from training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 
 TTL_S = 10.0
 
@@ -30,36 +30,30 @@ def simulate(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(scenario(), strict=True)
 
 
-async def read(etcd: FakeEtcd) -> tuple[bytes | None, bytes | None, list[bytes]]:
+async def read(etcd: FakeEtcd) -> dict[str, bytes]:
     """What the next master reads."""
     store, _ = master(etcd, "reader")
-    state = await store.open()
+    rows = await store.open()
     await store.close()
-    return state.chunks, state.snapshot, list(state.entries)
+    return rows
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "late", "twice"])
 def test_a_write_is_repeated_until_its_outcome_is_known(fault: str) -> None:
-    """Every write of an entry, a part and a head lands once, although its request or its answer is lost, late or
-    doubled; the late copies change nothing."""
+    """Every write lands once, although its request or its answer is lost, late or doubled; the late copies change
+    nothing."""
 
     async def scenario() -> None:
         etcd = FakeEtcd()
         store, calls = master(etcd)
         await store.open()
-        calls.next = [fault]
-        await store.append(b"first")
-        calls.next = [fault, "", fault]
-        await store.write_chunks(b"the chunks")
-        calls.next = ["", fault]
-        await store.write_snapshot(b"older", 1)
-        await store.append(b"second")
-        calls.next = [fault]
-        await store.write_snapshot(b"newer", 0)
+        for number in range(3):
+            calls.next = [fault, "", fault]
+            await store.write({"a": b"%d" % number, f"b{number}": b""})
         await asyncio.sleep(60)
-        await store.append(b"third")
+        await store.write({"c": b"last"})
         await store.close()
-        assert await read(etcd) == (b"the chunks", b"newer", [b"second", b"third"])
+        assert await read(etcd) == {"a": b"2", "b0": b"", "b1": b"", "b2": b"", "c": b"last"}
 
     simulate(scenario)
 
@@ -76,10 +70,10 @@ def test_a_campaign_survives_lost_answers(fault: str) -> None:
             # Only a late request keeps others waiting: its lock is nobody's until its lease ends.
             async with asyncio.timeout(3 * TTL_S + 40 if fault == "late" else 3):
                 await store.open()
-            await store.append(b"entry")
+            await store.write({"a": b"1"})
             await asyncio.sleep(35)
             store.check()
-            await store.append(b"another")
+            await store.write({"a": b"2"})
             assert {fence for fence, _ in etcd.landed} == {store.epoch}
             await store.close()
 
@@ -128,7 +122,7 @@ def test_a_master_without_etcd_stops_before_its_lease_could_have_ended() -> None
             await asyncio.sleep(20 + delay_s)
             calls.cut = True
             with pytest.raises(StoreLost, match="not renewed in time"):
-                await store.append(b"entry")
+                await store.write({"a": b"1"})
             etcd._expire()
             assert b"/test/lock" in etcd.keys
             with pytest.raises(StoreLost):
@@ -163,109 +157,60 @@ def test_a_former_master_cannot_write_though_its_clock_stood_still() -> None:
         etcd = FakeEtcd()
         old, calls = master(etcd, "old")
         await old.open()
-        await old.append(b"old")
+        await old.write({"a": b"old"})
         calls.cut = True
         new, _ = master(etcd, "new")
         await new.open()
         calls.cut = False
         old._lock._until = 1e9
-        for write in (old.append(b"bad"), old.write_chunks(b"bad"), old.write_snapshot(b"bad", 1)):
-            old._lock._lost = ""
-            with pytest.raises(StoreLost, match="another master has taken over"):
-                await write
+        with pytest.raises(StoreLost, match="another master has taken over"):
+            await old.write({"a": b"bad"})
         with pytest.raises(StoreLost):
             old.check()
-        await new.append(b"new")
+        await new.write({"b": b"new"})
         await old.close()
         await new.close()
-        assert await read(etcd) == (None, None, [b"old", b"new"])
+        assert await read(etcd) == {"a": b"old", "b": b"new"}
 
     simulate(scenario)
 
 
-def test_refused_writes_leave_the_store_as_it_was() -> None:
-    """An entry above the limit and an exhausted quota are retryable errors; with an unknown outcome before it, the
-    store is lost."""
+def test_a_refused_write_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an exhausted quota the master serves no more; the next one reads what was written before, and writes when
+    there is space."""
 
     async def scenario() -> None:
         etcd = FakeEtcd()
-        store, calls = master(etcd)
+        store, _ = master(etcd)
         await store.open()
-        with pytest.raises(StoreRefused):
-            await store.append(bytes(MAX_ENTRY_BYTES + 1))
+        await store.write({"a": b"1"})
         etcd.full = True
-        with pytest.raises(StoreRefused, match="space exceeded"):
-            await store.append(b"entry")
-        etcd.full = False
-        await store.append(b"entry")
-        etcd.full = True
-        calls.next = ["before"]
-        with pytest.raises(StoreLost, match="unknown outcome"):
-            await store.append(b"unknown")
+        with pytest.raises(StoreLost, match="space exceeded"):
+            await store.write({"a": b"2"})
+        with pytest.raises(StoreLost):
+            store.check()
         await store.close()
         etcd.full = False
-        assert await read(etcd) == (None, None, [b"entry"])
+        assert await read(etcd) == {"a": b"1"}
 
     simulate(scenario)
 
 
-def test_large_parts_are_cut_and_old_ones_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts above etcd's limit come back; after each snapshot, and after a master that died within one, only what the
-    head names is left."""
+def test_rows_are_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows as fit into one write come back, the largest write too, and no keys are left beside them."""
     monkeypatch.setattr(etcd_store, "PAGE", 3)
 
     async def scenario() -> None:
         etcd = FakeEtcd()
         store, _ = master(etcd)
         await store.open()
-        large = random.Random(1).randbytes(3 << 20)
-        await store.write_chunks(large)
-        for number in range(20):
-            await store.append(b"%d" % number)
-        for _ in range(3):
-            await store.write_snapshot(large[::-1], 4)
-        assert len(etcd.keys) == 2 * 12 + 8 + 2  # with the lock
-        dying = asyncio.create_task(store.write_snapshot(large, 4))
-        await asyncio.sleep(0.035)  # some pieces are written, the head is not
-        dying.cancel()
-        await asyncio.gather(dying, return_exceptions=True)
+        rows = {f"task/{number}": b"%d" % number for number in range(MAX_ROWS)}
+        await store.write(rows)
+        large = {"large": random.Random(1).randbytes(MAX_BYTES)}
+        await store.write(large)
         await store.close()
-        assert len(etcd.keys) > 2 * 12 + 8 + 1
-        assert await read(etcd) == (large, large[::-1], [b"%d" % number for number in range(12, 20)])
-        assert len(etcd.keys) == 2 * 12 + 8 + 1
-
-    simulate(scenario)
-
-
-def test_a_damaged_store_is_refused_by_name() -> None:
-    """A missing or changed entry, a missing piece, an unreadable head, a newer format: the error names the key."""
-
-    async def scenario() -> None:
-        async def damaged(damage: Callable[[FakeEtcd], None], reason: str) -> None:
-            etcd = FakeEtcd()
-            store, _ = master(etcd)
-            await store.open()
-            await store.write_chunks(b"chunks")
-            for number in range(3):
-                await store.append(b"%d" % number)
-            await store.close()
-            damage(etcd)
-            store, _ = master(etcd)
-            with pytest.raises(StoreLost, match=reason):
-                await store.open()
-            await store.close()
-
-        def change(name: str, value: bytes) -> Callable[[FakeEtcd], None]:
-            def act(etcd: FakeEtcd) -> None:
-                next(kept for key, kept in etcd.keys.items() if name.encode() in key).value = value
-
-            return act
-
-        await damaged(lambda etcd: etcd.keys.pop(b"/test/log/0000000000000002"), "entry 2 of /test/log is missing")
-        await damaged(change("log/0000000000000001", b"\0\0\0\0x"), "wrong checksum")
-        await damaged(change("parts/", b"chunkz"), "not what was written")
-        await damaged(change("head", b"{"), "/test/head in etcd cannot be read")
-        await damaged(change("head", b'{"format":2}'), "has format 2")
+        assert await read(etcd) == rows | large
+        assert len(etcd.keys) == MAX_ROWS + 2
 
     simulate(scenario)
 

@@ -1,274 +1,497 @@
-"""The task queue as it is stored: counts, leases and deadlines, contradictions that are refused, and the snapshot."""
+"""Transitions of the task queue: the golden traces of task queues, the failure budgets, and the save lease."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from training.dispatch.answers import End, QueueRules, Registration
-from training.dispatch.changes import Changes, HeadRow, LeaseRow, SaveRow, StateDamaged, TaskRow, TaskState
-from training.dispatch.queue import (
-    MAX_TASKS,
-    TaskQueue,
-    Times,
-    decode_image,
-    encode_image,
-    holder_of,
-    lease_duration_s,
+from training.dispatch.answers import (
+    Answer,
+    BadRequestToQueue,
+    Cause,
+    End,
+    Handout,
+    Held,
+    Lease,
+    LeaseEnded,
+    PassEnded,
+    QueueRules,
+    Registration,
+    ReportAnswer,
+    TaskDiscarded,
 )
+from training.dispatch.chunks import ChunkTable, DatasetChunk
+from training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, StateDamaged, TaskQueue
 
-RULES = QueueRules(passes=2, lease_factor=3.0, lease_floor_s=10.0, lease_ceiling_s=100.0)
 ANN, BOB = b"ann", b"bob"
 
 
-def registered(tasks: int) -> Registration:
-    return Registration(identity=b"i" * 16, digest=b"d" * 32, tasks=tasks, chunks_per_task=1, shuffle=False, seed=0)
+class Bench:
+    """A queue with a clock of its own, and a store that keeps the rows."""
+
+    def __init__(self, tasks: int = 3, *, shuffle: bool = False, seed: int = 0, **rules: float) -> None:
+        settings: dict[str, float] = {"lease_floor_s": 10.0, "lease_ceiling_s": 100.0, "leases_per_worker": 64}
+        self.rules = QueueRules(**(settings | rules))  # type: ignore[arg-type]
+        self.now = 1000.0
+        self.rows: dict[str, bytes] = {}
+        self.queue = TaskQueue(self.rules, self.rows, self.now)
+        self.events: list[object] = []
+        self.facts = Registration(
+            identity=b"i" * 16, digest=b"d" * 32, tasks=tasks, chunks_per_task=1, shuffle=shuffle, seed=seed
+        )
+        self.commit(lambda queue: queue.register(self.facts))
+
+    def commit(self, request):
+        """One request in a write of its own."""
+        self.queue.now = self.now
+        value = request(self.queue)
+        self.queue.expire()
+        rows, events = self.queue.take()
+        self.rows |= rows
+        self.events += events
+        status = self.queue.status()
+        assert status.todo + status.leased + status.done + status.failed == status.tasks == self.facts.tasks
+        return value
+
+    def get(self, worker: bytes = ANN, **more) -> Handout:
+        return self.commit(lambda queue: queue.get(worker, **{"held": self.held(worker), **more}))
+
+    def lease(self, worker: bytes = ANN) -> Lease:
+        lease = self.get(worker).lease
+        assert lease is not None
+        return lease
+
+    def held(self, worker: bytes) -> list[Held]:
+        return [Held(task, self.queue.row(task).attempt) for task in self.queue.held_by.get(worker, ())]
+
+    def finish(self, lease: Lease) -> ReportAnswer:
+        return self.commit(lambda queue: queue.finish(lease.worker, lease.task, lease.attempt))
+
+    def fail(self, lease: Lease, cause: Cause = Cause.ERROR, trained: int = 0) -> ReportAnswer:
+        return self.commit(lambda queue: queue.fail(lease.worker, lease.task, lease.attempt, cause, trained))
+
+    def expire(self) -> int:
+        before = len(self.events)
+        self.commit(lambda queue: None)
+        return sum(isinstance(event, LeaseEnded | TaskDiscarded) for event in self.events[before:])
+
+    def restart(self, **rules: float) -> None:
+        """Another process recovers what the store has."""
+        changed = {name: getattr(self.rules, name) for name in self.rules.__struct_fields__} | rules
+        self.rules = QueueRules(**changed)
+        self.queue = TaskQueue(self.rules, self.rows, self.now)
+        self.commit(lambda queue: None)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        status = self.queue.status()
+        return status.todo, status.leased, status.done, status.failed
 
 
-def queue_of(tasks: int) -> TaskQueue:
-    queue = TaskQueue(RULES)
-    queue.apply(Changes(registration=registered(tasks)))
-    return queue
+def test_golden_trace_of_25_chunks() -> None:
+    """25 chunks in tasks of 10 are tasks of 10, 10 and 5; then there is no task now; the finished pass rolls over."""
+    table = ChunkTable(DatasetChunk("a", index, 20 * index, 1) for index in range(25))
+    bench = Bench(table.tasks(10), passes=2)
+
+    leases = [bench.lease() for _ in range(3)]
+    refused = bench.get()
+
+    assert [len(table.of_task(lease.task, 10)) for lease in leases] == [10, 10, 5]
+    assert refused.answer is Answer.NO_TASK_NOW
+    assert 0 < refused.retry_after_s <= 5
+    assert [bench.finish(lease) for lease in leases] == [ReportAnswer.ACCEPTED] * 3
+    assert bench.counts == (3, 0, 0, 0)
+    assert bench.lease().pass_number == 2
+    assert PassEnded(1, 3, 0, End.NO) in bench.events
 
 
-def row(task: int, state: TaskState, attempt: int = 1, worker: bytes = ANN) -> TaskRow:
-    return TaskRow(task, state, attempt, holder_of(worker), 0, 0, 0, 0)
+def test_golden_trace_of_a_task_that_always_fails() -> None:
+    """With `max_failures` 3 the fourth error discards the only task; the job ends with ALL_FAILED, it is not stuck."""
+    bench = Bench(1, passes=0, max_failures=3)
+
+    for _ in range(4):
+        assert bench.fail(bench.lease()) is ReportAnswer.RETURNED
+
+    assert bench.counts == (0, 0, 0, 1)
+    assert bench.get().answer is Answer.ALL_FAILED
+    assert TaskDiscarded(0, 4, "error", 4, 0, 0) in bench.events
 
 
-def lease(queue: TaskQueue, task: int, deadline: float, *, attempt: int = 1, worker: bytes = ANN) -> None:
-    """Hand a task out, as a draft does."""
-    changes = Changes(rows=[row(task, TaskState.LEASED, attempt, worker)], leases=[LeaseRow(task, worker, 5.0, 0)])
-    queue.apply(changes, {task: Times(deadline - 5.0, deadline, rearmed=False)})
+def test_golden_trace_of_a_late_finisher() -> None:
+    """A finish of attempt 1 after attempt 2 was handed out is superseded, and that of attempt 2 counts once."""
+    bench = Bench(2)
+    first = bench.lease(ANN)
+    bench.lease(ANN)
+    bench.now += 101
+    assert bench.expire() == 2
+
+    second = bench.lease(BOB)
+    assert (second.task, second.attempt) == (first.task, 2)
+    assert bench.finish(first) is ReportAnswer.SUPERSEDED
+    assert bench.counts == (1, 1, 0, 0)
+    assert bench.finish(second) is ReportAnswer.ACCEPTED
+    assert bench.finish(second) is ReportAnswer.ACCEPTED
+    assert bench.finish(first) is ReportAnswer.SUPERSEDED
+    assert bench.counts == (1, 0, 1, 0)
 
 
-def end(queue: TaskQueue, task: int, state: TaskState, attempt: int = 1) -> None:
-    queue.apply(Changes(rows=[row(task, state, attempt)]))
+def test_golden_trace_of_a_crash_between_write_and_answer() -> None:
+    """A repeated report to a restarted master gets the answer that was lost, and counts once."""
+    bench = Bench(1, passes=2)
+    lease = bench.lease()
+    bench.finish(lease)  # stored; the answer is lost with the master
+    bench.restart()
+
+    assert bench.finish(lease) is ReportAnswer.ACCEPTED
+    assert bench.counts == (1, 0, 0, 0)
+    assert bench.queue.status().pass_number == 2
 
 
-def test_counts_follow_every_state() -> None:
-    """Each task is counted once, and one that was reopened as todo."""
-    queue = queue_of(5)
-    assert (queue.tasks, queue.status().todo, queue.end) == (5, 5, End.NO)
-
-    for task, state in enumerate((TaskState.LEASED, TaskState.DONE, TaskState.FAILED, TaskState.REOPENED)):
-        queue.apply(Changes(rows=[row(task, state)]))
-
-    status = queue.status()
-    assert (status.todo, status.leased, status.done, status.failed) == (2, 1, 1, 1)
-    assert queue.row(3) == row(3, TaskState.REOPENED)
+# -- the bugs of other queues -----------------------------------------------------------------------------------------
 
 
-def test_a_lease_ends_with_the_state_of_its_task() -> None:
-    """A worker counts while it holds a lease, and no longer."""
-    queue = queue_of(3)
-    lease(queue, 0, 15.0)
-    lease(queue, 1, 16.0)
-    lease(queue, 2, 17.0, worker=BOB)
-    assert (queue.status().workers, list(queue.held_by[ANN])) == (2, [0, 1])
+def test_a_pass_rolls_when_its_last_task_is_discarded() -> None:
+    """Whatever ends the last open task ends the pass, in the same batch: an error, a timeout, a death, a discard."""
+    ends = {
+        "error": lambda queue, lease: queue.fail(ANN, lease.task, lease.attempt, Cause.ERROR),
+        "death": lambda queue, lease: queue.worker_gone(ANN),
+        "discard": lambda queue, lease: queue.discard(lease.task, "unreadable"),
+    }
+    for name, end in ends.items():
+        bench = Bench(2, passes=2, max_failures=0, max_losses=0)
+        bench.finish(bench.lease())
+        last = bench.lease()
 
-    end(queue, 0, TaskState.DONE)
-    assert (queue.status().workers, list(queue.held_by[ANN])) == (2, [1])
-    end(queue, 1, TaskState.REOPENED)
-    assert (queue.status().workers, sorted(queue.leases)) == (1, [2])
+        def ends_and_asks(queue: TaskQueue, end=end, last=last) -> Handout:
+            end(queue, last)
+            return queue.get(BOB)
 
+        handout = bench.commit(ends_and_asks)
+        assert handout.lease is not None
+        assert handout.lease.pass_number == 2, name
+        assert PassEnded(1, 1, 1, End.NO) in bench.events
 
-def test_due_leases_are_those_whose_deadline_has_passed() -> None:
-    """None, the first of several, all, and never more than the limit."""
-    queue = queue_of(20)
-    for task in range(20):
-        lease(queue, task, 100.0 + task)
-
-    assert queue.due(99.9, 20) == []
-    assert [one.task for one in queue.due(100.0, 20)] == [0]
-    assert sorted(one.task for one in queue.due(104.0, 20)) == [0, 1, 2, 3, 4]
-    assert len(queue.due(1000.0, 7)) == 7
-    assert len(queue.due(1000.0, 50)) == 20
-    assert queue.due(1000.0, 0) == []
-
-
-def test_a_deadline_of_before_is_not_due() -> None:
-    """A lease that was renewed, or that ended, is not found by the deadline that it had."""
-    queue = queue_of(3)
-    for task in range(3):
-        lease(queue, task, 100.0 + task)
-    assert queue.next_deadline() == 100.0
-
-    queue.apply(Changes(), {0: Times(95.0, 200.0, rearmed=False)})
-    end(queue, 1, TaskState.DONE)
-
-    assert [one.task for one in queue.due(150.0, 9)] == [2]
-    assert queue.next_deadline() == 102.0
-    end(queue, 2, TaskState.DONE)
-    assert queue.next_deadline() == 200.0
-    end(queue, 0, TaskState.DONE)
-    assert queue.next_deadline() is None
+    bench = Bench(2, passes=2, max_losses=0)
+    bench.finish(bench.lease())
+    bench.lease()
+    bench.now += 101
+    assert bench.expire() == 1
+    assert bench.queue.status().pass_number == 2
 
 
-def test_times_of_a_task_without_a_lease_are_ignored() -> None:
-    """A renewal that comes with the end of its task sets no deadline."""
-    queue = queue_of(1)
-    queue.apply(Changes(), {0: Times(0.0, 5.0, rearmed=False)})
+def test_a_former_owner_cannot_finish_a_task_that_was_handed_out_again() -> None:
+    """Neither the old attempt, nor the new attempt under the old owner's name, has an effect."""
+    bench = Bench(1)
+    old = bench.lease(ANN)
+    bench.commit(lambda queue: queue.worker_gone(ANN))
+    new = bench.lease(BOB)
 
-    assert queue.next_deadline() is None
-
-
-def test_a_new_pass_begins_with_every_task_and_keeps_the_attempts() -> None:
-    """A roll frees leases, returned tasks and skips; the fencing tokens and the last attempts that counted stay."""
-    queue = queue_of(3)
-    lease(queue, 0, 15.0, attempt=7)
-    queue.apply(Changes(rows=[TaskRow(1, TaskState.FAILED, 4, 9, 3, 1, 2, 3)], returned=[2], skips=[(2, 11)]))
-
-    queue.apply(Changes(rolled=True, head=HeadRow(pass_number=2)))
-
-    status = queue.status()
-    assert (status.pass_number, status.todo, status.workers) == (2, 3, 0)
-    assert (queue.leases, list(queue.returned), queue.skips, queue.next_deadline()) == ({}, [], {}, None)
-    assert queue.row(0) == TaskRow(0, TaskState.TODO, 7, holder_of(ANN), 0, 0, 0, 0)
-    assert queue.row(1) == TaskRow(1, TaskState.TODO, 4, 9, 3, 0, 0, 0)
+    assert bench.finish(old) is ReportAnswer.SUPERSEDED
+    assert bench.commit(lambda queue: queue.finish(ANN, new.task, new.attempt)) is ReportAnswer.NOT_HOLDER
+    assert bench.commit(lambda queue: queue.renew(ANN, [Held(old.task, old.attempt)])) == [ReportAnswer.SUPERSEDED]
+    assert bench.counts == (0, 1, 0, 0)
 
 
-def test_tasks_that_came_back_leave_from_the_front() -> None:
-    """The first that came back is the first that is handed out again; skips are told until they are forgotten."""
-    queue = queue_of(4)
-    queue.apply(Changes(returned=[2, 0], skips=[(2, 5), (0, 6)]))
-    queue.apply(Changes(taken=1, returned=[3], skips=[(0, 0), (1, 0)]))
+def test_a_finish_counts_late_only_while_nobody_else_has_the_task() -> None:
+    """An attempt that timed out, or whose worker was taken for dead, may finish; one that was given up may not."""
+    bench = Bench(3)
+    slow, dead, failed = bench.lease(ANN), bench.lease(BOB), bench.lease(b"eve")
+    bench.fail(failed)
+    bench.commit(lambda queue: queue.worker_gone(BOB))
+    bench.now += 101
+    assert bench.expire() == 1
 
-    assert (list(queue.returned), queue.skips) == ([0, 3], {2: 5})
-
-
-def test_a_lease_is_told_what_was_trained_of_its_task() -> None:
-    """`skip` is what earlier attempts have trained, `trained` what the lease itself has."""
-    queue = queue_of(1)
-    queue.apply(Changes(skips=[(0, 5)]))
-    lease(queue, 0, 15.0)
-    queue.apply(Changes(leases=[LeaseRow(0, ANN, 5.0, 9)]))
-
-    found = queue.leases[0]
-    assert (found.skip, found.trained, found.deadline, found.leased_at) == (5, 9, 15.0, 10.0)
+    assert bench.finish(slow) is ReportAnswer.ACCEPTED
+    assert bench.finish(dead) is ReportAnswer.ACCEPTED
+    assert bench.finish(failed) is ReportAnswer.SUPERSEDED
+    assert bench.counts == (1, 0, 2, 0)
+    assert bench.lease().task == failed.task
+    assert bench.get().answer is Answer.NO_TASK_NOW
 
 
-def test_leases_run_for_their_full_time_after_a_recovery() -> None:
-    """A replay knows no times: `rearm` gives every lease its duration from now on, and the save lease too."""
-    queue = queue_of(2)
-    rows = [row(task, TaskState.LEASED) for task in range(2)]
-    leases = [LeaseRow(0, ANN, 5.0, 0), LeaseRow(1, BOB, 8.0, 0)]
-    queue.apply(Changes(rows=rows, leases=leases, save=SaveRow(ANN, 1, 30.0)))
-    assert queue.next_deadline() is None
+def test_a_late_finish_of_an_earlier_pass_does_not_count_in_this_one() -> None:
+    """The pass rolled without the task; its old attempt finishes now, and the task is still to be done."""
+    bench = Bench(2, passes=2, max_losses=0)
+    late = bench.lease(ANN)
+    other = bench.lease(BOB)
+    bench.commit(lambda queue: queue.worker_gone(ANN))
+    bench.finish(other)
+    assert bench.queue.status().pass_number == 2
 
-    queue.rearm(1000.0)
-
-    assert [(one.deadline, one.leased_at, one.rearmed) for one in queue.leases.values()] == [
-        (1005.0, 1000.0, True),
-        (1008.0, 1000.0, True),
-    ]
-    assert (queue.next_deadline(), queue.save_until) == (1005.0, 1030.0)
+    assert bench.finish(late) is ReportAnswer.SUPERSEDED
+    assert bench.finish(other) is ReportAnswer.ACCEPTED  # a repeat, after the pass rolled
+    assert bench.counts == (2, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (Changes(registration=registered(2)), "impossible or a second data set"),
-        (Changes(taken=1), "takes more returned tasks than there are"),
-        (Changes(rows=[row(2, TaskState.DONE)]), "task 2 in state 2, of 2 tasks"),
-        (Changes(rows=[row(-1, TaskState.DONE)]), "task -1 in state 2"),
-        (Changes(rows=[TaskRow(0, 5, 1, 0, 0, 0, 0, 0)]), "task 0 in state 5"),
-        (Changes(rows=[TaskRow(0, -1, 1, 0, 0, 0, 0, 0)]), "task 0 in state -1"),
-        (Changes(leases=[LeaseRow(0, ANN, 5.0, 0)]), "a lease of task 0, which is not leased"),
-        (Changes(leases=[LeaseRow(2, ANN, 5.0, 0)]), "a lease of task 2"),
-    ],
-)
-def test_changes_that_contradict_the_state_are_refused(changes: Changes, reason: str) -> None:
-    """The error says what the log claims."""
-    with pytest.raises(StateDamaged, match=reason):
-        queue_of(2).apply(changes)
+def test_a_revived_task_has_its_failure_budget_back() -> None:
+    """A task that was discarded in pass 1 is discarded in pass 2 only after as many errors again."""
+    bench = Bench(2, passes=2, max_failures=1)
+    bench.finish(bench.lease())
+    for _ in range(2):
+        bench.fail(bench.lease())
+    assert bench.queue.status().pass_number == 2
+
+    bench.finish(bench.lease())
+    bench.fail(bench.lease())
+    assert bench.counts == (1, 0, 1, 0)
+    assert bench.queue.row(1).errors == 1
 
 
-@pytest.mark.parametrize("tasks", [0, -1, MAX_TASKS + 1])
-def test_an_impossible_number_of_tasks_is_refused(tasks: int) -> None:
-    """Before any memory is taken for them."""
-    with pytest.raises(StateDamaged, match="impossible"):
-        TaskQueue(RULES).apply(Changes(registration=registered(tasks)))
+def test_causes_are_counted_apart() -> None:
+    """Deaths and timeouts do not touch the budget of errors, releases count nothing, and both budgets are exact."""
+    bench = Bench(1, max_failures=1, max_losses=3, passes=0)
+    for end in ("death", "timeout", "release", "missing", "death", "error"):
+        lease = bench.lease()
+        if end == "death":
+            bench.commit(lambda queue: queue.worker_gone(ANN))
+        elif end == "timeout":
+            bench.now += 101
+            assert bench.expire() == 1
+        else:
+            bench.fail(lease, Cause(end))
+    row = bench.queue.row(0)
+    assert (row.errors, row.timeouts, row.deaths, row.attempt) == (1, 1, 2, 6)
+    assert bench.counts == (1, 0, 0, 0)
+
+    bench.lease()
+    bench.commit(lambda queue: queue.worker_gone(ANN))
+    assert TaskDiscarded(0, 7, "death", 1, 1, 3) in bench.events
+    assert bench.get().answer is Answer.ALL_FAILED
 
 
-def test_ended_deadlines_do_not_pile_up() -> None:
-    """A lease that is renewed five hundred times leaves a bounded number of deadlines."""
-    queue = queue_of(2)
-    lease(queue, 1, 1.0)
-    lease(queue, 0, 100.0)
-    for renewal in range(500):
-        queue.apply(Changes(), {0: Times(0.0, 100.0 + renewal, rearmed=False)})
+def test_renewing_the_save_lease_replaces_its_end() -> None:
+    """A holder that asks again has the lease for the new time under the same token; another gets it, and a new token,
+    only after that; a restart keeps it, and a death gives it back."""
+    bench = Bench()
+    first = bench.commit(lambda queue: queue.request_save(ANN, 10))
+    bench.now += 8
+    again = bench.commit(lambda queue: queue.request_save(ANN, 10))
+    bench.now += 8
+    refused = bench.commit(lambda queue: queue.request_save(BOB, 10))
+    assert (first.token, again.token, again.granted) == (1, 1, True)
+    assert (refused.granted, refused.holder, refused.left_s) == (False, ANN, 2.0)
 
-    assert len(queue._deadlines) <= 2 * 2 + 65
-    assert sorted(one.task for one in queue.due(1e9, 9)) == [0, 1]
-
-
-def test_a_lease_lasts_a_multiple_of_the_mean_task_time_within_its_limits() -> None:
-    """The ceiling while no task time is known, then three times the mean, at least the floor."""
-    assert lease_duration_s(RULES, HeadRow()) == 100.0
-    assert lease_duration_s(RULES, HeadRow(mean_task_s=1.0, observed=1)) == 10.0
-    assert lease_duration_s(RULES, HeadRow(mean_task_s=20.0, observed=1)) == 60.0
-    assert lease_duration_s(RULES, HeadRow(mean_task_s=50.0, observed=1)) == 100.0
-    assert TaskQueue(RULES).status().mean_task_s is None
-
-
-def full_queue() -> TaskQueue:
-    queue = queue_of(4)
-    lease(queue, 0, 15.0, attempt=3)
-    end(queue, 1, TaskState.DONE, attempt=2)
-    queue.apply(Changes(returned=[2], skips=[(2, 8)], head=HeadRow(1, 3, "", 4.5, 6), save=SaveRow(BOB, 2, 30.0)))
-    return queue
+    bench.restart()
+    assert not bench.commit(lambda queue: queue.request_save(BOB, 10)).granted
+    bench.now += 10
+    taken = bench.commit(lambda queue: queue.request_save(BOB, 10))
+    assert (taken.granted, taken.token) == (True, 2)
+    bench.commit(lambda queue: queue.worker_gone(BOB))
+    assert bench.commit(lambda queue: queue.request_save(ANN, 10)).token == 3
+    with pytest.raises(BadRequestToQueue):
+        bench.commit(lambda queue: queue.request_save(ANN, float("nan")))
 
 
-def test_a_snapshot_has_the_whole_state() -> None:
-    """What is read from one is the same queue, without the times; an empty queue too."""
-    queue, read = full_queue(), TaskQueue(RULES)
-    read.restore(decode_image(encode_image(queue.image())))
-
-    assert read.image() == queue.image()
-    assert read.status() == queue.status()
-    assert [read.row(task) for task in range(4)] == [queue.row(task) for task in range(4)]
-    assert (read.leases[0].attempt, read.leases[0].deadline, read.leases[0].rearmed) == (3, 0.0, True)
-
-    empty = TaskQueue(RULES)
-    empty.restore(decode_image(encode_image(TaskQueue(RULES).image())))
-    assert (empty.tasks, empty.registration) == (0, None)
+# -- leases ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_is_a_copy() -> None:
-    """What happens to the queue while a snapshot is written does not change it."""
-    queue = full_queue()
-    image = queue.image()
-    before = encode_image(image)
-    end(queue, 0, TaskState.FAILED)
+def test_a_lost_answer_is_given_again_under_its_attempt() -> None:
+    """A worker that does not know a lease of its own gets it again; one that knows it gets another task."""
+    bench = Bench(3)
+    lost = bench.lease()
+    bench.now += 5
 
-    assert encode_image(image) == before
-
-
-@pytest.mark.parametrize(
-    ("replaced", "reason"),
-    [
-        ({"columns": [b"\0" * 4] * 4 + [b"\0" * 16] * 2}, "columns of"),
-        ({"columns": [b"\0" * 4] * 4 + [b"\0" * 12] * 3}, "columns of"),
-        ({"registration": None}, "for 0 tasks"),
-        ({"leases": []}, "and 0 leases"),
-        ({"columns": [b"\7" * 4] + [b"\0" * 4] * 3 + [b"\0" * 16] * 3}, "tasks in states"),
-        ({"leases": [LeaseRow(1, ANN, 5.0, 0)]}, "lease of task 1, which is not leased"),
-    ],
-)
-def test_a_snapshot_that_contradicts_itself_is_refused(replaced: dict[str, object], reason: str) -> None:
-    """Columns of another length, states that do not exist, and leases of tasks that are not leased."""
-    image = msgspec.structs.replace(full_queue().image(), **replaced)
-    with pytest.raises(StateDamaged, match=reason):
-        TaskQueue(RULES).restore(image)
+    again = bench.get(held=[]).lease
+    assert again is not None
+    assert (again.task, again.attempt, again.deadline) == (lost.task, lost.attempt, bench.now + 100)
+    assert bench.lease().task != lost.task
+    assert bench.counts == (1, 2, 0, 0)
 
 
-def test_bytes_that_are_no_snapshot_are_refused() -> None:
-    """Cut, of another format, or with columns that are not compressed."""
-    image = full_queue().image()
-    whole = encode_image(image)
+def test_leases_last_a_multiple_of_the_mean_task_time() -> None:
+    """The ceiling while nothing is known, then clamp(3 × mean); a timeout raises the mean: slow tasks get through."""
+    bench = Bench(60, lease_factor=3.0, lease_floor_s=10.0, lease_ceiling_s=100.0)
+    lease = bench.lease()
+    assert lease.duration_s == 100
+    bench.now += 5
+    bench.finish(lease)
+    assert bench.lease(BOB).duration_s == 15
+    quick = bench.lease()
+    bench.now += 0.1
+    bench.finish(quick)
+    assert bench.queue.status().mean_task_s == pytest.approx(2.55)
+    assert bench.lease().duration_s == 10
 
-    for broken in (b"", whole[:-1], msgspec.msgpack.encode(image)):
-        with pytest.raises(StateDamaged, match="cannot be read"):
-            decode_image(broken)
-    with pytest.raises(StateDamaged, match="has format 2, this program reads 1"):
-        decode_image(encode_image(msgspec.structs.replace(image, format=2)))
+    # Now every task takes 30 s, longer than a lease: it must not time out for ever.
+    attempts, lease = 0, None
+    while (lease is None or lease.duration_s <= 30) and attempts < 40:
+        lease = bench.lease(b"slow")
+        bench.now += 30
+        bench.expire()
+        bench.commit(lambda queue: queue.worker_gone(b"slow"))
+        attempts += 1
+    assert 1 < attempts < 25
+
+
+def test_renewals_keep_a_lease_for_ten_ceilings_at_most() -> None:
+    """A worker whose trainer hangs, and which goes on renewing, loses its task in the end."""
+    bench = Bench(1, holds=2.0)
+    lease = bench.lease()
+    renewals = 0
+    while bench.expire() == 0:
+        assert renewals < 30
+        bench.commit(lambda queue: queue.renew(ANN, [Held(lease.task, lease.attempt)]))
+        renewals += 1
+        bench.now += 9
+    assert bench.now - 1000 >= 200
+    assert LeaseEnded(0, 1, ANN, Cause.TIMEOUT) in bench.events
+
+
+def test_what_was_trained_of_a_task_is_told_to_the_next_worker() -> None:
+    """Records trained before a death, a failure or a restart are skipped by the next attempt, in this pass alone."""
+    bench = Bench(1, passes=2)
+    lease = bench.lease(ANN)
+    bench.commit(lambda queue: queue.renew(ANN, [Held(lease.task, lease.attempt, 7)]))
+    bench.restart()
+    bench.commit(lambda queue: queue.worker_gone(ANN))
+    second = bench.lease(BOB)
+    assert second.trained == 7
+    bench.fail(second, Cause.RELEASE, trained=9)
+    third = bench.lease(ANN)
+    assert third.trained == 9
+    bench.fail(third, Cause.ERROR, trained=3)  # it counts from the first record, so it knows less
+    last = bench.lease(ANN)
+    assert last.trained == 9
+    bench.finish(last)
+    assert bench.lease().trained == 0
+
+
+def test_due_leases_end_by_and_by() -> None:
+    """Of many leases that are due at once a batch ends a bounded number, and the next ones the rest."""
+    bench = Bench(DUE_AT_ONCE + 10)
+    for number in range(DUE_AT_ONCE + 10):
+        bench.lease(b"worker %d" % number)
+    bench.now += 101
+    assert bench.expire() == DUE_AT_ONCE
+    assert bench.expire() == 10
+    assert bench.expire() == 0
+
+
+# -- order and answers -----------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_come_back_wait_behind_the_others() -> None:
+    """First all tasks in the order of the pass, then the returned ones in the order of their return, each once."""
+    bench = Bench(4)
+    first, second = bench.lease(), bench.lease()
+    bench.fail(second, Cause.RELEASE)
+    bench.fail(first, Cause.RELEASE)
+    order = [bench.lease().task for _ in range(4)]
+    assert order == [2, 3, 1, 0]
+    assert bench.get().answer is Answer.NO_TASK_NOW
+    bench.restart()
+    assert bench.get().answer is Answer.NO_TASK_NOW
+
+
+def test_the_order_of_a_pass_is_a_permutation_of_its_own() -> None:
+    """Shuffled passes hand out every task once, each pass in another order, and the same for the same seed."""
+
+    def orders(seed: int) -> list[list[int]]:
+        bench = Bench(40, shuffle=True, seed=seed, passes=3)
+        found = []
+        for _ in range(3):
+            leases = [bench.lease(b"%d" % number) for number in range(40)]
+            found.append([lease.task for lease in leases])
+            for lease in leases:
+                bench.finish(lease)
+        return found
+
+    once = orders(7)
+    assert all(sorted(order) == list(range(40)) for order in once)
+    assert len({tuple(order) for order in once}) == 3
+    assert once == orders(7)
+    assert once != orders(8)
+
+
+def test_a_worker_gets_no_task_that_it_avoids() -> None:
+    """Avoided tasks go to others; a worker that can read none of the rest is told to come again."""
+    bench = Bench(3)
+    handout = bench.get(avoid=[0, 1])
+    assert handout.lease is not None
+    assert handout.lease.task == 2
+    assert bench.get(avoid=[0, 1]).answer is Answer.NO_TASK_NOW
+    assert bench.lease(BOB).task == 0
+    with pytest.raises(BadRequestToQueue):
+        bench.get(avoid=list(range(65)))
+
+
+def test_answers_are_distinct_and_none_means_to_wait_for_ever() -> None:
+    """No data set, no task now, the end of the job, and the end without success."""
+    empty = TaskQueue(QueueRules(), {}, 0.0).get(ANN)
+    assert empty.answer is Answer.NO_DATASET
+    assert empty.retry_after_s > 0
+
+    bench = Bench(1, passes=2)
+    bench.finish(bench.lease())
+    lease = bench.lease()
+    bench.now += 99.95
+    assert bench.get(BOB).retry_after_s == pytest.approx(0.1)
+    bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    assert bench.counts == (0, 0, 1, 0)
+
+
+def test_more_passes_after_the_end_of_the_job() -> None:
+    """A master that restarts with more passes goes on; with fewer it ends with the pass it is in."""
+    bench = Bench(2, passes=1)
+    for lease in [bench.lease(), bench.lease()]:
+        bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    bench.restart(passes=3)
+    assert bench.lease().pass_number == 2
+    bench.restart(passes=1)
+    for lease in [bench.queue.lease(task) for task in bench.queue.held_by[ANN]] + [bench.lease()]:
+        bench.finish(lease)
+    assert bench.get().answer is Answer.JOB_DONE
+    assert bench.queue.status().pass_number == 2
+
+
+def test_reports_about_what_was_never_handed_out() -> None:
+    """Unknown tasks and attempts are answered so; impossible requests are errors and change nothing."""
+    bench = Bench(1)
+    lease = bench.lease()
+    before = dict(bench.rows)
+    for task, attempt in ((-1, 1), (1, 1), (0, 0), (0, 2), (0, -1)):
+        assert bench.commit(lambda queue, t=task, a=attempt: queue.finish(ANN, t, a)) is ReportAnswer.UNKNOWN
+        assert bench.commit(lambda queue, t=task, a=attempt: queue.fail(ANN, t, a, Cause.ERROR)) is ReportAnswer.UNKNOWN
+    bad = (
+        lambda queue: queue.fail(ANN, 0, 1, Cause.TIMEOUT),
+        lambda queue: queue.fail(ANN, 0, 1, Cause.ERROR, -1),
+        lambda queue: queue.renew(ANN, [Held(0, 1, -1)]),
+        lambda queue: queue.renew(ANN, [Held(0, 1)] * 65),
+        lambda queue: queue.finish(b"", 0, 1),
+        lambda queue: queue.finish(b"x" * 65, 0, 1),
+    )
+    for request in bad:
+        with pytest.raises(BadRequestToQueue):
+            bench.commit(request)
+    assert bench.rows == before
+    assert bench.finish(lease) is ReportAnswer.ACCEPTED
+
+
+def test_the_roll_of_a_pass_writes_no_task() -> None:
+    """The rows of the tasks name the pass before: a restart reads them as todo, with their attempts."""
+    bench = Bench(200, passes=2)
+    leases = [bench.lease(b"%d" % number) for number in range(200)]
+    for lease in leases[:-1]:
+        bench.finish(lease)
+    before = dict(bench.rows)
+    bench.finish(leases[-1])
+    assert [key for key, row in bench.rows.items() if before.get(key) != row] == ["task/199", "head"]
+    bench.restart()
+    assert bench.counts == (200, 0, 0, 0)
+    assert bench.finish(leases[0]) is ReportAnswer.ACCEPTED
+    assert bench.lease().attempt == 2
+
+
+def test_rows_that_contradict_each_other_are_refused() -> None:
+    """A task beyond the last one, a row under another key, a state that there is not, and no row at all."""
+    bench = Bench(2)
+    bench.lease()
+    row = bench.rows["task/0"]
+    for key, bad in (("task/2", b"\x92\x02\x01"), ("task/1", row), ("task/1", b"\x93\x01\x01\x09"), ("head", b"junk")):
+        with pytest.raises(StateDamaged):
+            TaskQueue(bench.rules, {**bench.rows, key: bad}, 0.0)
+    with pytest.raises(StateDamaged):
+        TaskQueue(bench.rules, {"task/0": row}, 0.0)
+    with pytest.raises(BadRequestToQueue):
+        Bench(MAX_TASKS + 1)

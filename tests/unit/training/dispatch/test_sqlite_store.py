@@ -20,11 +20,11 @@ import pytest
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.project.repository import ROOT
 from training.dispatch.sqlite_store import SqliteStore
-from training.dispatch.store import MAX_ENTRY_BYTES, StoredQueueState, StoreHeld, StoreLost, StoreRefused
+from training.dispatch.store import StoreHeld, StoreLost
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[tuple[SqliteStore, StoredQueueState]]:
+async def opened(path: Path) -> AsyncIterator[tuple[SqliteStore, dict[str, bytes]]]:
     """A store, open and closed again."""
     store = SqliteStore(path, InlineExecutor())
     try:
@@ -37,19 +37,18 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-async def filled(path: Path) -> StoredQueueState:
-    """A file with chunks, a snapshot, and entries on both sides of it."""
+async def filled(path: Path) -> dict[str, bytes]:
+    """A file with rows of which some were replaced."""
+    written = {f"task/{number}": b"row %d" % number * 300 for number in range(40)}
     async with opened(path) as (store, _):
-        await store.write_chunks(b"the chunks" * 500)
-        for number in range(4):
-            await store.append(b"entry %d" % number)
-        await store.write_snapshot(b"the snapshot" * 300, 2)
-        await store.append(b"entry 4")
-    return StoredQueueState(b"the chunks" * 500, b"the snapshot" * 300, (b"entry 2", b"entry 3", b"entry 4"))
+        await store.write({"chunks/0000": b"the chunks" * 500})
+        await store.write(written)
+        await store.write({"task/3": b"another"})
+    return {**written, "chunks/0000": b"the chunks" * 500, "task/3": b"another"}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    """Chunks, snapshot and the entries after it are what the next master reads; its epoch is higher."""
+    """The rows, as they were written last, are what the next master reads; its epoch is higher."""
 
     async def scenario() -> None:
         written = await filled(tmp_path / "queue")
@@ -67,9 +66,9 @@ def test_a_second_master_is_refused(tmp_path: Path) -> None:
         async with opened(tmp_path / "queue") as (store, _):
             with pytest.raises(StoreHeld, match="another master"):
                 await SqliteStore(tmp_path / "queue", InlineExecutor()).open()
-            await store.append(b"still here")
+            await store.write({"a": b"still here"})
         async with opened(tmp_path / "queue") as (_, state):
-            assert state.entries == (b"still here",)
+            assert state == {"a": b"still here"}
 
     run(scenario)
 
@@ -84,7 +83,7 @@ async def main():
     store = SqliteStore(Path(sys.argv[1]), InlineExecutor())
     await store.open()
     for number in itertools.count():
-        await store.append(b"%d" % number)
+        await store.write({"a": b"%d" % number, str(number): b""})
         print(number, flush=True)
 
 asyncio.run(main())
@@ -92,7 +91,8 @@ asyncio.run(main())
 
 
 def test_a_killed_master_loses_nothing_that_it_had_acknowledged(tmp_path: Path) -> None:
-    """While a process holds the file it is refused to others; after SIGKILL every acknowledged entry is there."""
+    """While a process holds the file it is refused to others; after SIGKILL every acknowledged write is there,
+    and each is whole."""
     command = [sys.executable, "-c", WRITES_FOR_EVER, str(tmp_path / "queue")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
         assert writer.stdout is not None
@@ -109,8 +109,9 @@ def test_a_killed_master_loses_nothing_that_it_had_acknowledged(tmp_path: Path) 
 
     async def recovered() -> None:
         async with opened(tmp_path / "queue") as (_, state):
-            assert acknowledged <= len(state.entries) <= acknowledged + 1
-            assert [int(entry) for entry in state.entries] == list(range(len(state.entries)))
+            last = int(state.pop("a"))
+            assert acknowledged <= last + 1 <= acknowledged + 1
+            assert state == {str(number): b"" for number in range(last + 1)}
 
     run(recovered)
 
@@ -120,17 +121,17 @@ def test_a_full_disk_ends_the_service(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with opened(tmp_path / "queue") as (store, _):
-            await store.append(b"first")
+            await store.write({"a": b"first"})
             assert store._connection is not None
             store._connection.execute("PRAGMA max_page_count = 8")
             with pytest.raises(StoreLost, match="the disk is full"):
-                await store.append(os.urandom(100_000))
+                await store.write({"b": b"second", "c": os.urandom(100_000)})
             with pytest.raises(StoreLost, match="the disk is full"):
                 store.check()
             with pytest.raises(StoreLost):
-                await store.append(b"third")
+                await store.write({"d": b"third"})
         async with opened(tmp_path / "queue") as (_, state):
-            assert state.entries == (b"first",)
+            assert state == {"a": b"first"}
 
     run(scenario)
 
@@ -164,7 +165,7 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "folder" / "queue"
         async with opened(path) as (store, _):
-            await store.append(b"entry")
+            await store.write({"a": b"row"})
             modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
             assert modes == {0o600}
         path.chmod(0o644)
@@ -184,11 +185,11 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         await filled(tmp_path / "newer")
         with contextlib.closing(sqlite3.connect(tmp_path / "newer")) as newer:
-            newer.execute("PRAGMA user_version = 2")
+            newer.execute("PRAGMA user_version = 3")
         for name, reason in (
             ("other", "another program"),
             ("text", "no SQLite database"),
-            ("newer", "schema version 2"),
+            ("newer", "schema version 3"),
         ):
             before = (tmp_path / name).read_bytes()
             with pytest.raises(StoreLost, match=reason):
@@ -206,20 +207,6 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
             (tmp_path / "queue").rename(tmp_path / "moved")
             (tmp_path / "queue").write_bytes(b"")
             with pytest.raises(StoreLost, match="another file"):
-                await store.append(b"entry")
-
-    run(scenario)
-
-
-def test_a_large_entry_is_refused_and_nothing_else_happens(tmp_path: Path) -> None:
-    """An entry above the limit is refused, and the next one is written."""
-
-    async def scenario() -> None:
-        async with opened(tmp_path / "queue") as (store, _):
-            with pytest.raises(StoreRefused):
-                await store.append(bytes(MAX_ENTRY_BYTES + 1))
-            await store.append(b"small")
-        async with opened(tmp_path / "queue") as (_, state):
-            assert state.entries == (b"small",)
+                await store.write({"a": b"row"})
 
     run(scenario)

@@ -1,15 +1,16 @@
-"""A queue with its store: one entry for many requests, failed writes, masters that lose the store, snapshots."""
+"""A queue with its store: one write for many requests, failed writes, masters that lose the store."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
 
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.memory_store import MemoryStore, StoreContents
 from training.dispatch import stored_queue
 from training.dispatch.answers import (
     Answer,
@@ -23,9 +24,9 @@ from training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from training.dispatch.changes import StateDamaged
 from training.dispatch.chunks import ChunkTable, DatasetChunk, DatasetDiffers, digest_of
-from training.dispatch.store import MemoryStore, StoreContents, StoredQueueState, StoreLost, StoreRefused
+from training.dispatch.queue import StateDamaged
+from training.dispatch.store import StoreLost, StoreRefused
 from training.dispatch.stored_queue import StoredQueue, recovered
 
 TABLE = ChunkTable(DatasetChunk("data", index, 50 * index, 10) for index in range(100))
@@ -40,25 +41,17 @@ class TroubledStore(MemoryStore):
     def __init__(self, contents: StoreContents | None = None) -> None:
         super().__init__(contents)
         self.trouble = ""
-        self.snapshot_fault: Exception | None = None
+        self.writes = 0
 
-    async def append(self, entry: bytes) -> None:
+    async def write(self, rows: Mapping[str, bytes]) -> None:
         trouble, self.trouble = self.trouble, ""
         await asyncio.sleep(1)
-        if trouble == "refused":
-            raise StoreRefused("no space")
         if trouble == "lost before":
             raise StoreLost("gone")
-        await super().append(entry)
+        await super().write(rows)
+        self.writes += 1
         if trouble == "lost after":
             raise StoreLost("gone")
-
-    async def write_snapshot(self, snapshot: bytes, entries: int) -> None:
-        await asyncio.sleep(3.5)
-        if self.snapshot_fault is not None:
-            fault, self.snapshot_fault = self.snapshot_fault, None
-            raise fault
-        await super().write_snapshot(snapshot, entries)
 
 
 class Scene:
@@ -83,17 +76,17 @@ def simulate(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(scenario(), strict=True)
 
 
-def test_requests_share_an_entry() -> None:
-    """Of 60 requests at once the first has an entry of its own, and the other 59 share the next one."""
+def test_requests_share_a_write() -> None:
+    """Of 60 requests at once the first has a write of its own, and the others share the next two."""
 
     async def scenario() -> None:
         scene = await Scene.begin()
-        before = len(scene.store.contents.entries)
+        before = scene.store.writes
         handouts = await asyncio.gather(*(scene.queue.get(b"%d" % number) for number in range(60)))
         tasks = [handout.lease.task for handout in handouts if handout.lease is not None]
         assert sorted(tasks) == list(range(50))
         assert [handout.answer for handout in handouts].count(Answer.NO_TASK_NOW) == 10
-        assert len(scene.store.contents.entries) - before <= 2
+        assert scene.store.writes - before <= 3
         assert scene.events == [DatasetRegistered(50, 2)]
         await scene.queue.close()
 
@@ -101,36 +94,15 @@ def test_requests_share_an_entry() -> None:
 
 
 def test_nothing_shows_before_it_is_stored() -> None:
-    """While the store writes, status and holders are those of before; then they have the lease."""
+    """While the store writes, the status is that of before; then it has the lease."""
 
     async def scenario() -> None:
         scene = await Scene.begin()
         asking = asyncio.create_task(scene.queue.get(ANN))
         await asyncio.sleep(0.5)
-        assert (scene.queue.status().leased, scene.queue.holders()) == (0, [])
+        assert scene.queue.status().leased == 0
         await asking
         assert (scene.queue.status().leased, scene.queue.holders()) == (1, [ANN])
-        await scene.queue.close()
-
-    simulate(scenario)
-
-
-def test_a_refused_write_fails_its_requests_and_changes_nothing() -> None:
-    """Every request of the batch gets a retryable error, memory is as before, and a repeat succeeds."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        lease = (await scene.queue.get(ANN)).lease
-        assert lease is not None
-        scene.store.trouble = "refused"
-        failed = await asyncio.gather(
-            scene.queue.finish(ANN, lease.task, lease.attempt), scene.queue.get(b"bob"), return_exceptions=True
-        )
-        assert [type(error) for error in failed] == [StoreRefused, StoreRefused]
-        assert scene.queue.status().leased == 1
-        assert len(scene.events) == 1
-        assert await scene.queue.finish(ANN, lease.task, lease.attempt) is ReportAnswer.ACCEPTED
-        assert scene.queue.status().done == 1
         await scene.queue.close()
 
     simulate(scenario)
@@ -202,50 +174,6 @@ def test_leases_end_without_a_request() -> None:
     simulate(scenario)
 
 
-def test_the_log_becomes_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long log is replaced while requests go on, and the next master has the same state from both."""
-    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 10)
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        for _ in range(70):
-            lease = (await scene.queue.get(ANN)).lease
-            assert lease is not None
-            await scene.queue.finish(ANN, lease.task, lease.attempt)
-            assert len(scene.store.contents.entries) <= 20
-        assert scene.store.contents.snapshot is not None
-        status = scene.queue.status()
-        assert (status.pass_number, status.done) == (2, 20)
-        await scene.queue.close()
-        second = await Scene.begin(scene.store.contents)
-        assert second.queue.status() == status
-        await second.queue.close()
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize("fault", [StoreRefused("no space"), ValueError("a bug")])
-def test_a_snapshot_that_fails_is_logged_and_taken_again(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log before it stays, requests go on, and the next one is taken when the log has grown on."""
-    monkeypatch.setattr(stored_queue, "LOG_ENTRIES", 10)
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        scene.store.snapshot_fault = fault
-        for number in range(25):
-            lease = (await scene.queue.get(ANN)).lease
-            assert lease is not None
-            await scene.queue.finish(ANN, lease.task, lease.attempt)
-            if number == 10:
-                assert scene.store.contents.snapshot is None
-        (record,) = scene.log.of("dispatch_snapshot_refused")
-        assert record.fields["error"] in (str(fault), repr(fault))
-        assert scene.store.contents.snapshot is not None
-        await scene.queue.close()
-
-    simulate(scenario)
-
-
 def test_another_data_set_is_refused_by_name() -> None:
     """The error names the first difference; the same data set gets the first registration's settings."""
 
@@ -265,7 +193,7 @@ def test_another_data_set_is_refused_by_name() -> None:
         await scene.queue.close()
         second = await Scene.begin(scene.store.contents)
         assert second.queue.table is not None
-        assert second.queue.table[99] == DatasetChunk("data", 99, 4950, 10)
+        assert second.queue.table.chunks[99] == DatasetChunk("data", 99, 4950, 10)
         await second.queue.close()
 
     simulate(scenario)
@@ -311,28 +239,23 @@ def test_more_records_than_a_task_has_cannot_be_trained() -> None:
 
 
 def test_a_store_with_nonsense_is_not_served() -> None:
-    """A missing or foreign list of chunks, an unreadable snapshot, a log out of order: each is named and refused."""
+    """A missing or foreign list of chunks, an unreadable row, tasks of nothing: each is named and refused."""
 
     async def scenario() -> None:
         scene = await Scene.begin()
         await scene.queue.get(ANN)
         await scene.queue.close()
-        kept = scene.store.contents
-        entries = tuple(kept.entries)
-        sound = StoredQueueState(kept.chunks, None, entries)
-        assert recovered(RULES, sound)[0].tasks == 50
+        rows = scene.store.contents.rows
+        assert recovered(RULES, rows, 0.0)[0].tasks == 50
         foreign = ChunkTable([DatasetChunk("other", 0, 0, 1)]).encode()
-        nonsense = [
-            (StoredQueueState(None, None, entries), "missing"),
-            (StoredQueueState(foreign, None, entries), "not the registered one"),
-            (StoredQueueState(kept.chunks, b"\x93", entries), "snapshot cannot be read"),
-            (StoredQueueState(kept.chunks, None, (*entries, b"junk")), "entry of the log cannot be read"),
-            (StoredQueueState(kept.chunks, None, entries + entries[:1]), "second data set"),
-            (StoredQueueState(kept.chunks, None, entries[1:]), "task 0"),
-        ]
-        for state, reason in nonsense:
+        for state, reason in (
+            ({key: row for key, row in rows.items() if not key.startswith("chunks/")}, "missing"),
+            ({**rows, "chunks/0000": foreign}, "not the registered one"),
+            ({**rows, "task/0": b"junk"}, "task/0 cannot be read"),
+            ({key: row for key, row in rows.items() if key != "registration"}, "of 0 tasks"),
+        ):
             with pytest.raises(StateDamaged, match=reason):
-                recovered(RULES, state)
+                recovered(RULES, state, 0.0)
 
     simulate(scenario)
 

@@ -12,6 +12,7 @@ from tests.harness.environment.simulated import ListLog, MemoryDisk, make_enviro
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.dispatch_swarm import dataset
 from training.dispatch.answers import Answer, Held, ReportAnswer
+from training.dispatch.chunks import DatasetChunk
 from training.dispatch.messages import (
     DatasetTold,
     DispatchAnswer,
@@ -27,7 +28,6 @@ from training.dispatch.messages import (
     RequestSave,
     SaveTold,
     TaskTold,
-    WireChunk,
 )
 from training.dispatch.worker import RecordsService
 from training.trainer_link.record_messages import (
@@ -65,7 +65,7 @@ class Master:
 
     @staticmethod
     def task(number: int, name: str = "train.recordio", skip: int = 0) -> GrantedTask:
-        return GrantedTask(number, 1, 1, 30.0, 0, skip, [WireChunk(name, number, 100 * number, 5)])
+        return GrantedTask(number, 1, 1, 30.0, 0, skip, [DatasetChunk(name, number, 100 * number, 5)])
 
     async def ask(self, genesis: bytes, request: DispatchRequest, kind: type) -> DispatchAnswer:
         self.asked.append(request)
