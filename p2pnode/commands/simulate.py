@@ -70,7 +70,7 @@ def simulate(
         float, typer.Option("--detection", min=0.0, help="Seconds crashed nodes stay in samples.")
     ] = 10.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed.")] = 1,
-    engine: Annotated[str, typer.Option("--engine", help="auto, compiled, grouped or reference.")] = "auto",
+    engine: Annotated[str, typer.Option("--engine", help="auto, compiled or reference.")] = "auto",
     compare: Annotated[str, typer.Option("--compare", help="Several barriers: asp,bsp,ssp,pbsp,pssp.")] = "",
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the steps into this PNG file.")] = None,
     as_json: JsonOption = False,

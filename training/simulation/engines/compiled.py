@@ -1,7 +1,6 @@
 """Runs the compiled kernels: allocates their arrays, extends those that grow, and collects the outcome.
 
-`CompiledEngine` runs `event_kernel`, which gives the reference engine's history, or `grouped_kernel`, which gives its
-distribution for event-driven sampling. `sliced` does the same for re-polled samples.
+`event_kernel` gives the reference engine's history. `grouped_kernel` gives its distribution, for event-driven samples.
 """
 
 from __future__ import annotations
@@ -25,17 +24,21 @@ BUDGET = 1 << 20
 PAGE = 4096
 
 
+def can_group(plan: Plan) -> bool:
+    """Whether blocked nodes draw how many of them pass: each has a fresh sample, of one size, at every completion."""
+    is_one_size = plan.population_error == 0 or plan.barrier.sample > 0
+    return plan.discipline == "event" and plan.barrier.method in ("pbsp", "pssp") and is_one_size
+
+
 class CompiledEngine:
     """One run of the compiled engine."""
 
-    def __init__(
-        self, plan: Plan, moments_s: Sequence[float] = (), *, keep_trace: bool = False, grouped: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, moments_s: Sequence[float] = (), *, keep_trace: bool = False) -> None:
         self.plan = plan
         self._moments_s = sorted(moments_s)
         self._budget = min(BUDGET, max(1024, 4 * plan.nodes))
         self._keep_trace = keep_trace
-        self._grouped = grouped
+        self._grouped = can_group(plan)
         nodes, barrier = plan.nodes, plan.made_barrier()
         self._barrier = barrier
         # A few events per bucket, and a cycle of buckets longer than most steps: tuned at 10³ and 10⁶ nodes.
@@ -119,7 +122,8 @@ class CompiledEngine:
 
         plan, barrier = self.plan, self._barrier
         queried = min(int(self._beta[0]), plan.nodes - (not plan.self_sampled))
-        chances = laggard_chances(plan, queried)
+        others = plan.nodes if plan.self_sampled else plan.nodes - 1
+        chances = grouped_kernel.pass_chances(others, queried, float(barrier.quantile))
         stream = np.array([[mixed(origin(plan.seed, SAMPLES))]], np.uint64)
         blocked = filled((plan.nodes + 1,), np.int32, 0)
 
@@ -197,37 +201,26 @@ class CompiledEngine:
             self._traces = tuple(lengthened(array, size) for array in self._traces)
 
     def _outcome(self, waited_s: Seconds) -> Outcome:
-        return made_outcome(
-            self.plan, "grouped" if self._grouped else "compiled", self._steps.astype(np.int64), waited_s,
-            self._totals, self._squares, self._moments_s, self._kept, self._traces if self._keep_trace else None,
-        )  # fmt: skip
-
-
-def made_outcome(
-    plan: Plan, engine: str, steps: Counts, waited_s: Seconds, totals: Counts, squares: Seconds,
-    moments_s: Sequence[float], kept: Seconds, traces: tuple[np.ndarray[Any, Any], ...] | None,
-) -> Outcome:  # fmt: skip
-    """The outcome, from the arrays of a compiled engine."""
-    updates, passes, tests, queries, gap_sum = (int(total) for total in totals)
-    moments = tuple(
-        Moment(now_s, float(row[0]), float(row[1]), int(row[2]), int(row[3]))
-        for now_s, row in zip(moments_s, kept, strict=True)
-    )
-    trace = None if traces is None else Trace(traces[0][:updates], traces[1][:updates], traces[2][:passes])
-    return Outcome(
-        plan=plan,
-        engine=engine,
-        steps=steps,
-        waited_s=waited_s,
-        updates=updates,
-        passes=passes,
-        tests=tests,
-        queries=queries,
-        gap_sum=gap_sum,
-        gap_squares=float(squares[0]),
-        moments=moments,
-        trace=trace,
-    )
+        updates, passes, tests, queries, gap_sum = (int(total) for total in self._totals)
+        moments = tuple(
+            Moment(now_s, float(row[0]), float(row[1]), int(row[2]), int(row[3]))
+            for now_s, row in zip(self._moments_s, self._kept, strict=True)
+        )
+        times, nodes, gaps = self._traces
+        return Outcome(
+            plan=self.plan,
+            engine="compiled",
+            steps=self._steps.astype(np.int64),
+            waited_s=waited_s,
+            updates=updates,
+            passes=passes,
+            tests=tests,
+            queries=queries,
+            gap_sum=gap_sum,
+            gap_squares=float(self._squares[0]),
+            moments=moments,
+            trace=Trace(times[:updates], nodes[:updates], gaps[:passes]) if self._keep_trace else None,
+        )
 
 
 def model_of(plan: Plan) -> tuple[Any, ...]:
@@ -241,15 +234,6 @@ def slowness_of(plan: Plan) -> tuple[Any, ...]:
     """Stragglers in the form of the kernels."""
     slow = plan.stragglers
     return slow.count(plan.nodes), float(slow.share), float(slow.factor), slow.transient
-
-
-def laggard_chances(plan: Plan, queried: int) -> Seconds:
-    """float64[others + 1]: the probability that a sample passes, by the number of laggards in the population."""
-    from training.simulation.engines import grouped_kernel
-
-    others = plan.nodes if plan.self_sampled else plan.nodes - 1
-    chances: Seconds = grouped_kernel.pass_chances(others, queried, float(plan.barrier.quantile))
-    return chances
 
 
 def _step_type(plan: Plan) -> type[np.generic]:

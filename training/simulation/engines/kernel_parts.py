@@ -14,10 +14,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
 from training.simulation.model.random_streams import GAMMA, MIX_1, MIX_2
 from training.simulation.model.samplers import REJECTION
@@ -28,8 +25,6 @@ _UNIT = 2.0**-53
 
 #: Columns of a node's row. `AT` is the time of its event, `NEXT` the next node in its bucket.
 AT, COMPLETED, WAITED, LAST_PASS, NEXT, DURATIONS, SAMPLES, BLOCKED = range(8)
-#: How many buckets ahead the first and the second node are prefetched.
-FAR, NEAR = 12, 6
 #: Kinds of step times, in the order of `step_times.PARAMETERS`.
 CONSTANT, EXP, GAMMA_KIND, LOGNORMAL, TRACE = range(5)
 
@@ -282,38 +277,11 @@ def insert(node, moment, whole, reals, head, per_s):
     head[bucket] = node
 
 
-@intrinsic
-def fetch(_typing_context, array, row):
-    """Prefetch `array[row]` into the cache; no effect but on time."""
-
-    def generate(context, builder, signature, arguments):
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        strides = cgutils.unpack_tuple(builder, made.strides)
-        offset = builder.mul(strides[0], context.cast(builder, arguments[1], signature.args[1], types.intp))
-        word = ir.IntType(8).as_pointer()
-        address = builder.gep(builder.bitcast(made.data, word), [offset])
-        whole = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [word, whole, whole, whole])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(call, [address, whole(0), whole(3), whole(1)])
-        return context.get_dummy_value()
-
-    return types.none(array, row), generate
-
-
 @njit(cache=True)
 def pop(day, last_day, whole, reals, head, per_s):
     """The node of the earliest event and its day; −1 if there is none until the last day."""
     mask = head.size - 1
     while day <= last_day:
-        ahead = head[(day + FAR) & mask]
-        if ahead >= 0:
-            fetch(reals, ahead)
-        ahead = head[(day + NEAR) & mask]
-        if ahead >= 0:
-            ahead = whole[ahead, NEXT]
-            if ahead >= 0:
-                fetch(reals, ahead)
         bucket = day & mask
         best = -1
         before_best = before = -1

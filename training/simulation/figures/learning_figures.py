@@ -15,7 +15,7 @@ from training.simulation.figures.plots import Line, Panel, draw
 from training.simulation.figures.studies import CNN_WORKERS, StudyResult, run_study, studies
 from training.simulation.figures.tables import HOLDS, ReproductionRequest, Row, order_row, write_csv
 
-STUDY_FIGURES = ("accuracy", "stored_accuracy", "factorisation", "learning")
+STUDY_FIGURES = ("accuracy", "stored_accuracy", "factorisation")
 #: Figures that are left out without the files of MNIST.
 NEED_IMAGES = ("accuracy", "stored_accuracy")
 #: Student's t of a two-sided 95 % interval, by the number of values.
@@ -34,8 +34,7 @@ def learning_rows(request: ReproductionRequest) -> list[Row]:
             for result in pool.map(run_study, wanted):
                 found.append(result)
                 request.on_progress(f"{len(wanted)} runs that learn", len(found) / len(wanted))
-    write = {"accuracy": _accuracy, "stored_accuracy": _stored_accuracy, "factorisation": _factorisation,
-             "learning": _learning}  # fmt: skip
+    write = {"accuracy": _accuracy, "stored_accuracy": _stored_accuracy, "factorisation": _factorisation}
     for name in names:
         mine = [result for result in found if result.study.figure == name]
         if mine:
@@ -118,26 +117,12 @@ def _factorisation(request: ReproductionRequest, found: Sequence[StudyResult]) -
     return rows
 
 
-def _learning(request: ReproductionRequest, found: Sequence[StudyResult]) -> list[Row]:
-    groups = list(dict.fromkeys(" ".join(result.study.series.split(" ")[:2]).rstrip(",") for result in found))
-    for group in groups:
-        mine = [result for result in found if result.study.series.startswith(group)]
-        label = "accuracy" if group.startswith("softmax") else "error"
-        draw(_curve_panels(mine, label), request.folder / f"learning_{group.replace(' ', '_')}.png", group)
-    return [
-        Row("learning", f"{result.study.series}: updates; last score", "",
-            f"{result.curve.updates[-1]}; {result.curve.score[-1]:.4g}", "", None)
-        for result in found
-    ]  # fmt: skip
-
-
 def _curve_panels(found: Sequence[StudyResult], label: str) -> list[Panel]:
     """The same curves against time and against updates: the order of barriers differs between the two."""
     time = Panel("against time", "virtual seconds", label)
     updates = Panel("against updates", "updates at the server", label)
     for result in found:
-        name = result.study.series.split(" ")[-1] if " " in result.study.series else result.study.series
-        name = f"{name}, lag weight" if "lag weight" in result.study.series else name
+        name = result.study.series
         time.lines.append(Line(name, result.curve.now_s, result.curve.score))
         updates.lines.append(Line(name, result.curve.updates, result.curve.score))
     return [time, updates]

@@ -91,8 +91,6 @@ def _point_panels(name: str, verdicts: Sequence[Verdict]) -> list[Panel]:
     costs = [verdict for verdict in verdicts if verdict.point.quantity == "queries_per_step"]
     if costs:
         panels.append(_series(costs, name, "queries per step", log_x=log_x, log_y=True))
-    if name == "straggler_share":
-        panels.append(_relative(steps, name))
     return panels
 
 
@@ -105,15 +103,6 @@ def _series(verdicts: Sequence[Verdict], name: str, y_label: str, *, log_x: bool
         if mine and mine[0].point.tolerance > 0:
             middle = [sum(v.point.published) / 2 for v in mine]
             panel.lines.append(Line(f"_{series}", x, middle, marks=True, color=series))
-    return panel
-
-
-def _relative(verdicts: Sequence[Verdict], name: str) -> Panel:
-    """Mean steps, divided by those without stragglers, as the source draws them."""
-    panel = Panel("of the steps without stragglers", _LABELS[name], "share")
-    for series in dict.fromkeys(verdict.point.series for verdict in verdicts):
-        mine = [verdict for verdict in verdicts if verdict.point.series == series]
-        panel.lines.append(Line(series, [v.point.x for v in mine], [v.ours / mine[0].ours for v in mine]))
     return panel
 
 

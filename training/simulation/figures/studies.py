@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from training.simulation.figures import published
 from training.simulation.figures.points import plan_of
-from training.simulation.learning.learning import Curve, LearningRule, learn
+from training.simulation.learning.learning import Curve, learn
 from training.simulation.learning.parameter_server import Server, learn_at_server
 from training.simulation.learning.problems import (
     Cnn,
     Images,
-    LinearRegression,
     MatrixFactorisation,
     Problem,
     SoftmaxRegression,
@@ -29,18 +28,15 @@ from training.simulation.model import metrics
 from training.simulation.model.plan import Plan
 from training.simulation.run import simulate
 
-ProblemName = Literal["linear", "softmax", "factorisation", "network"]
+ProblemName = Literal["softmax", "factorisation", "network"]
 
-#: The barriers of the published figures: staleness s = 4, sample β = 5.
-FIGURE_BARRIERS = ("asp", "bsp", "ssp(4)", "pbsp(5)", "pssp(4,5)")
 #: The runs of the convolutional network: workers, and the seconds in which the server evaluates 74 times under asp, as
 #: published. The seconds of a step and of an evaluation are fitted to all five published counts (`docs/psp.md`).
 CNN_WORKERS, CNN_DURATION_S, CNN_STEP_S, CNN_EVALUATION_S = 6, 152.0, 4.0, 2.0
 #: Its plain SGD. The publication gives neither rate nor batch; `docs/psp.md` lists the values that were tried.
 CNN_LEARNING_RATE, CNN_BATCH = 0.005, 32
-#: The rate at which softmax regression learns as slowly as published; and rates under the daemon's own rule, where a
-#: delta weighs 0.7/60.
-SOFTMAX_RATE, SWARM_RATES = 0.003, {"linear": 0.3, "factorisation": 0.1, "softmax": 0.3}
+#: The rate at which softmax regression learns as slowly as published.
+SOFTMAX_RATE = 0.003
 #: With five seeds the confidence intervals of the differences (0.07 and 0.09) included zero; with twelve they do not.
 CNN_SEEDS = 12
 
@@ -48,17 +44,16 @@ CNN_SEEDS = 12
 @dataclass(frozen=True, slots=True)
 class Study:
     """One run that trains: `plan` has its nodes, barrier and step times. `series` and `x` say where it is drawn in
-    `figure`. `rule`: how deltas are applied. `scores`: how often the model is evaluated."""
+    `figure`. `scores`: how often the model is evaluated."""
 
     figure: str
     series: str
     x: float
     plan: Plan
     problem: ProblemName
-    rule: LearningRule
     scores: int = 20
     data_dir: str = ""
-    #: Runs on a single-threaded parameter server instead of the engine; `rule` and `scores` are then ignored.
+    #: Runs on a single-threaded parameter server instead of the engine; `scores` is then ignored.
     server: Server | None = None
 
 
@@ -76,21 +71,17 @@ def run_study(study: Study) -> StudyResult:
     if study.server is not None:
         with np.errstate(over="ignore", invalid="ignore"):
             return StudyResult(study, *learn_at_server(study.plan, study.server, _problem(study)))
-    outcome, curve = learn(study.plan, _problem(study), study.rule, scores=study.scores)
+    outcome, curve = learn(study.plan, _problem(study), scores=study.scores)
     return StudyResult(study, curve, float(outcome.steps.mean()))
 
 
 def _problem(study: Study) -> Problem:
     seed = study.plan.seed
-    swarm = study.rule.kind == "swarm"
     match study.problem:
-        case "linear":
-            return LinearRegression(seed, learning_rate=SWARM_RATES["linear"] if swarm else 0.01)
         case "factorisation":
-            return MatrixFactorisation(seed, learning_rate=SWARM_RATES["factorisation"] if swarm else 0.004)
+            return MatrixFactorisation(seed, learning_rate=0.004)
         case "softmax":
-            rate = SWARM_RATES["softmax"] if swarm else SOFTMAX_RATE
-            return SoftmaxRegression(_images(study.data_dir), seed, learning_rate=rate)
+            return SoftmaxRegression(_images(study.data_dir), seed, learning_rate=SOFTMAX_RATE)
         case "network":
             return Cnn(_images(study.data_dir), seed, learning_rate=CNN_LEARNING_RATE, batch=CNN_BATCH, tests=500)
 
@@ -109,12 +100,7 @@ def studies(figure: str, data_dir: Path | None) -> list[Study]:
         case "stored_accuracy":
             return _stored(folder) if folder else []
         case "factorisation":
-            return [
-                Study(figure, name, 0, plan_of(name, 63, 100), "factorisation", LearningRule("delayed"))
-                for name in published.FACTORISATION
-            ]
-        case "learning":
-            return _learning(folder)
+            return [Study(figure, name, 0, plan_of(name, 63, 100), "factorisation") for name in published.FACTORISATION]
         case _:
             raise ValueError(f"{figure} has no studies")
 
@@ -125,8 +111,7 @@ def _accuracy(folder: str) -> list[Study]:
         for seed in range(1, CNN_SEEDS + 1):
             plan = replace(plan_of(name, CNN_WORKERS, CNN_DURATION_S), seed=seed, self_sampled=False)
             server = Server(CNN_STEP_S, CNN_EVALUATION_S)
-            rule = LearningRule("additive")
-            found.append(Study("accuracy", name, seed, plan, "network", rule, 0, folder, server))
+            found.append(Study("accuracy", name, seed, plan, "network", 0, folder, server))
     return found
 
 
@@ -134,29 +119,11 @@ def _stored(folder: str) -> list[Study]:
     return [
         Study(
             "stored_accuracy", name, share, plan_of(name, 60, 100, slow=f"{share}%x4,transient"), "softmax",
-            LearningRule("delayed"), 10, folder,
+            10, folder,
         )
         for name in published.STORED_ACCURACY
         for share in published.SHARES
     ]  # fmt: skip
-
-
-def _learning(folder: str) -> list[Study]:
-    """Each problem under the five barriers, with the additive rule and with the daemon's own."""
-    found = []
-    names: tuple[ProblemName, ...] = ("linear", "factorisation", "softmax")
-    for problem in names if folder else names[:2]:
-        for barrier in FIGURE_BARRIERS:
-            plan = plan_of(barrier, 60, 60)
-            found.append(Study("learning", f"{problem} additive {barrier}", 0, plan, problem, LearningRule("delayed"),
-                               30, folder))  # fmt: skip
-            own = replace(plan_of(barrier, 60, 60, "0.05"), self_sampled=False)
-            found.append(Study("learning", f"{problem} swarm {barrier}", 0, own, problem, LearningRule("swarm"),
-                               30, folder))  # fmt: skip
-    lagging = replace(plan_of("asp", 60, 60, "0.05"), self_sampled=False)
-    rule = LearningRule("swarm", lag_power=0.5)
-    found.append(Study("learning", "linear swarm, lag weight asp", 0, lagging, "linear", rule, 30, folder))
-    return found
 
 
 # -- inconsistency ----------------------------------------------------------------------------------------------------

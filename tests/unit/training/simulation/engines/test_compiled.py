@@ -30,12 +30,12 @@ def test_an_array_grows_by_at_least_half_of_its_new_length() -> None:
     assert lengthened(longer, 8) is longer
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_the_end_of_a_budget_changes_nothing(grouped: bool) -> None:
+@pytest.mark.parametrize("discipline", ["event", "repoll"])
+def test_the_end_of_a_budget_changes_nothing(discipline: str) -> None:
     """A run that returns after each few completions is the run that does not."""
-    plan = small_plan("pbsp", 30, 4, discipline="event")
-    whole = CompiledEngine(plan, (5.0, 12.5), keep_trace=True, grouped=grouped).run()
-    pieces = CompiledEngine(plan, (5.0, 12.5), keep_trace=True, grouped=grouped)
+    plan = small_plan("pbsp", 30, 4, discipline=discipline)
+    whole = CompiledEngine(plan, (5.0, 12.5), keep_trace=True).run()
+    pieces = CompiledEngine(plan, (5.0, 12.5), keep_trace=True)
     pieces._budget = 7
     broken = pieces.run()
 

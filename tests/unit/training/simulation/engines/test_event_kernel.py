@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness.builders.small_plans import small_plan
+from training.simulation.engines.compiled import can_group
 from training.simulation.model.outcome import Outcome
 from training.simulation.model.plan import DISCIPLINES
 from training.simulation.run import simulate, why_not_compiled
@@ -31,12 +32,13 @@ SWARMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("discipline", DISCIPLINES)
 @pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
 def test_the_compiled_history_is_the_reference_history(discipline: str, method: str) -> None:
-    """Every completion happens at the same time on the same node, and every count is equal, for each kind of swarm."""
+    """Every completion happens at the same time on the same node, and every count is equal, for each kind of swarm
+    that is not grouped."""
     compared = 0
     for swarm in SWARMS:
         one = small_plan(method, discipline=discipline, **swarm)
-        if why_not_compiled(one):
-            assert one.barrier.quantile < 1.0
+        if why_not_compiled(one) or can_group(one):
+            assert one.barrier.quantile < 1.0 or discipline == "event"
             continue
         moments = (3.0, 7.0, 50.0)
         slow = simulate(one, engine="reference", keep_trace=True, moments_s=moments)
@@ -44,7 +46,7 @@ def test_the_compiled_history_is_the_reference_history(discipline: str, method: 
 
         assert_equal_runs(slow, fast)
         compared += 1
-    assert compared >= len(SWARMS) - 1
+    assert compared >= (1 if discipline == "event" else len(SWARMS) - 1)
 
 
 def assert_equal_runs(one: Outcome, other: Outcome) -> None:

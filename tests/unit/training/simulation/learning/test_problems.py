@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness.builders.linear_regression import LinearRegression
 from training.simulation.figures.points import plan_of
-from training.simulation.learning.learning import LearningRule, learn
+from training.simulation.learning.learning import learn
 from training.simulation.learning.problems import (
     BadData,
     Cnn,
     Images,
-    LinearRegression,
     MatrixFactorisation,
     Problem,
     SoftmaxRegression,
@@ -61,7 +61,7 @@ def test_the_networks_gradient_is_that_of_its_loss(images: Images) -> None:
 
 
 def test_every_problem_is_learnt_by_a_swarm(images: Images) -> None:
-    """Under pssp with additive updates each score gets better, and repeats from its seed."""
+    """Under pssp each score gets better, and repeats from its seed."""
     problems: list[Problem] = [
         LinearRegression(SEED),
         SoftmaxRegression(images, SEED, learning_rate=0.02),
@@ -70,8 +70,8 @@ def test_every_problem_is_learnt_by_a_swarm(images: Images) -> None:
     ]
     for problem in problems:
         plan = plan_of("pssp(4,2)", 4, 10)
-        curve = learn(plan, problem, LearningRule("additive"), scores=3)[1]
-        again = learn(plan, problem, LearningRule("additive"), scores=3)[1]
+        curve = learn(plan, problem, scores=3)[1]
+        again = learn(plan, problem, scores=3)[1]
 
         better = curve.score[-1] > curve.score[0] if problem.better == "higher" else curve.score[-1] < curve.score[0]
         assert better, (problem.name, curve.score)
