@@ -41,7 +41,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-rates test-large screenshots check format generated docs bench size pins clean
+.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-large screenshots check format generated docs bench size pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -87,10 +87,6 @@ $(DEPLOY): $(STAMP)
 test-deploy: $(DEPLOY) ## Check the files of deploy/ with every tool at hand; ARGS go to pytest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -rs tests/unit/project/test_deploy.py \
 	  tests/unit/project/test_metrics_files.py $(ARGS)
-
-# One after the other, on a machine that does nothing else: beside other tests a rate says nothing.
-test-rates: $(STAMP) ## Attack real daemons, and compare the steps of the others; ARGS go to pytest
-	@$(BIN)/python -m pytest -m rates $(ARGS)
 
 # Ten to twenty minutes for each thousand nodes: not for every change.
 test-large: $(STAMP) ## Simulate overlays of 500 and 1,000 nodes, and exchanges of 100 and 150; ARGS go to pytest

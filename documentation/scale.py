@@ -147,7 +147,7 @@ def owners(shards: int, nodes: int) -> float:
 
 def requests(shards: int, nodes: int) -> float:
     """What a node of such a swarm sends per step without relays, in the mean: a push and a pull to each owner, and as
-    an owner each push to the backup of each of its shards. Lookups, audits and what is asked again come on top."""
+    an owner each push to the backup of each of its shards. Lookups and what is asked again come on top."""
     return (2.0 * owners(shards, nodes) + shards) * (nodes - 1) / nodes
 
 

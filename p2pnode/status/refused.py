@@ -48,10 +48,6 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "they carry the id of another node",
         "start the node again, and report it if it repeats",
     ),
-    "identity_taken": (
-        "owners have other deltas of the same steps of this node",
-        "see that its state directory is used once, and was not copied from another machine",
-    ),
 }  # fmt: skip
 _UNKNOWN = ("their owners say {}", "see the log of this node and the versions in /peers")
 

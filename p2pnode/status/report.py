@@ -306,7 +306,6 @@ class StatusReport:
             shards_followed=counters.followed,
             chains_entered=counters.chains_entered,
             chain_mismatches=counters.chain_mismatches,
-            audits_failed=counters.audits_failed,
             deltas_sent_again=counters.sent_again,
             lost_in_splits=counters.lost_in_splits,
             lost_in_restarts=max(0, counters.lost_in_restarts),

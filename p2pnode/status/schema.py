@@ -211,7 +211,6 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     shards_followed: Count = 0
     chains_entered: Count = 0
     chain_mismatches: Count = 0
-    audits_failed: Count = 0
     deltas_sent_again: Count = 0
     lost_in_splits: Count = 0
     lost_in_restarts: Count = 0

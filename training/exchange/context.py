@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
-from training.exchange.audit_records.acknowledged import AcknowledgedDeltas
-from training.exchange.audit_records.outcomes import AuditOutcomes
-from training.exchange.audit_records.published_values import PublishedValues
 from training.exchange.claims import SelfClaims
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns
 from training.exchange.counters import Counters
 from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.acknowledged import AcknowledgedDeltas
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.good_copies import StoredCopies
@@ -61,10 +59,8 @@ class ExchangeContext:
     kept: KeptDeltas = field(default_factory=KeptDeltas)
     #: Which they were, for the time after a restart.
     record: PushRecord = field(default_factory=PushRecord)
-    #: Those that have arrived, until it is certain that their owners have added them.
+    #: Those that have arrived, for as long as they may have to be sent again.
     acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
-    audits: AuditOutcomes = field(default_factory=AuditOutcomes)
-    published_values: PublishedValues = field(default_factory=PublishedValues)
     #: How long this node's steps may still wait for owners that give no results.
     wait_credit: WaitCredit = field(default_factory=WaitCredit)
 
@@ -101,33 +97,6 @@ class ExchangeContext:
         self.environment.log.debug("member_misbehaved", source=node.hex()[:8], reason=reason)
         if (until_s := self.view.reliability.misbehaved(node, self.environment.clock.monotonic())) is None:
             return
-        self.view.trust.suspend(node, until_s)
-        self.view.invalidate()
-        self.rebalance.wake()
-
-    def contradicted_itself(self, owner: bytes, reason: str, shard: int) -> None:
-        """An owner has acknowledged, forwarded or published what does not fit together, all of it before this node
-        (`training.exchange.audit`)."""
-        self.environment.log.info("owner_audit_failed", source=owner.hex()[:8], reason=reason, shard=shard)
-        self.counters.audits_failed += 1
-        if owner in self.view.trust and self.audits.own(owner, self.environment.clock.monotonic()):
-            self.fail_audit(owner)
-        self.heed_verdicts(owner)
-
-    def heed_verdicts(self, node: bytes) -> None:
-        """Leave out a member that others have left out for audits, where this node has seen enough itself."""
-        others = sum(peer.node_id != node and peer.node_id in self.view.trust for peer in self.swarm.members())
-        if self.audits.is_condemned(node, self.environment.clock.monotonic(), others):
-            self.fail_audit(node, follows=True)
-
-    def fail_audit(self, node: bytes, *, follows: bool = False) -> None:
-        """Leave out a member for a time, which an audit has found to be lying, and tell others so; `follows`: because
-        others have."""
-        if node == self.swarm.node_id or node not in self.view.trust:
-            return
-        self.audits.verdicts_due.append((node, follows))
-        until_s = self.view.reliability.audited(node, self.environment.clock.monotonic())
-        self.audits.settle(node)
         self.view.trust.suspend(node, until_s)
         self.view.invalidate()
         self.rebalance.wake()

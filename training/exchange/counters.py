@@ -33,6 +33,4 @@ class Counters:
     values_read: int = 0  # keys of which it has answered a read
     value_batches: int = 0  # batches of updates that it has added
     lost_in_restarts: int = 0  # recorded before the whole swarm was started again, and in no copy that it went on with
-    audited: int = 0  # shards of this node's deltas about which owners and their backups were asked
-    audits_failed: int = 0  # contradictions of owners, and of owners and their backups
-    sent_again: int = 0  # shards of deltas that an owner acknowledged and its successor lacked
+    sent_again: int = 0  # shards of deltas that an owner acknowledged and lost

@@ -12,9 +12,6 @@ from typing import Protocol
 from training.encoding.codecs import CodecName
 from training.shards.applied import Applied, DeltaId
 
-#: The start of a node, and a step in it.
-Start = tuple[int, int]
-
 
 class KeptDelta(Protocol):
     """One encoded shard of a delta."""
@@ -32,14 +29,8 @@ class KeptDelta(Protocol):
 class KeptDeltas:
     """The deltas of one node that not all owners have acknowledged."""
 
-    def __init__(self, newest: Start = (0, 0)) -> None:
+    def __init__(self) -> None:
         self._kept: dict[DeltaId, Mapping[int, KeptDelta]] = {}
-        #: Of the last delta that others may have: its start and its step.
-        self.newest = newest
-
-    def leave(self, identity: DeltaId) -> None:
-        """Others may have this delta from now on, and its successors not yet."""
-        self.newest = max(self.newest, (identity.incarnation, identity.step))
 
     def keep(self, identity: DeltaId, shards: Mapping[int, KeptDelta]) -> None:
         """Offer these shards, as the mapping has them at each moment."""

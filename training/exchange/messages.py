@@ -79,7 +79,6 @@ RefusalReason = Literal[
     "sparse",
     "out_of_range",
     "ahead",
-    "identity_taken",
 ]
 RetryReason = Literal[
     "owner_unknown",

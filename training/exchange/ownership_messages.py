@@ -45,6 +45,8 @@ MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
 MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
+#: Deltas about which an owner is asked at once.
+MAX_ASKED = 1024
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
 
@@ -428,6 +430,30 @@ class OfferedDeltasAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     added: Number
     refused: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
+
+
+class AskedDelta(msgspec.Struct, frozen=True, array_like=True):
+    """One shard of a delta of the sender."""
+
+    shard: ShardIndex
+    step: Number
+    base_step: Number
+
+
+class FindLacking(msgspec.Struct, frozen=True, array_like=True):
+    """Which of these deltas of the sender do the shards of the receiver lack? An owner has acknowledged them."""
+
+    genesis: Genesis
+    incarnation: Number
+    deltas: Annotated[list[AskedDelta], Meta(max_length=MAX_ASKED)]
+
+
+class LackingDeltas(msgspec.Struct, frozen=True, array_like=True):
+    """The shards that the receiver does not own, and the places in the question of the deltas that its shards certainly
+    lack: of deltas with a base before the era of a shard it cannot tell."""
+
+    not_owned: Annotated[list[ShardIndex], Meta(max_length=MAX_ASKED)]
+    lacking: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_ASKED)]], Meta(max_length=MAX_ASKED)]
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):

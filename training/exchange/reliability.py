@@ -15,7 +15,6 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
   had claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
   once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
   time is over (`MemberTrust.suspend`).
-* *audit*: an audit has found it lying (`training.exchange.audit`). It counts as gone in the same way.
 * *foreign*: its requests are of another swarm, or it missed a division of the shards
   (`training.exchange.divisions`). It counts as gone in the same way.
 """
@@ -107,10 +106,6 @@ class Reliability:
             return None
         record.misbehaved_s.clear()
         return self._leave_out(node, record, now_s, "misbehaved")
-
-    def audited(self, node: bytes, now_s: float) -> float:
-        """An audit has found it lying. Returns until when it is left out."""
-        return self._leave_out(node, self._record(node), now_s, "audit")
 
     def foreign(self, node: bytes, now_s: float) -> float:
         """It sent a request of another swarm, or of this one with other shards. Returns until when it is left out."""

@@ -12,8 +12,6 @@ import dataclasses
 from overlay.peers import PeerChange
 from overlay.supervision import supervised
 from training.exchange.aggregation.relays import DeltaRelays
-from training.exchange.audit_records.acknowledged import AcknowledgedDeltas
-from training.exchange.audit_records.published_values import PublishedValues
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement
@@ -33,6 +31,7 @@ from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.acknowledged import AcknowledgedDeltas
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.start_comparison import StartComparison
@@ -68,9 +67,8 @@ def divided_context(whole: ExchangeContext, store: ShardStore, divisions: Divisi
         ),
         rebalance=RebalanceRequests(store),
         claims=SelfClaims(),
-        kept=KeptDeltas(whole.kept.newest),
+        kept=KeptDeltas(),
         acknowledged=AcknowledgedDeltas(),
-        published_values=PublishedValues(),
     )
 
 

@@ -18,7 +18,6 @@ from tests.harness.attacks.typed_values import Typed
 from tests.harness.swarms.exchange_overlay import collected
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
-from training.exchange import audit_messages as audits
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
 from training.exchange.aggregation import bundles, follow_messages
@@ -52,9 +51,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
     "indirect": (steps.Indirect, steps.IndirectAnswer),
     "appeal": (moves.TakeoverRequest, moves.TransferResult),
-    "audit": (audits.Audit, audits.AuditAnswer),
-    "confirm_deltas": (audits.ConfirmDeltas, audits.AuditAnswer),
-    "audit_verdict": (audits.AuditVerdict, audits.AuditVerdictAnswer),
+    "lacking": (moves.FindLacking, moves.LackingDeltas),
 }
 EXTREMES = (np.nan, np.inf, 3e38, 1e14, -1e14, 0.0, 1.0)
 

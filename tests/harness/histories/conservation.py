@@ -42,7 +42,6 @@ from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
 from tests.harness.swarms.exchange_swarm import Links
 from training.exchange.aggregation import handed_down
-from training.exchange.audit import owner_audit
 from training.exchange.owner import published
 from training.shards.robust import Robust
 
@@ -133,7 +132,7 @@ class History(HistoryChecks):
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta", *RELAYS_LIE)
+            lies = ("member_lied", "member_distrusted", "relay_kept_delta", *RELAYS_LIE)
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
@@ -156,9 +155,7 @@ def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = Fal
                 task.cancel()
             history.world.stop()
 
-    # Every push is audited: no fault makes an honest owner, or its backup, look like a liar.
     with ExitStack() as changed:
-        changed.enter_context(patch.object(owner_audit, "ONE_IN", 1))
         for module in (published, handed_down) if relays else ():
             # Of so small shards owner and relays would keep one change: then most pulls bring the whole.
             changed.enter_context(patch.object(module, "newest_within", lambda changes, _: changes[-CHANGES_KEPT:]))

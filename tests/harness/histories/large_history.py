@@ -384,7 +384,7 @@ class LargeHistory:
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "owner_audit_failed", "relay_kept_delta", *RELAYS_LIE)
+            lies = ("member_lied", "member_distrusted", "relay_kept_delta", *RELAYS_LIE)
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")

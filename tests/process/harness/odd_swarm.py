@@ -1,4 +1,4 @@
-"""A few real daemons whose trainers sleep, of which one may attack the others (`tests.process.harness.odd_daemon`)."""
+"""A few real daemons whose trainers sleep, and whose memory can be broken (`tests.process.harness.odd_daemon`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class OddSwarm:
         self._daemons = Daemons(folder)
         self.nodes: list[Daemon] = []
 
-    def start(self, count: int, attack: str = "") -> None:
-        """Start so many, the last of which will attack; returns when all have made a few steps."""
+    def start(self, count: int) -> None:
+        """Start so many; returns when all have made a few steps."""
         for number in range(count):
-            options = {"number": number, "seed": 7, "mean_s": MEAN_S, "attack": attack if number == count - 1 else ""}
+            options = {"number": number, "seed": 7, "mean_s": MEAN_S}
             bootstrap = self.nodes[0].listens_at if self.nodes else ""
             self.nodes.append(
                 self._daemons.start(
@@ -66,26 +66,6 @@ class OddSwarm:
         assert node.client is not None
         found = node.client.events(0)["events"]
         return [dict(one["fields"]) for one in found if one["event"] == name]
-
-    def start_again(self, nodes: list[Daemon]) -> list[dict[str, Any]]:
-        """Kill them all at once, start them on their old directories, and wait until each has made three more steps;
-        returns their statuses."""
-        for node in nodes:
-            os.kill(node.pid, signal.SIGKILL)
-        again = [self._daemons.start_again(node) for node in nodes]
-        found = []
-        for node in again:
-            first = wait_until(node, lambda found: found["state"] == "training", what="training", within_s=START_S)
-            step = int(first["step"])
-            found.append(
-                wait_until(
-                    node,
-                    lambda found, step=step: acknowledged_steps(found) >= step + 3,
-                    what="at work",
-                    within_s=START_S,
-                )
-            )
-        return found
 
     def end(self, *nodes: Daemon) -> None:
         self._daemons.end(*nodes)

@@ -295,7 +295,7 @@ class DeltaRelays:
 
     def _on_missing(self, one: Reported) -> None:
         """A relay, or one behind it, has not delivered what it has reported. All that may have gone that way is to be
-        sent to its owner, if that lacks it: as if the relay had owned the shard (see `exchange.audit.resending`)."""
+        sent to its owner, if that lacks it: as if the relay had owned the shard (see `recovery.resending`)."""
         routes, count = self.routes(), 0
         for key, delta in self._context.acknowledged:
             is_other = routes is not None and routes.hop(delta.owner) == one.relay

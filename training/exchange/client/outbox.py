@@ -21,7 +21,6 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.frames import BadFrame, Part, encoded_frames, sized
 from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
-from training.exchange.client.acknowledgement import note_acknowledged
 from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.context import ExchangeContext
@@ -32,10 +31,13 @@ from training.exchange.obstacles import Obstacles
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.push_results import read_results
+from training.exchange.recovery.acknowledged import KEPT_BYTES, Acknowledged
 from training.exchange.step_wait import together
 
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 0.5
+#: A shard of the trainer's memory of at most this size is copied, to be sent again. A larger one is not kept.
+COPIED_BYTES = 1 << 16
 #: Before a delivery that had a fault of this node goes on.
 FAULT_PAUSE_S = 1.0
 
@@ -389,9 +391,27 @@ class Outbox:
             item = delivery.unacknowledged.pop(result.shard)
             self.obstacles.clear(result.shard)
             if result.status == "ok":
-                note_acknowledged(self._context, delivery.push, owner, item)
+                self._keep(delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()
             self.count(delivery, result)
         elif result.owner_info is not None:
             self._store.note_owners([result.owner_info])
+
+    def _keep(self, push: Push, owner: Contact | None, item: Outgoing) -> None:
+        """Keep what another node has acknowledged: it may lose it."""
+        context = self._context
+        if owner is None:
+            known = self._store.ownership.known_owners.get(item.shard)
+            owner = None if known is None else known.owner
+        if owner is None or owner.node_id == push.node or (item.is_borrowed and len(item.encoded) > COPIED_BYTES):
+            return
+        encoded = bytes(item.encoded) if item.is_borrowed else item.encoded
+        now_s = context.environment.clock.monotonic()
+        if not context.swarm.is_eligible:
+            # It owns and backs up nothing, so the room of its repair log is free; and its owner may have no backup.
+            log = context.store.log
+            context.acknowledged.limit_bytes = max(KEPT_BYTES, log.limit_bytes - log.size_bytes)
+        context.acknowledged.note(
+            item.shard, Acknowledged(push, owner.node_id, now_s, item.codec, item.values, encoded)
+        )

@@ -21,7 +21,6 @@ from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.aggregation.pull_sources import behind_steps
-from training.exchange.client.copy_comparison import CopyComparison
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
@@ -115,7 +114,6 @@ class PullClient:
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
         self._follower = ChainFollower(context)
-        self._comparison = CopyComparison(context)
         self.relays = PullRelays(context, self._follower, reads)
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
@@ -285,7 +283,6 @@ class PullClient:
                     if result.term.number and not takes_copies:
                         self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
-                        self._comparison.pulled(owner.node_id, result)
                         self.relays.heard(owner, result, asked_s, [])
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
@@ -314,7 +311,6 @@ class PullClient:
                         self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
-                        self._comparison.pulled(owner.node_id, result, [codec])
                     self._settle(result.shard, job, changed=True)
                     job.wait.note(coming)
         except TransportError as error:
@@ -365,11 +361,8 @@ class PullClient:
             return  # this owner was replaced: the next round asks for the higher term
         if await self._follower.take(result, arrays):
             self._store.note_owner(result.shard, result.term, owner)
-            self._comparison.pulled(owner.node_id, result, [codec for codec, _ in arrays])
             self.relays.heard(owner, result, asked_s, arrays)
             self._settle(result.shard, job, changed=True)
-        else:
-            self._comparison.unfit(owner.node_id, result.shard)
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.

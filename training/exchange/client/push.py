@@ -223,7 +223,6 @@ class PushClient:
                 raise
             if on_taken is not None:
                 on_taken()
-            self._context.kept.leave(delivery.identity)
             if rest:
                 limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
                 owners = self._context.owner_wait(asyncio.get_running_loop().time())

@@ -128,8 +128,6 @@ class DeltaHandler:
                 # Shielded: a waiter that is cancelled or times out must not cancel the attempt.
                 await asyncio.shield(flight)
             result = self._check_role(push, identity, item.shard, repair=item.repair)
-            if result is not None and result.status == "ok" and self._is_another(item, identity):
-                result = self._validator.refuse(item.shard, "identity_taken")
             result = result or self._validator.validate(push, identity, item)
             if result is not None:
                 results[item.shard] = result
@@ -244,14 +242,6 @@ class DeltaHandler:
         if push.step > self._view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         return None
-
-    def _is_another(self, item: IncomingDelta, identity: DeltaId) -> bool:
-        """Whether a repair has added other values under the identity of a delta that its origin pushes now. To
-        acknowledge it would be untrue, and an audit would find so."""
-        entry = None if item.repair else self._store.log.find(item.shard, identity)
-        if entry is None or entry.momentum:
-            return False
-        return entry.codec != item.codec or bytes(entry.payload) != bytes(item.encoded)
 
     def close_windows(self) -> None:
         """Close the windows that have become complete because members finished or crashed."""

@@ -87,7 +87,6 @@ class Failover:
                 taken.append(shard)
                 known = self._store.ownership.known_owners.get(shard)
                 if known is not None and not self._view.is_gone(known.owner.node_id):
-                    self._context.audits.watch(known.owner.node_id, sender.node_id, self._clock.monotonic())
                     self._swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self._rebalance.wake()
         others = [info for shard in message.shards if (info := self._store.redirect(shard)) is not None]

@@ -29,8 +29,6 @@ class JobKind(StrEnum):
     REPAIR = "repair"
     FORGET = "forget"
     CHECK_CLAIMS = "claims"
-    AUDIT = "audit"
-    TELL_VERDICTS = "verdict"
     RESEND = "resend"
     FIND_ROUTES = "route"
 

@@ -2,7 +2,7 @@
 
 The swarm has gone on with the best copies that it found. A node that comes later, or that has trained on meanwhile, may
 have recorded deltas that those copies lack. It sends the owners what it has recorded, once, and they report what is
-lost. What it can send again (`audit.resending`) it sends before. An owner passes on to its backup and its learner what
+lost. What it can send again (`resending`) it sends before. An owner passes on to its backup and its learner what
 it has reported: whoever owns the shard next does not report it again. A state of the node's disk that the swarm cannot
 use any more is kept in a file, so that no value is thrown away by a program.
 """

@@ -9,8 +9,7 @@ transfer never delays a take-over:
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
-* `audit.owner_audit` and `audit.resending`: owners are asked what became of the deltas of this node, and what one has
-  lost is sent to its successor.
+* `resending`: what an owner had acknowledged and lost is sent again.
 * `route_finder`: owners and backups that do not answer are asked by way of other members.
 * `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
@@ -23,10 +22,6 @@ from functools import partial
 
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
-from training.exchange.audit.answers import AuditAnswers
-from training.exchange.audit.owner_audit import OwnerAudit
-from training.exchange.audit.resending import Resending
-from training.exchange.audit.verdicts import AuditVerdicts
 from training.exchange.backup.confirmation import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
@@ -40,6 +35,7 @@ from training.exchange.recovery.handover import ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
@@ -90,9 +86,6 @@ class Rebalancer:
         self._confirmation = BackupConfirmation(context)
         self._identities = IdentityKeeper(context)
         self._resending = Resending(context, deltas)
-        self._audit = OwnerAudit(context, self._resending)
-        AuditAnswers(context)
-        self._verdicts = AuditVerdicts(context, directory)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context)
@@ -144,10 +137,6 @@ class Rebalancer:
             self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
         if self._identities.is_due():
             self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
-        if not self._jobs.is_running(JobKind.AUDIT) and (audits := self._audit.due()):
-            self._jobs.start(JobKind.AUDIT, b"", partial(self._audit.audit, audits))
-        if not self._jobs.is_running(JobKind.TELL_VERDICTS) and (verdicts := self._verdicts.due()):
-            self._jobs.start(JobKind.TELL_VERDICTS, b"", partial(self._verdicts.tell, verdicts))
         if not self._jobs.is_running(JobKind.RESEND) and (moved := self._resending.due()):
             self._jobs.start(JobKind.RESEND, b"", partial(self._resending.send, moved))
         if broken := self._repair.due():

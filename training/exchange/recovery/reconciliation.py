@@ -284,7 +284,7 @@ class SplitReconciler:
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
-            if "refused" in await self.repairs.add([(as_message(shard, entry), item)], self._swarm.node_id):
+            if await self.repairs.add(as_message(shard, entry), item, self._swarm.node_id) == "refused":
                 self._store.log.forget(shard, entry.identity)
 
     def _report_lost(self, shard: int, copy: SupersededCopy, lost: list[Span]) -> None:

@@ -1,9 +1,7 @@
 """The answers of a node to the other side of a split: what its shards have, and the deltas that they lacked.
 
 An owner sends the loser of a shard the identities that it has, and adds the deltas that the loser offers. A node that
-searches for deltas gets those in this node's log. A delta under an identity that its origin has not used yet, or has
-used for another one, is not added: a forged one would take the place of a true one
-(`training.exchange.audit.origins`). Who has offered such deltas of two nodes is not heard for a while.
+searches for deltas gets those in this node's log. A delta of a step that its origin cannot have come to is not added.
 """
 
 from __future__ import annotations
@@ -13,10 +11,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader, list_if_small
-from training.exchange.audit.answers import MAX_HASHED_BYTES
-from training.exchange.audit.origins import DeltaOrigins, OfferedDelta
-from training.exchange.audit.questions import MAX_ASKED
-from training.exchange.audit_records.forged_repairs import IGNORED_S, ForgedRepairs
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.messages import Push, PushStatus, encode
@@ -38,10 +32,6 @@ from training.exchange.ownership_messages import (
 from training.exchange.recovery.late_copies import LateCopies
 from training.exchange.store.repair_log import LogEntry, identities_of
 from training.exchange.terms import MAX_BELIEVED
-from training.shards.applied import DeltaId
-
-#: Some of the deltas of a repair, each with its values.
-Batch = list[tuple[LoggedDelta, IncomingDelta]]
 
 #: Deltas of one request, in bytes.
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -63,8 +53,6 @@ class RepairHandler:
         self._log = context.environment.log
         self._late = late
         self._deltas = deltas
-        self._origins = DeltaOrigins(context)
-        self._forged = ForgedRepairs()
         context.rpc.register("offer", Offer, self._on_offer, waits=True)
         context.rpc.register("seek", FindDeltas, self._on_seek)
         context.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
@@ -114,60 +102,22 @@ class RepairHandler:
     async def _on_offered_deltas(
         self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
     ) -> Response:
-        outcomes = list[PushStatus]()
-        if not self._forged.is_ignored(sender.node_id, self._clock.monotonic()):
-            async for batch in self._batches(message.deltas, FrameReader(stream)):
-                outcomes += await self.add(batch, sender.node_id)
+        outcomes, reader = list[PushStatus](), FrameReader(stream)
+        for logged in message.deltas:
+            if logged.shard >= len(self._store):
+                break
+            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
+            self._counters.bytes_received += len(item.encoded)
+            outcomes.append(await self.add(logged, item, sender.node_id))
         if added := outcomes.count("ok"):
             self._counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
         refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
         return Response(encode(OfferedDeltasAnswer(added, refused)))
 
-    async def _batches(self, deltas: list[LoggedDelta], reader: FrameReader) -> AsyncIterator[Batch]:
-        """The deltas as they come, so many at a time as one question about them has."""
-        batch, size_bytes = Batch(), 0
-        for logged in deltas:
-            if logged.shard >= len(self._store):
-                break
-            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
-            self._counters.bytes_received += len(item.encoded)
-            if batch and (len(batch) == MAX_ASKED or size_bytes + len(item.encoded) > MAX_HASHED_BYTES):
-                yield batch
-                batch, size_bytes = [], 0
-            batch.append((logged, item))
-            size_bytes += len(item.encoded)
-        if batch:
-            yield batch
-
-    async def add(self, batch: Batch, source: bytes) -> list[PushStatus]:
-        """Add deltas of a repair. `retry`: one may be added later; `refused`: never."""
-        outcomes = [await self._unlikely(logged, source) for logged, _ in batch]
-        others = [
-            place
-            for place, (logged, _) in enumerate(batch)
-            if outcomes[place] is None and logged.node != source and self._is_new(logged)
-        ]
-        offered = [
-            OfferedDelta(logged.shard, _identity(logged), item.encoded)
-            for logged, item in map(batch.__getitem__, others)
-        ]
-        for place, known in zip(others, await self._origins.ask(offered), strict=True):
-            if known in ("lacks", "differs"):
-                self._contradicted(source, batch[place][0].node)
-            if known not in ("has", "forgotten"):
-                outcomes[place] = "refused" if known == "differs" else "retry"
-        return [outcomes[place] or await self._add(logged, item) for place, (logged, item) in enumerate(batch)]
-
-    def _is_new(self, logged: LoggedDelta) -> bool:
-        """Whether this node would add a delta."""
-        owned = self._store.owned.get(logged.shard)
-        return owned is not None and not self._store.holds_values and not owned.state.knows(_identity(logged))
-
-    def _contradicted(self, source: bytes, origin: bytes) -> None:
-        """A member has offered a delta that its origin says it has not made."""
-        if source != self._swarm.node_id and self._forged.note(source, origin, self._clock.monotonic()):
-            self._log.warning("repairs_ignored", source=source.hex()[:8], seconds=IGNORED_S)
+    async def add(self, logged: LoggedDelta, item: IncomingDelta, source: bytes) -> PushStatus:
+        """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
+        return await self._unlikely(logged, source) or await self._add(logged, item)
 
     async def _unlikely(self, logged: LoggedDelta, source: bytes) -> PushStatus | None:
         """The answer to a delta of a step that its node has hardly come to; None to others."""
@@ -177,8 +127,8 @@ class RepairHandler:
                 if logged.step > MAX_BELIEVED:
                     self._context.lied(source, "repair")
                 peer = self._swarm.peers.get(logged.node)
-                is_forged = peer is None or logged.incarnation > peer.incarnation
-                return "refused" if is_forged or logged.step > self._view.furthest_step() else "retry"
+                is_absurd = peer is None or logged.incarnation > peer.incarnation
+                return "refused" if is_absurd or logged.step > self._view.furthest_step() else "retry"
         return None
 
     async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> PushStatus:
@@ -197,7 +147,7 @@ class RepairHandler:
     def _is_past(self, logged: LoggedDelta) -> bool:
         """Whether a delta may have been trained already, as far as this node knows its origin.
 
-        Under an identity that is still to be used a forged delta would take the place of a true one. One that was
+        Under an identity that is still to be used a wrong delta would take the place of a true one. One that was
         pushed a moment ago may be ahead of its node's heartbeat: it is offered again.
         """
         if not self._view.has_steps:
@@ -226,10 +176,6 @@ class RepairHandler:
         size = sum(len(entry.payload) for _, entry in batch)
         described = FoundDeltas([as_message(*one) for one in batch])
         return Response(encode(described), list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size))
-
-
-def _identity(logged: LoggedDelta) -> DeltaId:
-    return DeltaId(logged.node, logged.incarnation, logged.step)
 
 
 def as_message(shard: int, entry: LogEntry) -> LoggedDelta:

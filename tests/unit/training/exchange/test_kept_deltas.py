@@ -35,18 +35,6 @@ def test_borrowed_memory_is_copied() -> None:
     assert found == (b"abcd", "float32")
 
 
-def test_the_newest_delta_that_others_may_have_is_known() -> None:
-    """By start and step, also after all were acknowledged; shards that are divided know it from before."""
-    kept = KeptDeltas()
-    assert kept.newest == (0, 0)
-    for step in (3, 5, 4):
-        kept.leave(IDENTITY._replace(step=step))
-        kept.drop(IDENTITY._replace(step=step))
-    assert kept.newest == (1, 5)
-    kept.leave(DeltaId(b"a" * 20, 2, 1))
-    assert KeptDeltas(kept.newest).newest == (2, 1)
-
-
 def test_those_on_their_way_are_listed() -> None:
     kept = KeptDeltas()
     for step in (5, 6, 8):

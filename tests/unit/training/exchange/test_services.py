@@ -19,7 +19,6 @@ from training.exchange.divisions import Divisions
 from training.exchange.services import ExchangeServices, divided_context, store_of
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
 
 NODE = IDS["b"]
 
@@ -186,7 +185,6 @@ def test_services_of_the_parts_share_what_is_not_of_single_shards() -> None:
         halves = [(low + part * 2, low + part * 2 + 2) for low, _ in BOUNDS for part in range(2)]
         parts = ShardStore(IDS["a"], halves, PARAMETERS, SUM)
         whole.replica.vector[:] = np.arange(16)
-        whole.kept.leave(DeltaId(IDS["a"], 1, 7))
         context = divided_context(whole, parts, Divisions(whole.run_genesis, 2))
         assert context.genesis != whole.genesis
         assert context.run_genesis == whole.run_genesis
@@ -198,8 +196,6 @@ def test_services_of_the_parts_share_what_is_not_of_single_shards() -> None:
             assert getattr(context, name) is getattr(whole, name), name
         for name in ("rpc", "rebalance", "claims", "kept"):
             assert getattr(context, name) is not getattr(whole, name), name
-
-        assert context.kept.newest == (1, 7)
 
         following = ExchangeServices(context, services)
         for name in ("fences", "trust", "codec_control", "push_client"):

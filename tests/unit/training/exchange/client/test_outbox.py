@@ -17,12 +17,14 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
 from training.exchange.client import outbox as outbox_module
 from training.exchange.client.delivery import Delivery, Outgoing
-from training.exchange.client.outbox import Outbox
+from training.exchange.client.outbox import COPIED_BYTES, Outbox
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from training.exchange.ownership_messages import TransferResult
 from training.exchange.push_results import SIGN_OF_LIFE, piece_of
+from training.exchange.recovery.acknowledged import KEPT_BYTES
+from training.exchange.store.repair_log import RepairLog
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 
@@ -301,3 +303,26 @@ def test_what_a_relay_is_given_is_not_the_memory_of_the_trainer(is_borrowed: boo
 
     assert np.frombuffer(carried.encoded, np.float32).tolist() == [3.0 if is_borrowed else 777.0] * 4
     assert (carried.shard, carried.codec, carried.values) == (0, "float32", 4)
+
+
+@pytest.mark.parametrize(("is_eligible", "limit_bytes"), [(True, KEPT_BYTES), (False, 4 * KEPT_BYTES)])
+def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bool, limit_bytes: int) -> None:
+    """A small part of the trainer's memory as a copy, a large one not. A node that owns nothing has the room of its
+    repair log for it."""
+
+    async def scenario() -> None:
+        outbox, swarm, context = outbox_to_owner(["ok"])
+        swarm.is_eligible = is_eligible
+        context.store.log = RepairLog(4 * KEPT_BYTES, 60.0)
+        memory = bytearray(16)
+        for step, encoded in ((1, memoryview(memory)), (2, memoryview(bytearray(COPIED_BYTES + 1)))):
+            delivery = delivery_of(step, encoded)
+            outbox.add(delivery)
+            await asyncio.wait_for(delivery.done.wait(), 10)
+        memory[0] = 1
+        kept = {key.identity.step: delta for key, delta in context.acknowledged}
+        assert list(kept) == [1]
+        assert (kept[1].owner, kept[1].encoded) == (OWNER.node_id, bytes(16))
+        assert context.acknowledged.limit_bytes == limit_bytes
+
+    run(scenario())

@@ -23,7 +23,6 @@ from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
-from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import Rule
@@ -257,27 +256,6 @@ def test_a_delta_that_is_too_old_is_refused() -> None:
 
         repair = dataclasses.replace(item_of(), repair=True)
         assert (await handler.accept(push_of(base_step=0), [repair]))[0].status == "ok"
-
-    run(scenario())
-
-
-def test_what_a_repair_has_added_under_anothers_identity_is_not_acknowledged_as_its_own() -> None:
-    """Where its node could not be asked. A retry of what was pushed, or a repair with the same values, is."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        store.log = RepairLog(1 << 20, 600.0)
-        handler, _, context = handler_of(store)
-        for step, amount in ((1, 1.0), (2, 5.0)):
-            repair = dataclasses.replace(item_of(amount=amount), repair=True)
-            assert (await handler.accept(push_of(step), [repair]))[0].status == "ok"
-        assert (await handler.accept(push_of(1), [item_of()]))[0].status == "ok"
-        assert await handler.accept(push_of(2), [item_of()]) == [PushResult.refused(0, "identity_taken")]
-        assert context.counters.refused_here == {"identity_taken": 1}
-        for amount in (1.0, 2.0):
-            assert (await handler.accept(push_of(3), [item_of(amount=amount)]))[0].status == "ok"
-        repair = dataclasses.replace(item_of(amount=7.0), repair=True)
-        assert (await handler.accept(push_of(2), [repair]))[0].status == "ok"
 
     run(scenario())
 

@@ -10,8 +10,8 @@ from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, contact, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS
 from tests.unit.training.exchange.recovery.test_reconciliation import reconcile, split
-from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.messages import Push
+from training.exchange.recovery.acknowledged import Acknowledged, AcknowledgedKey
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.state_files import decode as decode_states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,13 +12,9 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from training.exchange.audit.answers import digest_of
-from training.exchange.audit_messages import AuditAnswer, AuditResult, ConfirmDeltas
-from training.exchange.audit_records.forged_repairs import IGNORED_S
-from training.exchange.client.delivery import Outgoing
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import Push, decode
-from training.exchange.owner.delta_item import IncomingDelta, logged_frames
+from training.exchange.messages import decode
+from training.exchange.owner.delta_item import logged_frames
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
     FindDeltas,
@@ -37,7 +32,6 @@ from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import MAX_BELIEVED, OwnerInfo
 from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
 
 SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, replicas=0)
 
@@ -155,7 +149,7 @@ def test_what_the_owner_lacks_is_added_once() -> None:
         (logged(12), (0, [])),
         (logged(10**9), (0, [0])),
         (logged(1, incarnation=2), (0, [0])),
-        (logged(12, node="a"), (0, [])),
+        (logged(12, node="a"), (1, [])),
         (logged(13, node="a"), (0, [0])),
         (logged(10, node="x"), (1, [])),
         (logged(10**9, node="x"), (0, [0])),
@@ -164,115 +158,12 @@ def test_what_the_owner_lacks_is_added_once() -> None:
 def test_a_delta_under_an_identity_of_the_future_is_not_added(
     message: LoggedDelta, outcome: tuple[int, list[int]]
 ) -> None:
-    """A forged one would take its place. One that is ahead of the last heartbeat may be offered again; one that no node
-    can have reached is refused for ever."""
+    """It would take the place of the true one. One that is ahead of the last heartbeat may be offered again; one that
+    no node can have reached is refused for ever."""
 
     async def scenario(owner: Owner) -> None:
         assert await owner.offered(message) == outcome
         assert owner.value == float(outcome[0])
-
-    play(scenario)
-
-
-class Forged:
-    """Node b offers deltas of c, which has made step 3 with these values, and none after it."""
-
-    def __init__(self, owner: Owner, values: float = 1.0) -> None:
-        self.owner = owner
-        for name in "cd":
-            peer = owner.swarm.peers[IDS[name]] = owner.swarm._peer(contact(name))
-            peer.step, peer.incarnation = 10, 1
-        digest = digest_of(delta(3, values).delta.tobytes())
-
-        def answer(_to: Any, payload: bytes) -> AuditAnswer:
-            asked = decode(payload, ConfirmDeltas).deltas
-            made = {True: "has", False: "differs"}
-            known: list[Any] = [made[one.digest == digest] if one.step == 3 else "lacks" for one in asked]
-            return AuditAnswer([AuditResult(one.shard, one.step, what) for one, what in zip(asked, known, strict=True)])
-
-        owner.swarm.answers["confirm_deltas"] = answer
-
-
-def test_a_delta_that_its_node_has_made_is_added() -> None:
-    """It is asked, unless it offers the delta itself, or the owner has it already."""
-
-    async def scenario(owner: Owner) -> None:
-        Forged(owner)
-        assert await owner.offered(logged(3, node="c"), logged(3)) == (2, [])
-        assert await owner.offered(logged(3, node="c")) == (1, [])
-        assert owner.value == 2.0
-        assert [name for name, _, _ in owner.swarm.requests] == ["confirm_deltas"]
-
-    play(scenario)
-
-
-def test_a_delta_that_its_node_has_not_made_is_not_added() -> None:
-    """Another one under its identity is refused for ever; one that it has not made yet may be offered again. The true
-    delta is added when its node sends it."""
-
-    async def scenario(owner: Owner) -> None:
-        Forged(owner, values=2.0)
-        assert await owner.offered(logged(3, node="c"), logged(4, node="c")) == (0, [0])
-        assert owner.value == 0.0
-        values = delta(3, 2.0).delta
-        item = IncomingDelta(0, values, values.tobytes(), "float32")
-        push = Push(GENESIS, IDS["c"], 1, 3, 3, 1.0, [0])
-        (result,) = await owner.handler._deltas.accept(push, [item])
-        assert (result.status, owner.value) == ("ok", 2.0)
-
-    play(scenario)
-
-
-def test_who_forges_deltas_of_two_nodes_is_not_heard_for_a_while() -> None:
-    """Of one it may go on: that one may lie. What is not heard is not refused for ever."""
-
-    async def scenario(owner: Owner) -> None:
-        Forged(owner, values=2.0)
-        for _ in range(3):
-            assert await owner.offered(logged(3, node="c")) == (0, [0])
-        assert await owner.offered(logged(3, node="d"), logged(4)) == (1, [0])
-        assert await owner.offered(logged(3, node="c"), logged(5)) == (0, [])
-        (record,) = [one for one in records_of(owner.context) if one.event == "repairs_ignored"]
-        assert record.fields == {"source": IDS["b"].hex()[:8], "seconds": IGNORED_S}
-        await asyncio.sleep(IGNORED_S)
-        assert await owner.offered(logged(5)) == (1, [])
-
-    play(scenario)
-
-
-def test_a_node_compares_what_is_offered_as_its_own_delta() -> None:
-    """It need not ask. What it keeps no more is believed."""
-
-    async def scenario(owner: Owner) -> None:
-        owner.context.kept.leave(DeltaId(IDS["a"], 1, 8))
-        owner.context.kept.keep(DeltaId(IDS["a"], 1, 8), {0: Outgoing(0, bytes(16), "float32", 4)})
-        assert await owner.offered(logged(7, node="a"), logged(8, node="a"), logged(9, node="a")) == (1, [1])
-        assert owner.swarm.requests == []
-
-    play(scenario)
-
-
-def test_a_delta_whose_node_does_not_answer_is_offered_again() -> None:
-    """The others of the request are added."""
-
-    async def scenario(owner: Owner) -> None:
-        Forged(owner)
-        owner.swarm.answers["confirm_deltas"] = lambda to, _: TransportError("timeout", to.address, "silent")
-        assert await owner.offered(logged(3, node="c"), logged(4)) == (1, [])
-        assert owner.value == 1.0
-
-    play(scenario)
-
-
-def test_many_deltas_are_asked_about_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as their node compares in one answer; their places in the request are kept."""
-    monkeypatch.setattr(repair_handler, "MAX_HASHED_BYTES", 32)
-
-    async def scenario(owner: Owner) -> None:
-        Forged(owner, values=1.0)
-        deltas = [logged(3, node="c"), logged(3, node="c", shard=1), logged(4), logged(3, node="d"), logged(10**9)]
-        assert await owner.offered(*deltas) == (4, [4])
-        assert [len(one.deltas) for one in owner.swarm.sent("confirm_deltas", ConfirmDeltas)] == [2, 1]
 
     play(scenario)
 

@@ -1,10 +1,9 @@
-"""This node's deltas that owners have acknowledged, for as long as they may have to be sent again. Pure.
+"""This node's deltas that other nodes have acknowledged, for as long as they may have to be sent again. Pure.
 
-An owner that acknowledges and does not add is found out after a while. What it has not added until then is sent again
-to the owner that takes its place, under the same identity. So is what an owner lacks that was started again without a
-backup: it goes on with what was on its disk. Each delta is kept `KEPT_S`, and as long as its owner is gone; all of them
-within `KEPT_BYTES` of encoded values: the oldest are dropped first. Of one that is too large, or is the trainer's
-memory, which is written to again, only the identity is known.
+The only node that may own shards has no backup. Started again, it goes on with what was on its disk. Where owner and
+backup die at once, the shard goes on from what others have pulled. The owner that is there afterwards is sent what it
+lacks, under the same identity. Each delta is kept `KEPT_S`, and as long as its owner is gone; all of them within
+`KEPT_BYTES` of encoded values: the oldest are dropped first. One that is too large is not kept.
 """
 
 from __future__ import annotations
@@ -36,20 +35,18 @@ class AcknowledgedKey(NamedTuple):
 
 @dataclass(slots=True)
 class Acknowledged:
-    """One shard of a delta of this node: who acknowledged it, and when. Without `encoded` it cannot be sent again.
-    `doubt`: the copy of its owner's shard that this node had then, and that should have had the delta."""
+    """One shard of a delta of this node: who acknowledged it, and when."""
 
     push: Push
     owner: bytes
     at_s: float
     codec: CodecName
     values: int
-    encoded: Encoded | None
-    doubt: object | None = None
+    encoded: Encoded
 
     @property
     def size_bytes(self) -> int:
-        return 0 if self.encoded is None else len(self.encoded)
+        return len(self.encoded)
 
 
 class AcknowledgedDeltas:
@@ -60,8 +57,6 @@ class AcknowledgedDeltas:
         self._kept: dict[AcknowledgedKey, Acknowledged] = {}
         #: How many of them each owner has acknowledged, by shard.
         self._owners: dict[int, dict[bytes, int]] = {}
-        #: Those noted since `take_fresh`.
-        self._fresh: list[AcknowledgedKey] = []
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -76,19 +71,13 @@ class AcknowledgedDeltas:
         key = AcknowledgedKey(shard, DeltaId(push.node, push.incarnation, push.step))
         self.drop(key)
         if delta.size_bytes > LARGEST_SHARE * self.limit_bytes:
-            delta.encoded = None
+            return
         self._kept[key] = delta
         self._count(shard, delta.owner)
-        self._fresh.append(key)
         self.size_bytes += delta.size_bytes
         most = max(MAX_KEPT, self.limit_bytes // ROOM_EACH)
         while len(self._kept) > most or self.size_bytes > self.limit_bytes:
             self.drop(next(iter(self._kept)))
-
-    def take_fresh(self) -> list[AcknowledgedKey]:
-        """Those that were noted since the last call, and are still kept."""
-        fresh, self._fresh = self._fresh, []
-        return [key for key in fresh if key in self._kept]
 
     def find(self, key: AcknowledgedKey) -> Acknowledged | None:
         return self._kept.get(key)
@@ -111,16 +100,13 @@ class AcknowledgedDeltas:
             found.owner = owner
 
     def doubt(self, owner: bytes) -> None:
-        """An owner was started again, or is back after it was gone: it may have less than it has acknowledged. Of what
-        cannot be sent again nothing more is to be done."""
+        """An owner was started again, or is back after it was gone: it may have less than it has acknowledged."""
         for key, delta in self:
-            if delta.owner == owner and delta.encoded is None:
-                self.drop(key)
-            elif delta.owner == owner:
+            if delta.owner == owner:
                 self.moved(key, b"")
 
     def in_doubt(self, shard: int) -> bool:
-        """Whether an owner is to be asked about deltas of a shard, which can be sent again."""
+        """Whether an owner is to be asked about deltas of a shard."""
         return b"" in self._owners.get(shard, {})
 
     def _count(self, shard: int, owner: bytes) -> None:
@@ -144,7 +130,7 @@ class AcknowledgedDeltas:
                 break
             if delta.owner not in gone:
                 gone[delta.owner] = is_gone(delta.owner)
-            if delta.encoded is None or not gone[delta.owner]:
+            if not gone[delta.owner]:
                 old.append(key)
         for key in old:
             self.drop(key)

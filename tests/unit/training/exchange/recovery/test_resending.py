@@ -14,12 +14,17 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.audit.resending import EVERY_S, Resending
-from training.exchange.audit_messages import Audit, AuditAnswer, AuditResult, Known
-from training.exchange.audit_records.acknowledged import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
 from training.exchange.messages import Push, decode
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.ownership_messages import OfferedDeltas, OfferedDeltasAnswer
+from training.exchange.ownership_messages import (
+    AskedDelta,
+    FindLacking,
+    LackingDeltas,
+    OfferedDeltas,
+    OfferedDeltasAnswer,
+)
+from training.exchange.recovery.acknowledged import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
+from training.exchange.recovery.resending import EVERY_S, Resending
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 
@@ -34,21 +39,17 @@ class Resent:
         self.swarm = ScriptedSwarm(ME, [FORMER, PRESENT])
         self.context: Any = context_of(self.swarm, self.store)
         self.resending = Resending(self.context, DeltaHandler(self.context))
-        self.known: Known = "lacks"
-        self.era_step, self.is_owner = 0, True
+        self.lacks, self.is_owner = True, True
         self.answer = OfferedDeltasAnswer(1)
-        self.swarm.answers["audit"] = self._on_audit
+        self.swarm.answers["lacking"] = self._on_question
         self.swarm.answers["mend"] = lambda *_: self.answer
 
-    def _on_audit(self, _to: Contact, payload: bytes) -> AuditAnswer:
-        return AuditAnswer(
-            [
-                AuditResult(one.shard, one.step, self.known, self.is_owner, *term(2, "c"), b"", self.era_step)
-                for one in decode(payload, Audit).deltas
-            ]
-        )
+    def _on_question(self, _to: Contact, payload: bytes) -> LackingDeltas:
+        asked = decode(payload, FindLacking).deltas
+        lacking = range(len(asked)) if self.lacks and self.is_owner else ()
+        return LackingDeltas([] if self.is_owner else [0], list(lacking))
 
-    def acknowledged(self, step: int = 5, encoded: bytes | None = bytes(16), base_step: int = 4) -> AcknowledgedKey:
+    def acknowledged(self, step: int = 5, encoded: bytes = bytes(16), base_step: int = 4) -> AcknowledgedKey:
         push = Push(GENESIS, IDS["b"], 1, step, base_step, 0.5, [])
         key = AcknowledgedKey(0, DeltaId(IDS["b"], 1, step))
         now_s = self.context.environment.clock.monotonic()
@@ -109,26 +110,38 @@ def test_deltas_whose_owners_have_not_changed_are_not_passed(monkeypatch: pytest
     run(scenario())
 
 
-def test_what_the_new_owner_has_or_may_have_is_not_sent() -> None:
-    """In a new era it cannot tell of deltas with an older base; and one that is no owner says nothing."""
+def test_what_the_new_owner_has_is_not_sent() -> None:
+    """One that is no owner says nothing."""
 
     async def scenario() -> None:
-        for known, era_step, is_owner in [
-            ("has", 0, True),
-            ("forgotten", 0, True),
-            ("lacks", 5, True),
-            ("lacks", 0, False),
-        ]:
+        for is_owner in (True, False):
             one = Resent()
-            one.known, one.era_step, one.is_owner = known, era_step, is_owner  # type: ignore[assignment]
+            one.lacks, one.is_owner = False, is_owner
             one.acknowledged()
             one.moves()
             await one.work()
-            asked = len(one.swarm.requests)
+            assert len(one.swarm.requests) == 1
             await one.work()
             assert one.sent == []
-            assert asked == 1
             assert (len(one.swarm.requests) == 1) == is_owner, "who does not own it yet is asked again"
+
+    run(scenario())
+
+
+def test_an_owner_names_what_its_shards_certainly_lack() -> None:
+    """Not what they have, nor what they may have forgotten, nor a delta with a base before an era."""
+
+    async def scenario() -> None:
+        store = owner_of("c", 2)
+        state = store.owned[0].state
+        state.era_step = 3
+        state.applied.add(DeltaId(IDS["b"], 1, 5))
+        swarm = ScriptedSwarm(PRESENT, [ME])
+        context = context_of(swarm, store)
+        Resending(context, DeltaHandler(context))
+        asked = [AskedDelta(0, 5, 4), AskedDelta(0, 6, 5), AskedDelta(0, 7, 2), AskedDelta(2, 6, 5)]
+        answer = await swarm.deliver("lacking", ME, FindLacking(GENESIS, 1, asked), LackingDeltas)
+        assert answer == LackingDeltas([2], [1])
 
     run(scenario())
 
@@ -152,15 +165,12 @@ def test_without_an_answer_it_is_sent_again_and_a_refusal_is_final() -> None:
     run(scenario())
 
 
-def test_what_was_not_kept_is_not_asked_about() -> None:
-    """Nor deltas of an earlier start, whose identities are others; nor while the new owner is gone."""
+def test_deltas_of_an_earlier_start_are_not_sent_again() -> None:
+    """Their identities are others. Nor is anything sent while the new owner is gone."""
 
     async def scenario() -> None:
         one = Resent()
-        one.acknowledged(encoded=None)
         one.moves()
-        await one.work()
-        assert one.swarm.requests == []
         one.acknowledged(6)
         one.context.run.incarnation = 2
         await one.work()
