@@ -84,9 +84,6 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--steps", type=int, default=0, help="exchange_history: of each node; 0: 50")
     line.add_argument(
-        "--relay-above", type=int, default=0, help="exchange_history: exchange.relay_above; 0: no node hands on"
-    )
-    line.add_argument(
         "--seed", type=int, default=0, help="process_faults: which faults; exchange_history: this one alone"
     )
     line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
@@ -185,8 +182,6 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--nodes {arguments.nodes}")
     if arguments.steps and name == "exchange_history":
         parts.append(f"--steps {arguments.steps}")
-    if arguments.relay_above and name == "exchange_history":
-        parts.append(f"--relay-above {arguments.relay_above}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
     if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy", "characters"):

@@ -26,8 +26,7 @@ STEPS = 50
 def measure(arguments: argparse.Namespace) -> Outcome:
     sizes = (arguments.nodes,) if arguments.nodes else SIZES
     seeds = (arguments.seed,) if arguments.seed else range(1, 1 + (arguments.repetitions or 1))
-    relay_above = arguments.relay_above
-    plans = [LargePlan(nodes=nodes, steps=arguments.steps or STEPS, relay_above=relay_above) for nodes in sizes]
+    plans = [LargePlan(nodes=nodes, steps=arguments.steps or STEPS) for nodes in sizes]
     return outcome(plans, [[_played(seed, plan) for seed in seeds] for plan in plans])
 
 
@@ -44,20 +43,16 @@ def outcome(plans: Sequence[LargePlan], found: Sequence[Sequence[LargeTally]]) -
     """The figures of these histories: for each size one or more, by seed."""
     plan = plans[0]
     values = plan.shards * plan.values_per_shard
-    pulled = (
-        "pushed in bfloat16, and pulled as changes in int8" if plan.relay_above else "pushed and pulled in bfloat16"
-    )
-    by = f"; in a swarm of more than {plan.relay_above} nodes by way of others" if plan.relay_above else ""
     conditions = (
         f"real exchanges on a simulated network, one process: each node trains {plan.steps} steps of "
         f"{values / 1e6:.2g} M values in {plan.shards} shards of {4 * plan.values_per_shard / 1024:g} KiB, "
-        f"{pulled}{by}, at a barrier pssp; 1 to 20 ms one way, {plan.loss:.0%} of requests and of answers lost; "
-        f"{plan.crash:.0%} of the nodes killed, half of those started again; every history conserves all that was "
-        f"acknowledged, or it is not measured; one seed per repetition"
+        f"pushed and pulled in bfloat16, at a barrier pssp; 1 to 20 ms one way, {plan.loss:.0%} of requests and "
+        f"of answers lost; {plan.crash:.0%} of the nodes killed, half of those started again; every history "
+        f"conserves all that was acknowledged, or it is not measured; one seed per repetition"
     )
     series = []
     for size, tallies in zip(plans, found, strict=True):
-        at = f"{size.nodes} nodes, {size.shards} shards" + (", relays" if size.relay_above else "")
+        at = f"{size.nodes} nodes, {size.shards} shards"
         times = [tally.processor_ms_per_step for tally in tallies]
         details = {"tallies": [vars(tally) for tally in tallies]}
         series += [
@@ -73,6 +68,5 @@ def outcome(plans: Sequence[LargePlan], found: Sequence[Sequence[LargeTally]]) -
         ]
         ratio = plans[-1].nodes / plan.nodes
         name = f"processor time of a node per step, {plans[-1].nodes} nodes over {plan.nodes}"
-        name += ", relays" if plan.relay_above else ""
         series.append(Series(name, "times", times, f"≤ {ratio:g}"))
     return Outcome("exchange_history", conditions, series)

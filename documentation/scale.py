@@ -146,14 +146,14 @@ def owners(shards: int, nodes: int) -> float:
 
 
 def requests(shards: int, nodes: int) -> float:
-    """What a node of such a swarm sends per step without relays, in the mean: a push and a pull to each owner, and as
+    """What a node of such a swarm sends per step, in the mean: a push and a pull to each owner, and as
     an owner each push to the backup of each of its shards. Lookups and what is asked again come on top."""
     return (2.0 * owners(shards, nodes) + shards) * (nodes - 1) / nodes
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLoad:
-    """What the busiest owner has to do per step without relays: requests that it sends and answers, and the part of the
+    """What the busiest owner has to do per step: requests that it sends and answers, and the part of the
     step that a core of it takes for them."""
 
     shards: int
@@ -170,7 +170,7 @@ def owner_load(shards: int, nodes: int, step_s: float) -> OwnerLoad:
 
 
 def crowd_table() -> str:
-    """What thousands of nodes need without relays, as Markdown."""
+    """What thousands of nodes need, as Markdown."""
     rows = [
         "| nodes | parameters, step | shards | owners | requests of a node | busiest owner: shards | requests | "
         "of a core | sends | receives | exchange | over the limit |",
@@ -209,5 +209,5 @@ def scale_page(text: str) -> str:
     tail = rest.split(_END)[1]
     body = f"\n\n### Beside the training (`exchange.overlap = true`)\n\n{table(overlaps=True)}\n"
     body += f"\n### After it\n\n{table(overlaps=False)}\n"
-    body += f"\n### A thousand nodes and more, without relays, at 100 Mbit/s\n\n{crowd_table()}\n\n"
+    body += f"\n### A thousand nodes and more, at 100 Mbit/s\n\n{crowd_table()}\n\n"
     return head + _BEGIN + body + _END + tail

@@ -142,8 +142,9 @@ class StepExchange:
         step = max(self._progress.step, self._exchange.view.median_step())
         self._pulled_s = self._clock.monotonic()
         self._advance(step)
-        behind = (await self._exchange.pull(step)).behind_steps if self._settings.enabled else 0
-        self._pulled_step, self.base_step = step, max(0, step - behind)
+        if self._settings.enabled:
+            await self._exchange.pull(step)
+        self._pulled_step = self.base_step = step
 
     async def keep_base(self, carry: float | None) -> None:
         """A step is about to be ordered that begins with so much of the delta before it; None: it overlaps. For
@@ -214,12 +215,11 @@ class StepExchange:
             await handshake.loaded.wait()
         waited = self._clock.monotonic()
         has_gone_back = enabled and await self.go_back()
-        (base_step, awaited_from), behind = await self._step_of_others(), 0
+        base_step, awaited_from = await self._step_of_others()
         self._pulled_s = self._clock.monotonic()
         if enabled:
             pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-            behind = pulled.behind_steps
         elif not self._exchange.add_alone(self._trainer.delta):
             row["refused"] = {"not_finite": 1}
         stale_limit = self._exchange.context.stale_limit
@@ -232,7 +232,7 @@ class StepExchange:
             self._log.info("caught_up", was=step, step=base_step)
             self._advance(base_step)
             self._swarm.announce(step=base_step)
-        self._pulled_step, self.base_step = base_step, max(0, base_step - behind)
+        self._pulled_step = self.base_step = base_step
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
         row |= {

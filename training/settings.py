@@ -329,24 +329,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "the outbox. bsp waits for all.",
         ),
     ] = 5.0
-    relay_above: Annotated[
-        Count,
-        Meta(
-            description="In a swarm of more nodes than this a node sends its deltas to owners in bundles, by way of a "
-            "few other nodes, and not in a request to each, and pulls changes from such nodes; they are trusted with "
-            "them. 0: never."
-        ),
-    ] = 0
-    relay_bits: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=8,
-            description="With relay_above: a node hands its deltas to at most 2**relay_bits - 1 others for each digit "
-            "of so many bits in which ids differ, and asks as many for changes. Fewer bits: fewer requests, and more "
-            "nodes that a delta or a change passes.",
-        ),
-    ] = 3
     outbox_bytes: Annotated[
         int,
         Meta(

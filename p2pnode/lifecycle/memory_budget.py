@@ -50,7 +50,6 @@ class Budget(msgspec.Struct, frozen=True):
     repair_log: int = 0
     windows: int = 0
     published: int = 0
-    handed_down: int = 0
     buffers: int = 0
     checkpoint: int = 0
     base: int = 0
@@ -113,7 +112,6 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
-        handed_down=_handed_down_bytes(vector_bytes, settings, nodes) if follows and not alone else 0,
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         # For the sum that a step begins with, and the daemon's copy for `exchange.correct`. A node alone has neither;
@@ -162,12 +160,6 @@ def check_memory(
             alone_bytes=most,
             hint="enough among as many nodes as there are; not for this node alone or with one other",
         )
-
-
-def _handed_down_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
-    """Changes kept for nodes that pull by way of this one: of the shards whose owners begin with its digit, together
-    less than their values."""
-    return vector_bytes >> settings.relay_bits if 0 < settings.relay_above < nodes else 0
 
 
 def _buffers_bytes(values: int, encoded_bytes: int) -> int:

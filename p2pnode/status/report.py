@@ -299,8 +299,6 @@ class StatusReport:
             state_bytes=sizes.states,
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
-            relayed=counters.relayed,
-            handed_down=counters.handed_down,
             repaired=counters.repaired,
             published_bytes=sizes.published,
             shards_followed=counters.followed,

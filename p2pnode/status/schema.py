@@ -203,9 +203,6 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     state_bytes: Count = 0
     repair_reach_seconds: Seconds = 0.0
     repair_log_bytes: Count = 0
-    #: Shards of others: of deltas handed on, and answered for in the place of owners (`exchange.relay_above`).
-    relayed: Count = 0
-    handed_down: Count = 0
     repaired: Count = 0
     published_bytes: Count = 0
     shards_followed: Count = 0

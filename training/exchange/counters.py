@@ -17,8 +17,6 @@ class Counters:
     unusual_norms: int = 0  # shards of deltas with a norm far above the median
     clipped: int = 0  # shards of deltas that were scaled down
     lost: int = 0  # this node's deltas dropped from a full outbox
-    relayed: int = 0  # shards of other nodes' deltas that this node has handed on
-    handed_down: int = 0  # shards about which this node has answered others in the place of their owners
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
     followed: int = 0  # shards brought up to date by changes of their published value
     chains_entered: int = 0  # shards of which the published value was pulled as a whole

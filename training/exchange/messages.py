@@ -40,8 +40,6 @@ WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
 #: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
 MAX_DELTAS = 65536
 MAX_WINDOWS = 1024
-#: Forwards in one request.
-MAX_FORWARDS = 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +86,6 @@ RetryReason = Literal[
     "leaving",
     "window_full",
     "no_norms_yet",
-    "not_relayed",
 ]
 
 
@@ -260,19 +257,6 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[ForwardResult], Meta(max_length=MAX_SHARDS)]
-
-
-class Forwards(msgspec.Struct, frozen=True, array_like=True):
-    """Several forwards to the same backup; their arrays follow in the body, one forward after the other."""
-
-    genesis: Genesis
-    forwards: Annotated[list[Forward], Meta(max_length=MAX_FORWARDS)]
-
-
-class ForwardsAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to each, in their order."""
-
-    answers: Annotated[list[ForwardAnswer], Meta(max_length=MAX_FORWARDS)]
 
 
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):

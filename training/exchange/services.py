@@ -11,7 +11,6 @@ import dataclasses
 
 from overlay.peers import PeerChange
 from overlay.supervision import supervised
-from training.exchange.aggregation.relays import DeltaRelays
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement
@@ -89,12 +88,11 @@ class ExchangeServices:
         self.buffers = BufferAgreement(context, self.directory, self.final_values)
         self.codec_control: CodecControl = CodecControl(context) if former is None else former.codec_control
         self.lister = DeltaLister(context, self.directory)
-        self.relays = DeltaRelays(context, self.directory, self.deltas)
         self.push_client: PushClient = (
-            PushClient(context, self.directory, self.deltas, self.relays) if former is None else former.push_client
+            PushClient(context, self.directory, self.deltas) if former is None else former.push_client
         )
         self.values = SwarmValues(context, self.directory, self.deltas.values)
-        self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector, self.reads)
+        self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, inspector)
         self.comparison = StartComparison(context, self.directory)
@@ -111,12 +109,12 @@ class ExchangeServices:
         self.reconciler.late.take_from(former.reconciler.late, factor)
         self.rebalancer.take_from(former.rebalancer)
         self.comparison.take_from(former.comparison)
-        self.push_client.divide(self.context, self.directory, self.deltas, self.relays)
+        self.push_client.divide(self.context, self.directory, self.deltas)
 
     def start(self) -> None:
         """Serve requests and start the background work."""
         self.context.rpc.serve_indirect()
-        for handlers in (self.deltas, self.reads, self.backup, self.relays, self.pull_client.relays):
+        for handlers in (self.deltas, self.reads, self.backup):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,
@@ -161,11 +159,11 @@ class ExchangeServices:
         """End all that is under way, so that nothing changes any more; deltas of this node stay in the outbox. When
         this returns no request is being handled, and no task of these services runs."""
         await self.context.rpc.close()
-        await asyncio.gather(self.push_client.halt(), self.relays.halt(), self.deltas.halt(), self._end_tasks())
+        await asyncio.gather(self.push_client.halt(), self.deltas.halt(), self._end_tasks())
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        await asyncio.gather(self.push_client.stop(), self.relays.halt(), self.values.stop())
+        await asyncio.gather(self.push_client.stop(), self.values.stop())
         await self._end_tasks()
 
     async def _end_tasks(self) -> None:

@@ -207,10 +207,6 @@ class SwarmView:
         exact, now = self._swarm.population().exact, self._clock.monotonic()
         self.counts.note(node_id, workers, self.worker_count(), exact=exact, now=now)
 
-    def population(self) -> float:
-        """How many nodes there are in all, as far as this one knows or estimates."""
-        return max(len(self._swarm.members()) + 1.0, self.worker_count())
-
     def median_step_seconds(self) -> float:
         """The median step time that the other workers announce; 0 while none has."""
         now = self._clock.monotonic()

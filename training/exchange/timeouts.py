@@ -14,7 +14,7 @@ from collections import deque
 from statistics import median
 from typing import Literal, NamedTuple
 
-Kind = Literal["push", "pull", "relay", "follow", "forward", "forwards", "state", "fetch", "seek", "mend", "question"]
+Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
 
 #: Response times kept per kind and peer, and how many are needed for an estimate.
 MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
@@ -39,20 +39,13 @@ class Range(NamedTuple):
 REQUEST = Range(3.0, 2.0, 4.5)
 #: Below the floor of every request: an owner that waits for its backup answers `retry` before its callers time out.
 FORWARD = Range(1.5, 0.75, 1.75)
-#: Of a node that hands values down: after two that are silent there is still time to ask the owner.
-FOLLOW = Range(2.0, 1.5, 2.25)
 #: A small question that is answered at once. Behind a full line its answer takes as long as the queues are.
 QUESTION = Range(1.0, 1.0, 4.5)
 
 
-_LIMITS: dict[Kind, Range] = {
-    "forward": FORWARD,
-    "forwards": FORWARD,
-    "follow": FOLLOW,
-    "question": QUESTION,
-}
+_LIMITS: dict[Kind, Range] = {"forward": FORWARD, "question": QUESTION}
 #: A timeout up to this is the same for a peer that the failure detector suspects.
-LOWEST_CEILING_S = min(limits.ceiling_s for limits in (REQUEST, FORWARD, FOLLOW, QUESTION))
+LOWEST_CEILING_S = min(limits.ceiling_s for limits in (REQUEST, FORWARD, QUESTION))
 
 
 class AdaptiveTimeouts:

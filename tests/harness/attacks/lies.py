@@ -20,7 +20,6 @@ from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
-from training.exchange.aggregation import bundles, follow_messages
 from training.exchange.messages import decode, encode
 
 SHARDS, VALUES = 4, 16
@@ -30,9 +29,6 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "push": (steps.Push, steps.PushAnswer),
     "pull": (steps.Pull, steps.PullAnswer),
     "forward": (steps.Forward, steps.ForwardAnswer),
-    "forwards": (steps.Forwards, steps.ForwardsAnswer),
-    "relay": (bundles.Relay, bundles.RelayAnswer),
-    "follow": (follow_messages.Follow, follow_messages.FollowAnswer),
     "where_is": (steps.LocateOwners, steps.LocateOwnersAnswer),
     "learn": (moves.Learn, moves.TransferResult),
     "state": (moves.StateTransfer, moves.TransferResult),

@@ -32,23 +32,15 @@ import asyncio
 import json
 import sys
 import time
-from contextlib import ExitStack
 from functools import partial
-from unittest.mock import patch
 
 from tests.harness.environment.simulated import digest
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
 from tests.harness.swarms.exchange_swarm import Links
-from training.exchange.aggregation import handed_down
-from training.exchange.owner import published
 from training.shards.robust import Robust
 
-#: In histories with relays.
-CHANGES_KEPT = 8
-#: Events of a node that hands down what its owner never had, or no longer has.
-RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: Steps of every worker after all nodes have been switched off and on.
 STEPS_AFTER = 3
 
@@ -121,8 +113,6 @@ class History(HistoryChecks):
         tally = self.tally
         tally.acknowledged = sum(len(one) for one in self.ledger.acknowledged)
         exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
-        tally.relayed = sum(exchange.counters.relayed for exchange in exchanges)
-        tally.handed_down = sum(exchange.counters.handed_down for exchange in exchanges)
         tally.clipped = sum(exchange.counters.clipped for exchange in exchanges)
         tally.ambiguous, tally.refused = self.ledger.ambiguous, self.ledger.refused
         tally.forgotten = self.ledger.forgotten
@@ -132,7 +122,7 @@ class History(HistoryChecks):
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "relay_kept_delta", *RELAYS_LIE)
+            lies = ("member_lied", "member_distrusted")
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
@@ -142,12 +132,12 @@ class History(HistoryChecks):
         return tally
 
 
-def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False, relays: bool = False) -> Tally:
+def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False) -> Tally:
     """One history. Raises `Broken` when an invariant does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:
-        history = History(seed, nodes, robust, divides=divides, relays=relays)
+        history = History(seed, nodes, robust, divides=divides)
         try:
             found.append(await history.play())
         finally:
@@ -155,11 +145,7 @@ def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = Fal
                 task.cancel()
             history.world.stop()
 
-    with ExitStack() as changed:
-        for module in (published, handed_down) if relays else ():
-            # Of so small shards owner and relays would keep one change: then most pulls bring the whole.
-            changed.enter_context(patch.object(module, "newest_within", lambda changes, _: changes[-CHANGES_KEPT:]))
-        VirtualLoop().run(main(), limit_s=3600)
+    VirtualLoop().run(main(), limit_s=3600)
     return found[0]
 
 
@@ -170,7 +156,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--divides", action="store_true", help="nodes divide their shards meanwhile")
-    parser.add_argument("--relays", action="store_true", help="deltas are relayed by other nodes")
     parser.add_argument("--robust", choices=("", "clip", "trimmed-mean"), default="")
     arguments = parser.parse_args()
     one_of = partial(
@@ -178,7 +163,6 @@ def main() -> int:
         nodes=arguments.nodes,
         robust=arguments.robust,
         divides=arguments.divides,
-        relays=arguments.relays,
     )
     if arguments.seed is not None:
         print(json.dumps(vars(one_of(arguments.seed))))
@@ -214,8 +198,6 @@ def main() -> int:
                 "clipped",
                 "followers",
                 "divided",
-                "relayed",
-                "handed_down",
             )
         },
         **{

@@ -12,7 +12,6 @@ import numpy as np
 
 from tests.harness.swarms.exchange_swarm import Links
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.pull_codecs import WHOLE
 from training.settings import ExchangeSettings
 from training.shards.robust import Robust
 
@@ -77,18 +76,6 @@ class Plan:
             switches_off=chance.random() < 0.25,
         )
 
-    def relay(self, seed: int) -> None:
-        """Have deltas and changes relayed by nodes that train, as most do, and in most histories with a moment a node
-        killed at that of a relayed one."""
-        self.workers = min(self.nodes, 10)
-        chance = random.Random(f"{seed}/relays")
-        self.settings = msgspec.structs.replace(self.settings, relay_above=2, relay_bits=chance.choice([1, 2]))
-        if self.moment is not None and (drawn := chance.random()) < 0.7:
-            self.moment = ("relay" if drawn < 0.4 else "follow", *self.moment[1:])
-        if self.settings.robust != "trimmed-mean" and self.settings.pull_codec in WHOLE and chance.random() < 0.8:
-            pulls: PullCodec = chance.choice(["int8", "int4", "sparse"])
-            self.settings = msgspec.structs.replace(self.settings, pull_codec=pulls)
-
     @property
     def is_exact(self) -> bool:
         """Whether sums of deltas are equal to the bit in any order."""
@@ -139,10 +126,6 @@ class Tally:
     taken_over: int = 0
     repaired: int = 0
     taken_back: int = 0
-    #: Shards of deltas that nodes have handed on for others.
-    relayed: int = 0
-    #: Shards about which nodes have answered others in the place of their owners.
-    handed_down: int = 0
     windows: int = 0
     #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
     ambiguous: int = 0

@@ -34,7 +34,7 @@ from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.push import TakenBack
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
-from training.exchange.messages import Forward, Forwards, Push, PushResult, decode
+from training.exchange.messages import Forward, Push, PushResult, decode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.store.records import BufferedDelta
 from training.settings import ExchangeSettings
@@ -202,16 +202,10 @@ class Ledger:
         """A node is about to push this delta, float32[total]."""
         sent.trained[step] = delta.astype(np.float64)
 
-    def forwarded(self, name: str, request: str, payload: bytes, shards: int) -> None:
-        """A node that has so many shards sends a request. If it forwards deltas, alone or several together, a backup
-        may add them so, and take over before the owner has added them."""
-        if request == "forward":
-            self._forward(name, decode(payload, Forward), shards)
-        elif request == "forwards":
-            for message in decode(payload, Forwards).forwards:
-                self._forward(name, message, shards)
-
-    def _forward(self, name: str, message: Forward, shards: int) -> None:
+    def forwarded(self, name: str, payload: bytes, shards: int) -> None:
+        """A node that has so many shards forwards a delta: a backup may add it so, and take over before the owner has
+        added it."""
+        message = decode(payload, Forward)
         identity = DeltaId(message.node, message.incarnation, message.step)
         for entry in message.shards:
             for cell in self.cells(entry.shard, shards):

@@ -8,13 +8,10 @@ import numpy as np
 
 from tests.harness.histories.delta_ledger import Ledger, identities
 from tests.harness.histories.history_faults import HistoryFaults
-from tests.harness.histories.progress_clocks import STEP_MOST_S
 from tests.harness.swarms.exchange_swarm import Member
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.pull_codecs import WHOLE, pull_codec
-from training.exchange.aggregation.pull_sources import oldest_s
-from training.exchange.aggregation.routes import levels
 from training.exchange.exchange import Exchange
 from training.exchange.store.records import Owned
 from training.exchange.store.replica import NO_POSITION, Position
@@ -123,17 +120,13 @@ class HistoryChecks(HistoryFaults):
         members = self.world.running()
         exchanges = {member.name: member.exchange for member in members if member.exchange is not None}
         settings = self.plan.settings
-        # What others hand down may be older than the last deltas. Owners publish those when the second pull asks.
-        for _ in range(3 if settings.relay_above else 1):
-            for _ in range(LAST_PULLS):
-                reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
-                if is_whole := not any(report.missing for report in reports):
-                    break
-                await asyncio.sleep(1.0)
-            if not is_whole:
-                raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
-            if settings.relay_above:
-                await asyncio.sleep(oldest_s(levels(len(members), settings.relay_bits), STEP_MOST_S))
+        for _ in range(LAST_PULLS):
+            reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
+            if is_whole := not any(report.missing for report in reports):
+                break
+            await asyncio.sleep(1.0)
+        if not is_whole:
+            raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
         pulled = {name: pull_codec(settings, exchange.context.codec.codec) for name, exchange in exchanges.items()}
         self._check_followers({name: exchange for name, exchange in exchanges.items() if pulled[name] not in WHOLE})
         for name, exchange in exchanges.items():

@@ -17,17 +17,12 @@ from training.exchange.store.records import Owned
 from training.shard_count import Partition
 from training.shards.robust import Robust
 
-#: Requests that forward deltas: a backup has them from then on.
-FORWARDING = ("forward", "forwards")
-
 
 class HistoryFaults(HistoryNodes):
     """Nodes that crash, pause, part, join, leave and divide their shards."""
 
-    def __init__(
-        self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False, relays: bool = False
-    ) -> None:
-        super().__init__(seed, nodes, robust, divides=divides, relays=relays)
+    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
+        super().__init__(seed, nodes, robust, divides=divides)
         #: Whether the moment of a request may be struck now.
         self.strikes = False
         self.asked_to_leave: dict[str, None] = {}
@@ -152,13 +147,12 @@ class HistoryFaults(HistoryNodes):
     def _on_request(self, source: str, target: str, request: str, payload: bytes) -> None:
         """Note what is forwarded; and kill one of the two nodes of a request at its moment: before it arrives, or soon
         after."""
-        if request in FORWARDING:
+        if request == "forward":  # the backup has the delta from then on
             sender = self.world.members[source].exchange
             assert sender is not None
-            self.ledger.forwarded(source, request, payload, len(sender.store))
+            self.ledger.forwarded(source, payload, len(sender.store))
         wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
-        is_moment = request in FORWARDING if wanted == "forward" else request == wanted
-        if not self.strikes or not is_moment:
+        if not self.strikes or request != wanted:
             return
         self._moments += 1
         if self._moments % 8 != number % 8:

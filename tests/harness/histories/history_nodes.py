@@ -46,12 +46,8 @@ class Saved:
 class HistoryNodes:
     """Swarm, ledger and clocks of a history, and what each of its nodes does by itself."""
 
-    def __init__(
-        self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False, relays: bool = False
-    ) -> None:
+    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
         self.plan = plan = Plan.of(seed, nodes, robust)
-        if relays:
-            plan.relay(seed)
         self.divides = divides
         self.cells = SHARDS * (MAX_PARTS if divides else 1)
         self.cell_bounds = shard_bounds(VALUES, self.cells, self.cells // SHARDS)

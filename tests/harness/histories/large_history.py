@@ -24,7 +24,6 @@ import asyncio
 import math
 import random
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -43,8 +42,6 @@ from tests.harness.histories.view_ledger import ViewLedger
 from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
-from training.exchange.aggregation.pull_sources import oldest_s
-from training.exchange.aggregation.routes import levels
 from training.exchange.client.delivery import Delivery
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
@@ -55,8 +52,6 @@ from training.settings import BarrierSettings
 SPREAD_S, QUIET_S = 300.0, 60.0
 #: A node that was killed starts again after so long, if it does.
 AGAIN_S = (4.0, 12.0)
-#: Events of a node that hands down what its owner never had, or no longer has.
-RELAYS_LIE = ("relay_sent_wrong_values", "relay_sent_old_values")
 #: One look at the clocks of all nodes passes some hundred thousand of them.
 LOOK_S, CLOCKS_S = 0.25, 2.0
 
@@ -267,20 +262,10 @@ class LargeHistory:
             self._raise_errors()
             if self._now() - looked >= CLOCKS_S:
                 looked = self._now()
-                self._note_age()
                 if late := self.clocks.late(looked):
                     raise self.ledger.broken(late)
         self.tally.trained_s = self._now() - began
         self.tally.steps = self._steps_done
-
-    def _note_age(self) -> None:
-        """How old a value may be that others hand down: its owner publishes one in a step."""
-        if not self.plan.relay_above:
-            return
-        overlays = [member.overlay for member in self.world.running() if member.overlay is not None]
-        step_s = statistics.median(overlay.step_seconds for overlay in overlays)
-        relays = levels(self.plan.nodes, self.plan.settings.relay_bits) - 1
-        self.clocks.older_s = max(self.clocks.older_s, step_s + oldest_s(relays, step_s))
 
     def _is_trained(self) -> bool:
         return all(task.done() for task in self._tasks) and all(
@@ -348,16 +333,11 @@ class LargeHistory:
         for member in members:
             assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
-        # One after the other: every answer is held in memory. Owners publish their last values at the second pull.
-        for _ in range(3 if self.plan.relay_above else 1):
-            for one in exchanges.values():
-                if (await one.pull(10**6)).missing:
-                    raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
-            await asyncio.sleep(self.clocks.older_s)
-        if self.plan.relay_above:
-            self.replicas.check_followers(exchanges)
-        else:
-            self.replicas.check(exchanges, "bfloat16")
+        # One after the other: every answer is held in memory.
+        for one in exchanges.values():
+            if (await one.pull(10**6)).missing:
+                raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
+        self.replicas.check(exchanges, "bfloat16")
         for one in exchanges.values():
             await one.pull_final(10**6, QUIET_S)
         self.replicas.check(exchanges, "float32")
@@ -376,15 +356,12 @@ class LargeHistory:
         tally = self.tally
         tally.acknowledged, tally.carried = self.ledger.acknowledged_count, self.ledger.carried_count
         tally.refused = self.ledger.refused
-        exchanges = [member.exchange for member in self.world.running() if member.exchange is not None]
-        tally.relayed = sum(exchange.counters.relayed for exchange in exchanges)
-        tally.handed_down = sum(exchange.counters.handed_down for exchange in exchanges)
         tally.longest_s, tally.longest_of_one_s = self.clocks.longest_s, self.clocks.longest_of_one_s
-        tally.limit_s = self.clocks.limit_s() + self.clocks.older_s
+        tally.limit_s = self.clocks.limit_s()
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
             # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted", "relay_kept_delta", *RELAYS_LIE)
+            lies = ("member_lied", "member_distrusted")
             assert record.event not in lies, record
             assert record.fields.get("reason") != "misbehaved", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")

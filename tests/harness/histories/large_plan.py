@@ -10,8 +10,8 @@ from training.settings import ExchangeSettings
 @dataclass(frozen=True)
 class LargePlan:
     """The size of a history. All nodes share one memory, so that each keeps less than by default: `log_bytes` of
-    payloads for the repair of a split, of which there is none here, and `kept_bytes` of its own acknowledged deltas.
-    With `relay_above` values are pulled as changes, which other nodes hand down; otherwise whole, from their owners."""
+    payloads for the repair of a split, of which there is none here, and `kept_bytes` of its own acknowledged
+    deltas."""
 
     nodes: int = 300
     steps: int = 50
@@ -19,7 +19,6 @@ class LargePlan:
     values_per_shard: int = 4096
     crash: float = 0.1
     loss: float = 0.02
-    relay_above: int = 0
     log_bytes: int = 4 << 20
     kept_bytes: int = 2 << 20
 
@@ -28,12 +27,10 @@ class LargePlan:
         """The defaults, but for weights, rate and momentum with which sums are exact in any order."""
         return ExchangeSettings(
             codec="bfloat16",
-            pull_codec="int8" if self.relay_above else "auto",
             shards=self.shards,
             weight="sum",
             outer_lr=1.0,
             outer_momentum=0.0,
-            relay_above=self.relay_above,
             log_bytes=self.log_bytes,
         )
 
@@ -53,9 +50,6 @@ class LargeTally:
     carried: int = 0
     refused: int = 0
     taken_over: int = 0
-    #: Shards of deltas that nodes have handed on, and about which they have answered in the place of owners.
-    relayed: int = 0
-    handed_down: int = 0
     requests: dict[str, int] = field(default_factory=dict)
     spread_s: float = 0.0
     trained_s: float = 0.0

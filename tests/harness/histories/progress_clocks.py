@@ -9,8 +9,7 @@ answer, docs/faults.md), the longest step, and requests that are lost in a row (
 acknowledgements and 5 s for values, so that the bound holds for every shard. For each further fault since it was set a
 clock may show the bound once more, if that fault can stop this node or this shard. Such a fault strikes the node, or
 the owner, the backup or the learner of the shard, or cuts lines between them. A fault elsewhere allows nothing, and
-neither does a join or an orderly leave. Where other nodes than owners hand values down, a fresh one may be so old as a
-node takes it (`older_s`).
+neither does a join or an orderly leave.
 """
 
 from __future__ import annotations
@@ -62,8 +61,6 @@ class ProgressClocks:
         self._acknowledged: dict[str, list[Clock]] = {}
         self._fresh: dict[str, list[Clock]] = {}
         self._seen: dict[str, Vector] = {}
-        #: How old a value may be when a node gets it. As long, the clock of fresh values may show more.
-        self.older_s = 0.0
         #: The longest that a clock has shown, and the same of clocks that at most one fault had struck.
         self.longest_s = 0.0
         self.longest_of_one_s = 0.0
@@ -116,14 +113,13 @@ class ProgressClocks:
     def late(self, now: float, waiting: dict[str, list[int]] | None = None) -> str:
         """The first clock that shows more than it may; empty if there is none. With `waiting`, nobody trains any more,
         and only these shards of these nodes still wait for an acknowledgement."""
-        kinds = (("acknowledged delta", self._acknowledged, 0.0), ("fresh version", self._fresh, self.older_s))
-        for what, clocks, older_s in kinds:
+        for what, clocks in (("acknowledged delta", self._acknowledged), ("fresh version", self._fresh)):
             for name, theirs in clocks.items():
                 for shard, clock in enumerate(theirs):
                     if waiting is not None and (clocks is self._fresh or shard not in waiting.get(name, ())):
                         continue
                     self._read(clock, now)
-                    if now - clock.since_s > self.limit_s(clock.blows) + older_s:
+                    if now - clock.since_s > self.limit_s(clock.blows):
                         waited_s, faults = now - clock.since_s, clock.blows
                         return f"{name} stood still for {waited_s:.1f} s: no {what} of shard {shard}, {faults} faults"
         return ""

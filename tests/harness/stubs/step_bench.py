@@ -46,7 +46,6 @@ class RecordingExchange:
         self.pulls: list[int] = []
         self.deltas: list[Any] = []
         #: How many steps old the oldest value is that a pull brings.
-        self.behind_steps = 0
         #: How far others move the values between two pulls.
         self.moves = 0.0
         self.steps: list[int] = []
@@ -111,7 +110,7 @@ class RecordingExchange:
         trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
         self.pulls.append(step)
         self.history.append(("pulled", step))
-        return PullReport(changed=1, unchanged=0, missing=[], behind_steps=self.behind_steps)
+        return PullReport(changed=1, unchanged=0, missing=[])
 
     def take_merged(self) -> dict[bytes, int]:
         return {b"x" * 20: 1}

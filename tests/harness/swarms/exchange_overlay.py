@@ -16,7 +16,6 @@ from overlay.line_rate import MeasuredLine
 from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity, ChangeKind, Contact, PeerChange
 from overlay.sockets.concurrency import HandlerLimiter
 from overlay.transport import Buffer, ReceivedResponse, Response, TransportError
-from tests.harness.swarms.answer_pieces import Pieces
 
 if TYPE_CHECKING:
     from tests.harness.swarms.exchange_swarm import World
@@ -282,17 +281,13 @@ class Overlay:
         asker = HANDLED.get()
         assert not asker or asker in self.waiting, f"the handler of {asker} waits for {name} of another node"
         buffers = await collected(body)
-        answer: asyncio.Future[tuple[bytes, list[bytes] | Pieces]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[bytes, list[bytes]]] = asyncio.get_running_loop().create_future()
         self.world.carry(self, to, name, payload, buffers, answer)
         try:
             async with asyncio.timeout(timeout_s):
                 head, back = await answer
         except TimeoutError as error:
             raise TransportError("timeout", to.address, f"was silent for {timeout_s:g} s") from error
-        if isinstance(back, Pieces):
-            back.timeout_s = timeout_s
-            yield ReceivedResponse(head, back)
-            return
         broken = self.world.tear(back)
         yield ReceivedResponse(head, chunks(back, TransportError("reset", to.address, "broke") if broken else None))
 

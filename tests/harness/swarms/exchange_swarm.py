@@ -13,7 +13,6 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from overlay.environment import Environment, Log
 from overlay.peers import Contact
 from overlay.transport import RequestRejected, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
-from tests.harness.swarms.answer_pieces import IN_PIECES, Answer, answer_in_pieces
 from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
 from training.exchange.exchange import Exchange
@@ -321,7 +319,7 @@ class World:
         name: str,
         payload: bytes,
         buffers: list[bytes],
-        answer: Answer,
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
     ) -> None:
         loop, links, chance = asyncio.get_running_loop(), self.links, self.random
         target = self._by_address.get(to.address, NOBODY)
@@ -378,7 +376,7 @@ class World:
         name: str,
         payload: bytes,
         buffers: list[bytes],
-        answer: Answer,
+        answer: asyncio.Future[tuple[bytes, list[bytes]]],
     ) -> None:
         overlay.met(source)
         handler = overlay.handlers.get(name)
@@ -390,10 +388,6 @@ class World:
         try:
             async with overlay.limiter.handler(source.node_id, waits=name in overlay.waiting):
                 reply = await handler(Contact(source.node_id, source.address), payload, chunks(buffers, reset))
-                if name in IN_PIECES:
-                    line = partial(self.reachable, sender, target)
-                    await answer_in_pieces(self, source, overlay, line, reply, answer)
-                    return
                 back = await collected(reply.body)
         except RequestRejected as error:
             _fail(answer, TransportError("rejected", overlay.address, str(error)))
@@ -412,7 +406,7 @@ class World:
         asyncio.get_running_loop().call_later(self._delay(), deliver)
 
 
-def _fail(answer: Answer, error: TransportError) -> None:
+def _fail(answer: asyncio.Future[tuple[bytes, list[bytes]]], error: TransportError) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()  # the sender may have timed out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.harness.histories.delta_ledger import TOLERANCE, Broken, Ledger
-from training.exchange.messages import Forward, Forwarded, Forwards, encode
+from training.exchange.messages import Forward, Forwarded, encode
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -62,10 +62,7 @@ def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_hi
         without_rounding._receive((0, identity), rounded, repair=True)
 
 
-@pytest.mark.parametrize("request_name", ["forward", "forwards"])
-def test_a_delta_that_only_a_backup_has_is_known_whether_it_was_forwarded_alone_or_with_others(
-    request_name: str,
-) -> None:
+def test_a_delta_that_only_a_backup_has_is_known() -> None:
     """Its owner is cut off before it adds it, and the backup takes over: the sum counts it with the weight of the
     forward."""
     ledger, state = (
@@ -78,11 +75,8 @@ def test_a_delta_that_only_a_backup_has_is_known_whether_it_was_forwarded_alone_
         Forward(bytes(8), *identity, weight, False, [Forwarded(0, 3, NODES[3], 0)])
         for identity, weight in zip(deltas, weights, strict=True)
     ]
-    if request_name == "forward":
-        for message in forwards:
-            ledger.forwarded("owner", "forward", encode(message), 1)
-    else:
-        ledger.forwarded("owner", "forwards", encode(Forwards(bytes(8), forwards)), 1)
+    for message in forwards:
+        ledger.forwarded("owner", encode(message), 1)
     for (identity, delta), weight in zip(deltas.items(), weights, strict=True):
         ledger._receive((0, identity), delta, repair=False)
         ledger.acknowledged[0][identity] = None
@@ -105,6 +99,5 @@ def test_a_delta_that_was_forwarded_to_nobody_and_is_in_the_model_breaks_the_his
     ledger._receive((0, identity), delta, repair=False)
     state.apply(identity, 0.5, delta, Rule(1.0, 0.0))
 
-    ledger.forwarded("owner", "pull", b"", 1)
     with pytest.raises(Broken, match="no owner has added it"):
         ledger.check_state(0, 1, "a", state)

@@ -49,20 +49,6 @@ def test_pulls_that_bring_the_same_bits_are_not_fresh() -> None:
     assert "no fresh version of shard 0" in clocks.late(LIMIT_S + 0.1)
 
 
-def test_a_value_that_others_hand_down_may_be_older_and_an_answer_of_an_owner_no_later() -> None:
-    """Only the clock of fresh values may show more, by the age that a node accepts."""
-    clocks, _ = started("a")
-    clocks.older_s = 20.0
-    got(clocks, "a", 20.0, 0, 1)
-    assert clocks.late(LIMIT_S + 19.9) == ""
-    assert "no acknowledged delta" in clocks.late(LIMIT_S + 20.1)
-
-    for shard in (0, 1):
-        clocks.acknowledged("a", shard, LIMIT_S + 39.0)
-    assert clocks.late(LIMIT_S + 39.9) == ""
-    assert "no fresh version of shard 0" in clocks.late(LIMIT_S + 40.1)
-
-
 def test_a_fault_sets_no_clock() -> None:
     """The first fault is what the bound is for, a further one of this node or shard allows the bound once more, and one
     elsewhere nothing."""

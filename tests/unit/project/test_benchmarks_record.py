@@ -182,7 +182,7 @@ def test_the_command_has_no_path_of_this_machine() -> None:
 
     assert command_of("outer_rule", arguments) == 'make bench ARGS="outer_rule --network conv --repetitions 2"'
 
-    arguments = parser().parse_args(["exchange_history", "--nodes", "300", "--seed", "1", "--relay-above", "128"])
+    arguments = parser().parse_args(["exchange_history", "--nodes", "300", "--seed", "1"])
 
-    expected = 'make bench ARGS="exchange_history --seed 1 --nodes 300 --relay-above 128"'
+    expected = 'make bench ARGS="exchange_history --seed 1 --nodes 300"'
     assert command_of("exchange_history", arguments) == expected

@@ -48,42 +48,6 @@ def test_a_step_is_trained_while_the_one_before_is_exchanged() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_base_is_as_old_as_the_oldest_value_that_was_pulled(overlap: bool) -> None:
-    """Values that other nodes have handed down are some steps old, and so is the base of the delta that is trained from
-    them. That does not make a node fall behind: it has pulled now."""
-
-    async def scenario() -> None:
-        found: list[list[int]] = []
-        for behind in (0, 7):
-            bench = LoopBench(exchange=ExchangeSettings(overlap=overlap), max_steps=5)
-            bench.exchange.median, bench.exchange.behind_steps = 20, behind
-            bench.exchange.context.stale_limit = 100
-            await bench.run()
-            assert [step for step, _, _ in bench.exchange.pushes] == [1, 2, 3, 4, 5]
-            found.append([base for _, base, _ in bench.exchange.pushes])
-        assert found[0][-1] == 20
-        assert found[1][-2:] == [13, 13]
-        assert min(found[1]) >= 0
-
-    run(scenario())
-
-
-def test_values_that_are_old_do_not_make_a_node_fall_behind() -> None:
-    """It goes on with its own steps as long as it has pulled within half of the limit."""
-
-    async def scenario() -> None:
-        bench = LoopBench(exchange=ExchangeSettings(overlap=False), max_steps=12)
-        bench.exchange.behind_steps = 6
-        bench.exchange.context.stale_limit = 10
-        exchange = bench.exchange
-        exchange.view.median_step = lambda: len(exchange.pushes) + 1
-        await bench.run()
-        assert [step for step, _, _ in bench.exchange.pushes] == list(range(1, 13))
-
-    run(scenario())
-
-
 def test_a_turn_that_begins_with_a_delta_waits_until_it_is_prepared() -> None:
     """What sparse deltas lacked is added to a delta before the next turn begins with it and before it is pushed."""
 

@@ -22,8 +22,6 @@ from training.exchange.messages import (
     ForwardAnswer,
     Forwarded,
     ForwardResult,
-    Forwards,
-    ForwardsAnswer,
     Window,
     decode,
     encode,
@@ -74,7 +72,6 @@ class BackupHandler:
     def register(self) -> None:
         """Register the request handlers."""
         self._rpc.register("forward", Forward, self._on_forward)
-        self._rpc.register("forwards", Forwards, self._on_forwards)
         self._rpc.register("learn", Learn, self._on_learn)
         self._rpc.register("state", StateTransfer, self._on_state, unexpected=self._unexpected)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
@@ -84,14 +81,7 @@ class BackupHandler:
     # -- forwarded deltas ---------------------------------------------------------------------------------------
 
     async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(await self._take(sender, message, FrameReader(stream))))
-
-    async def _on_forwards(self, sender: Contact, message: Forwards, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
-        return Response(encode(ForwardsAnswer([await self._take(sender, one, reader) for one in message.forwards])))
-
-    async def _take(self, sender: Contact, message: Forward, reader: FrameReader) -> ForwardAnswer:
-        """Add the deltas of one forward."""
         identity = DeltaId(message.node, message.incarnation, message.step)
         results = []
         turn = LoopYielder()
@@ -138,7 +128,7 @@ class BackupHandler:
                 entry.norm if message.momentum else 0.0,
             )
             results.append(self._accept(entry, item, sender))
-        return ForwardAnswer(results)
+        return Response(encode(ForwardAnswer(results)))
 
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
         term = Term(entry.term_number, entry.term_node)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from training.encoding.codecs import CodecName
 from training.encoding.cutting import cut
 from training.encoding.frames import framed_bytes
-from training.exchange.aggregation.bundles import Carried
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.step_wait import StepWait
@@ -49,11 +48,6 @@ class Outgoing:
             for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
         ]
 
-    def carried(self) -> Carried:
-        """The same shard for a relay, which refers to no memory of the trainer."""
-        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
-        return Carried(self.shard, encoded, self.codec, self.values)
-
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""
         encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
@@ -71,8 +65,6 @@ class Delivery:
     #: Shards that travel with a later delta.
     taken_back: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    #: Shards that no relay has delivered: their owners are sent them.
-    direct: dict[int, None] = field(default_factory=dict)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
     #: Cancelled in order to continue from a copy of the trainer's memory.

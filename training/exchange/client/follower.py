@@ -7,8 +7,6 @@ memory of its own. Only a large shard is copied in turns, and has no version whi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from training.exchange.context import ExchangeContext
@@ -36,8 +34,6 @@ class ChainFollower:
         self._executor = context.environment.executor
         self._log = context.environment.log
         self._yielder = LoopYielder()
-        #: Hears of an answer that does not fit what the replica holds.
-        self.on_mismatch: Callable[[PullResult], object] = _ignore
         #: The digest of each shard that is in a chain.
         self._digests: dict[int, bytes] = {}
 
@@ -116,7 +112,6 @@ class ChainFollower:
     def _note_mismatch(self, result: PullResult) -> None:
         self._counters.chain_mismatches += 1
         self._log.warning("chain_mismatch", shard=result.shard, published=result.published, changes=result.changes)
-        self.on_mismatch(result)
 
     async def _write(self, shard: int, value: Vector, into: Vector) -> None:
         if value.size > VALUES_PER_TURN:
@@ -126,10 +121,6 @@ class ChainFollower:
             into[first:last] = value[first:last]
             if last < value.size:
                 await self._yielder.after(last - first)
-
-
-def _ignore(_result: PullResult) -> None:
-    """Nobody asks where it came from."""
 
 
 def _result(held: Vector | None, arrays: Arrays, size: int) -> tuple[Vector, bytes]:

@@ -20,7 +20,6 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.frames import BadFrame, Part, encoded_frames, sized
-from training.exchange.aggregation.relays import RELAYED, DeltaRelays, Groups
 from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.context import ExchangeContext
@@ -45,15 +44,8 @@ FAULT_PAUSE_S = 1.0
 class Outbox:
     """The deliveries of one node, by step."""
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        relays: DeltaRelays | None = None,
-    ) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
-        self._relays = relays
         self._store = context.store
         self._rpc = context.rpc
         self._counters = context.counters
@@ -96,7 +88,7 @@ class Outbox:
             delivery.unacknowledged = {
                 part.shard: part for item in delivery.unacknowledged.values() for part in item.parts(sizes[item.shard])
             }
-            delivery.interrupted, delivery.direct = False, {}
+            delivery.interrupted = False
             since = delivery.since
             self.add(delivery)
             delivery.since = since
@@ -226,7 +218,7 @@ class Outbox:
         """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in delivery.unacknowledged]:
-            groups, unknown = self._groups(delivery, left)
+            groups, unknown = self._directory.by_owner(left)
             if unknown:
                 self._log.debug("owner_unknown", shards=len(unknown))
             if len(groups) + bool(unknown) > 1:
@@ -240,13 +232,6 @@ class Outbox:
                     break
             else:
                 pause_s = await self._pause(delivery, left, pause_s)
-
-    def _groups(self, delivery: Delivery, shards: list[int]) -> tuple[Groups, list[int]]:
-        """Shards by the node that they are sent to, and those without an owner."""
-        groups, unknown = self._directory.by_owner(shards)
-        if self._relays is None or delivery.push.apart:
-            return groups, unknown
-        return self._relays.joined(groups, delivery.direct), unknown
 
     async def _pause(self, delivery: Delivery, left: list[int], pause_s: float) -> float:
         """After an attempt: wait, and look for other owners, if not all have their answers; returns the next pause."""
@@ -278,7 +263,7 @@ class Outbox:
         """Send the shards of one owner when it is their turn, and settle its answers; False if all of them are behind
         older deltas."""
         async with self._turns.of(owner.node_id):
-            groups, _ = self._groups(delivery, [shard for shard in shards if shard in delivery.unacknowledged])
+            groups, _ = self._directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])
             # The owner may have changed while they waited.
             theirs = next((group for to, group in groups if to.node_id == owner.node_id), [])
             shards = self._not_behind(delivery, theirs)
@@ -287,9 +272,6 @@ class Outbox:
                 return not theirs
             for item in items:
                 item.is_started = True
-            if owner is RELAYED:
-                await self._relay(delivery, items)
-                return True
             push = msgspec.structs.replace(
                 delivery.push,
                 shards=shards,
@@ -312,22 +294,6 @@ class Outbox:
                 self._context.misbehaved(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
-
-    async def _relay(self, delivery: Delivery, items: list[Outgoing]) -> None:
-        """Have other nodes deliver these shards; what no owner has answered then is sent to it."""
-        shards = [item.shard for item in items]
-
-        def note(results: list[PushResult]) -> None:
-            for result in results:
-                if result.status in ("redirect", "retry"):
-                    delivery.direct[result.shard] = None
-                else:
-                    self._settle(delivery, None, result)
-            if delivery.wait is not None:
-                delivery.wait.note([result.shard for result in results] or shards)
-
-        assert self._relays is not None
-        await self._relays.deliver(delivery.push, [item.carried() for item in items], note)
 
     async def _request(self, delivery: Delivery, push: Push, owner: Contact, items: list[Outgoing]) -> None:
         """One request; results count as they come, whatever becomes of the rest. Raises `TransportError` and
@@ -384,7 +350,7 @@ class Outbox:
                 part, values = [], 0
         return results
 
-    def _settle(self, delivery: Delivery, owner: Contact | None, result: PushResult) -> None:
+    def _settle(self, delivery: Delivery, owner: Contact, result: PushResult) -> None:
         if result.shard not in delivery.unacknowledged:
             return
         if result.status in ("ok", "refused"):
@@ -398,13 +364,10 @@ class Outbox:
         elif result.owner_info is not None:
             self._store.note_owners([result.owner_info])
 
-    def _keep(self, push: Push, owner: Contact | None, item: Outgoing) -> None:
+    def _keep(self, push: Push, owner: Contact, item: Outgoing) -> None:
         """Keep what another node has acknowledged: it may lose it."""
         context = self._context
-        if owner is None:
-            known = self._store.ownership.known_owners.get(item.shard)
-            owner = None if known is None else known.owner
-        if owner is None or owner.node_id == push.node or (item.is_borrowed and len(item.encoded) > COPIED_BYTES):
+        if owner.node_id == push.node or (item.is_borrowed and len(item.encoded) > COPIED_BYTES):
             return
         encoded = bytes(item.encoded) if item.is_borrowed else item.encoded
         now_s = context.environment.clock.monotonic()

@@ -11,20 +11,19 @@ A joiner waits for the whole vector. What the owners do not serve comes from oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.encoding.pull_codecs import follows_chains, whole_codec
-from training.exchange.aggregation.pull_sources import behind_steps
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from training.exchange.client.relayed_pull import PullRelays, RelayedPull, received_since
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, light
 from training.exchange.directory import OwnerDirectory
@@ -33,7 +32,6 @@ from training.exchange.obstacles import Obstacles
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
 from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
@@ -51,13 +49,11 @@ VALUES_PER_COPY = 2 * VALUES_PER_TURN
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """Shards that changed, that were up to date, and that did not arrive in time. `behind_steps`: so many steps before
-    the others are where the oldest value is that another node than the owner has handed down."""
+    """Shards that changed, that were up to date, and that did not arrive in time."""
 
     changed: int
     unchanged: int
     missing: list[int]
-    behind_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -95,7 +91,6 @@ class PullClient:
         final_values: FinalValues,
         publisher: Publisher,
         inspector: ShardInspector,
-        reads: ReadHandler,
     ) -> None:
         self._context = context
         self._inspector = inspector
@@ -114,7 +109,6 @@ class PullClient:
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
         self._follower = ChainFollower(context)
-        self.relays = PullRelays(context, self._follower, reads)
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
         self._update_count = 0
@@ -152,16 +146,12 @@ class PullClient:
         began = self._clock.monotonic()
         job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
         self._download = job if job.is_joiners else None
-        relayed = RelayedPull(wait, waiting, lambda shard, changed: self._settle(shard, job, changed=changed))
-        if not (job.is_joiners or is_final):
-            self.relays.begin(waiting)
-        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job, relayed))
+        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
         try:
             if not await wait.until(work, lambda: waiting):
                 self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         finally:
             self._download = None
-            self.relays.end()
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
@@ -171,8 +161,7 @@ class PullClient:
         unexplained = [shard for shard in missing if shard not in self.obstacles]
         for owner, shards in self._directory.by_owner(unexplained)[0]:
             self.obstacles.note(shards, owner, "has not answered yet", began)
-        behind = behind_steps(relayed.age_s, self._view.median_step_seconds()) if relayed.age_s else 0
-        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing, behind)
+        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
@@ -184,7 +173,7 @@ class PullClient:
         owners, _ = self._directory.by_owner(shards)
         relief = JoinerRelief(self._context, self._directory, job.waiting, lambda: job.receiving > 0, copies)
         works = [
-            asyncio.ensure_future(self._fetch_parts(shards, job, None)),
+            asyncio.ensure_future(self._fetch_parts(shards, job)),
             asyncio.ensure_future(relief.run([theirs for _, theirs in owners])),
         ]
         try:
@@ -196,25 +185,14 @@ class PullClient:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
 
-    async def _fetch_all(self, job: Job, relayed: RelayedPull) -> None:
-        """Fetch from all owners at once, or in a large swarm by way of others; those first that were updated longest
-        ago."""
-        shards = sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0))
-        await self._fetch_parts(shards, job, None if job.is_final else relayed)
+    async def _fetch_all(self, job: Job) -> None:
+        """Fetch from all owners at once; those first that were updated longest ago."""
+        await self._fetch_parts(sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0)), job)
 
-    async def _fetch_parts(self, shards: list[int], job: Job, relayed: RelayedPull | None, tried: bytes = b"") -> None:
+    async def _fetch_parts(self, shards: list[int], job: Job) -> None:
         groups, unknown = self._directory.by_owner(shards)
-        groups, ways = (groups, []) if relayed is None else self.relays.divided(groups, tried)
         parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
-        works = [self._fetch_some(part, job) for part in parts]
-        works += [self._fetch_by(to, theirs, job, relayed, tried) for to, theirs in ways if relayed is not None]
-        await together(works)
-
-    async def _fetch_by(self, to: Contact, shards: list[int], job: Job, relayed: RelayedPull, tried: bytes) -> None:
-        """Fetch from another node than their owners; what it has not from a second one, and then from the owners."""
-        await self.relays.ask(to, shards, relayed)
-        if left := [shard for shard in shards if shard in job.waiting]:
-            await self._fetch_parts(left, job, None if tried else relayed, to.node_id)
+        await together(self._fetch_some(part, job) for part in parts)
 
     async def _fetch_some(self, shards: list[int], job: Job) -> None:
         """Fetch the shards of one owner, and again from whoever owns them then; no other owner is waited for."""
@@ -224,8 +202,7 @@ class PullClient:
             unexplained = [shard for shard in unknown if shard not in self.obstacles]
             self.obstacles.note(unexplained, None, "no owner is known", self._clock.monotonic())
             if len(groups) + bool(unknown) > 1:
-                parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
-                await together(self._fetch_some(part, job) for part in parts)
+                await self._fetch_parts(left, job)
                 return
             for owner, theirs in groups:
                 await self._fetch(owner, theirs, job)
@@ -248,7 +225,6 @@ class PullClient:
         if shard in job.waiting:
             del job.waiting[shard]
             job.changed += changed
-            self.relays.settled(shard)
         self._update_count += 1
         self._updates[shard] = self._update_count
 
@@ -267,7 +243,7 @@ class PullClient:
                 memory = ReusedMemory()
                 coming = tuple(result.shard for result in results if result.status in ("value", "copy", "changes"))
                 key = owner.node_id, coming
-                stack.enter_context(job.wait.watching(key, coming, received_since(answer.body)))
+                stack.enter_context(job.wait.watching(key, coming, _received_since(answer.body)))
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
@@ -283,10 +259,9 @@ class PullClient:
                     if result.term.number and not takes_copies:
                         self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
-                        self.relays.heard(owner, result, asked_s, [])
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
-                        await self._follow(owner, reader, memory, result, job, asked_s)
+                        await self._follow(owner, reader, memory, result, job)
                         if result.shard not in job.waiting:
                             job.wait.note(coming)
                     if result.status not in ("value", "copy") or result.chain:
@@ -352,7 +327,7 @@ class PullClient:
         )
 
     async def _follow(
-        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job, asked_s: float
+        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job
     ) -> None:
         """Take the published value of a shard, or its changes; what does not fit is asked for again."""
         arrays, payload_bytes = await self._follower.read(reader, result, memory, has_checksum=job.is_joiners)
@@ -361,7 +336,6 @@ class PullClient:
             return  # this owner was replaced: the next round asks for the higher term
         if await self._follower.take(result, arrays):
             self._store.note_owner(result.shard, result.term, owner)
-            self.relays.heard(owner, result, asked_s, arrays)
             self._settle(result.shard, job, changed=True)
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
@@ -404,3 +378,9 @@ class PullClient:
 
 def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
     return Wanted(shard, *term, version, position.chain, position.published)
+
+
+def _received_since(body: Any) -> Callable[[], int]:
+    """The bytes of a body that have arrived since now; always 0 for one that does not count them."""
+    before = getattr(body, "received_bytes", 0)
+    return lambda: getattr(body, "received_bytes", before) - before

@@ -25,7 +25,6 @@ import numpy as np
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.aggregation.relays import DeltaRelays
 from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Outbox
@@ -91,13 +90,7 @@ class TakenBack:
 class PushClient:
     """Pushes the deltas of one node."""
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        relays: DeltaRelays | None = None,
-    ) -> None:
+    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
         self.record = PushLog(context)
         self._swarm = context.swarm
@@ -108,7 +101,7 @@ class PushClient:
         self._executor = context.environment.executor
         self._deltas = deltas
         self._directory = directory
-        self._outbox = Outbox(context, directory, deltas, relays)
+        self._outbox = Outbox(context, directory, deltas)
         #: Since when no owner is in reach (monotonic seconds) and the step that was trained then; None: one is.
         self.apart_since: tuple[float, int] | None = None
         #: Those that were counted when an owner was in reach.
@@ -141,20 +134,14 @@ class PushClient:
         """Send nothing more, until the shards are divided."""
         await self._outbox.halt()
 
-    def divide(
-        self,
-        context: ExchangeContext,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        relays: DeltaRelays | None = None,
-    ) -> None:
+    def divide(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         """The shards were divided: go on with all that the owners have not acknowledged. Only while this is `idle` and
         halted; a push that waits for its answers waits on."""
         sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
         former = self._outbox
         self._context, self._store, self._deltas, self._directory = context, context.store, deltas, directory
         self.record.continue_with(context)
-        self._outbox = Outbox(context, directory, deltas, relays)
+        self._outbox = Outbox(context, directory, deltas)
         self._feedback.divide(self._store.bounds)
         self._runs = _runs(self._store.bounds)
         self._outbox.adopt(former, sizes)

@@ -103,7 +103,6 @@ class DeltaHandler:
     async def halt(self) -> None:
         """Add nothing more: pushes on their way in end without the answers that they have not got."""
         await asyncio.gather(*(intake.close() for intake in list(self._intakes)))
-        await self._replicator.halt()
 
     def take_from(self, whole: DeltaHandler, factor: int) -> None:
         """Go on after another handler, whose shards were divided into so many parts each."""

@@ -155,14 +155,11 @@ class Publisher:
         due."""
         await self._advance(asked)
         now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
-        # Where nodes ask others for changes, any of them may come here for those that the others have not.
-        is_large = 0 < self._context.settings.relay_above < self._view.population()
         for shard, position in asked:
             if self.published(shard) is not None:
                 chain = self._chains[shard]
                 chain.note(follower, position, now)
-                if not is_large:
-                    chain.drop_changes(now, step_s)
+                chain.drop_changes(now, step_s)
 
     async def _advance(self, asked: Iterable[tuple[int, Position]]) -> None:
         codec = self._choose()

@@ -6,7 +6,7 @@ a complete window.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from training.exchange.messages import (
 from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
-from training.exchange.owner.published import Change, Published
+from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     MAX_ROWS,
@@ -74,19 +74,14 @@ def _whole(
     return _Sending(buffers, framed_bytes(pull.codec, value.size))
 
 
-class Followed(NamedTuple):
-    """The answer about a shard to a node that follows it; without `changes` the whole is needed, or is less."""
-
-    result: PullResult
-    changes: tuple[Change, ...] | None
-
-
-def _described(wanted: Wanted, term: Term, published: Published) -> Followed:
+def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> tuple[PullResult, list[_Sending]]:
+    """The answer to a puller that follows: nothing new, the changes that it lacks, or the published value."""
+    shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
     changes = published.since(wanted.published) if wanted.chain == published.chain else None
     rank_term, version = published.source
     number, node = (0, b"") if rank_term == term else rank_term
     result = PullResult(
-        wanted.shard,
+        shard,
         "value" if changes is None else "changes" if changes else "same",
         *term,
         version,
@@ -97,14 +92,6 @@ def _described(wanted: Wanted, term: Term, published: Published) -> Followed:
         digest=published.digest,
         changes=len(changes or ()),
     )
-    return Followed(result, changes)
-
-
-def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> tuple[PullResult, list[_Sending]]:
-    """The answer to a puller that follows: nothing new, the changes that it lacks, or the published value."""
-    shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
-    result, changes = _described(wanted, term, published)
-    version = result.version
     if changes is None:
         codec = published.whole_codec
         whole = frames(shard, published.value, codec, Part.VALUE, version=version, has_checksum=checks)
@@ -159,7 +146,10 @@ class ReadHandler:
         if pull.is_final:
             await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
         elif pull.follows:
-            await self._publish(sender, pull.shards, pull.step)
+            for wanted in pull.shards:
+                self._make_visible(wanted.shard, pull.step)
+            positions = [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
+            await self._publisher.publish(sender.node_id, positions)
         results = []
         sending: list[_Sending] = []
         for wanted in pull.shards:
@@ -174,27 +164,6 @@ class ReadHandler:
                     yield buffer
 
         return Response(encode(PullAnswer(results)), sized(stream(), sum(one.size_bytes for one in sending)))
-
-    async def _publish(self, sender: Contact, asked: Sequence[Wanted], step: int) -> None:
-        """Make the ticks that are due of shards that a follower asks for."""
-        for wanted in asked:
-            self._make_visible(wanted.shard, step)
-        positions = [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in asked]
-        await self._publisher.publish(sender.node_id, positions)
-
-    async def followed(self, sender: Contact, asked: Iterable[Wanted]) -> dict[int, Followed]:
-        """The answers about those of these shards that this node owns and publishes, to a node that follows them."""
-        own = [wanted for wanted in asked if wanted.shard in self._store.owned]
-        if not own:
-            return {}
-        await self._inspector.inspect(wanted.shard for wanted in own)
-        await self._publish(sender, own, self._run.step)
-        found: dict[int, Followed] = {}
-        for wanted in own:
-            owned, published = self._store.owned.get(wanted.shard), self._publisher.published(wanted.shard)
-            if owned is not None and not owned.is_broken and published is not None:
-                found[wanted.shard] = _described(wanted, owned.term, published)
-        return found
 
     def _answer(self, wanted: Wanted, pull: Pull) -> tuple[PullResult, list[_Sending]]:
         """The result for one shard, and the arrays that follow with it."""

@@ -13,10 +13,10 @@ from itertools import chain
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, TransportError
+from training.encoding.frames import sized
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import Forward, Forwarded, ForwardResult, Push, PushResult
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.forward_bundles import ForwardBundles
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore
@@ -60,7 +60,7 @@ class DeltaReplicator:
         self._run = context.run
         self._view = context.view
         self._clock = context.environment.clock
-        self._bundles = ForwardBundles(context)
+        self._rpc = context.rpc
         self._rebalance = context.rebalance
         self._counters = context.counters
         self._validator = validator
@@ -80,10 +80,6 @@ class DeltaReplicator:
             )
             for identity, (weight, factors) in whole._forwarded.items()
         }
-
-    async def halt(self) -> None:
-        """Forward nothing more."""
-        await self._bundles.halt()
 
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
@@ -224,7 +220,9 @@ class DeltaReplicator:
         )
         self._counters.bytes_sent += encoded_bytes
         try:
-            results = (await self._bundles.send(to, message, chain.from_iterable(frames), framed_bytes)).results
+            body = sized(chain.from_iterable(frames), framed_bytes)
+            async with self._rpc.request("forward", to, message, body) as answer:
+                results = (await self._rpc.decoded(to, answer.head, ForwardAnswer)).results
         except TransportError as error:
             self._on_failure(to, pairs, str(error))
             return {}

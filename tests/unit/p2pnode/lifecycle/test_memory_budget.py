@@ -120,12 +120,6 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
         ({"codec": "int8"}, "published", 20_000_000),
         ({"pull_codec": "int8"}, "published", 20_000_000),
         ({"codec": "int8", "pull_codec": "bfloat16"}, "published", 0),
-        # Of the eighth of the shards whose owners begin with the digit of this node, where there are more nodes.
-        ({"pull_codec": "int8", "relay_above": 9}, "handed_down", 12_500_000),
-        ({"pull_codec": "int8", "relay_above": 9, "relay_bits": 1}, "handed_down", 50_000_000),
-        ({"pull_codec": "int8", "relay_above": 10}, "handed_down", 0),
-        ({"pull_codec": "bfloat16", "relay_above": 9}, "handed_down", 0),
-        ({"pull_codec": "int8"}, "handed_down", 0),
     ],
 )
 def test_settings_change_their_parts(changes: dict[str, object], part: str, expected: int) -> None:

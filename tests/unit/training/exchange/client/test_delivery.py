@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-import pytest
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
@@ -31,14 +30,11 @@ def test_the_parts_of_a_shard_keep_what_has_become_of_it() -> None:
     np.testing.assert_array_equal(np.frombuffer(b"".join(bytes(part.encoded) for part in parts), np.float32), VALUES)
 
 
-@pytest.mark.parametrize("handed", ["carried", "item"])
-def test_what_is_handed_on_is_a_copy_of_the_trainers_memory(handed: str) -> None:
-    """To a relay, or to the owner in this node."""
+def test_what_the_owner_in_this_node_is_given_is_a_copy_of_the_trainers_memory() -> None:
     memory, item = borrowed()
-    made = item.carried() if handed == "carried" else item.item()
+    made = item.item()
     memory[:] = bytes(len(memory))
-    encoded = made.encoded if handed == "carried" else made.delta  # type: ignore[union-attr]
-    np.testing.assert_array_equal(np.frombuffer(bytes(encoded), np.float32), VALUES)
+    np.testing.assert_array_equal(np.frombuffer(bytes(made.delta), np.float32), VALUES)
 
 
 def test_a_delivery_is_known_by_its_push_and_as_large_as_what_is_not_acknowledged() -> None:

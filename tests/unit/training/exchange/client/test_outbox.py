@@ -293,18 +293,6 @@ def test_a_detached_delivery_reads_the_trainers_memory_no_more() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("is_borrowed", [True, False])
-def test_what_a_relay_is_given_is_not_the_memory_of_the_trainer(is_borrowed: bool) -> None:
-    """A relay may send it when the step waits for it no more. What the outbox has encoded is not copied."""
-    memory = np.full(4, 3.0, np.float32)
-    item = Outgoing(0, memory.data.cast("B"), "float32", 4, is_borrowed)
-    carried = item.carried()
-    memory[:] = 777.0
-
-    assert np.frombuffer(carried.encoded, np.float32).tolist() == [3.0 if is_borrowed else 777.0] * 4
-    assert (carried.shard, carried.codec, carried.values) == (0, "float32", 4)
-
-
 @pytest.mark.parametrize(("is_eligible", "limit_bytes"), [(True, KEPT_BYTES), (False, 4 * KEPT_BYTES)])
 def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bool, limit_bytes: int) -> None:
     """A small part of the trainer's memory as a copy, a large one not. A node that owns nothing has the room of its

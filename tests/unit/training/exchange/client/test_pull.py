@@ -29,7 +29,6 @@ from training.exchange.messages import Pull, PullAnswer, PullResult, decode, enc
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import KnownOwner, Ownership
@@ -142,8 +141,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         refresh=refresh,
     )
     final_values, publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
-    reads = ReadHandler(context, final_values, publisher, inspector)
-    return PullClient(context, finding, final_values, publisher, inspector, reads), context, log
+    return PullClient(context, finding, final_values, publisher, inspector), context, log
 
 
 def test_on_a_slow_line_every_shard_has_its_turn() -> None:

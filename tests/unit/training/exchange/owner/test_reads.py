@@ -121,32 +121,6 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
     run(scenario())
 
 
-def test_an_owner_answers_about_its_own_shards_to_who_asks_for_those_of_others_too() -> None:
-    """With changes, or that nothing is new. Who has to have the whole gets none here; about shards of others, and
-    broken ones, nothing is said."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        context = context_of(ScriptedSwarm(contact("a")), store, settings=ExchangeSettings(codec="int8"))
-        reads = ReadHandler(context, FinalValues(context), Publisher(context), ShardInspector(context))
-        store.add(0, delta(1))
-        assert await reads.followed(PEER, [msgspec.structs.replace(NOTHING, shard=1)]) == {}
-        first = (await reads.followed(PEER, [NOTHING]))[0]
-        assert (first.changes, first.result.published) == (None, 0)
-        held = msgspec.structs.replace(NOTHING, chain=first.result.chain)
-        same = (await reads.followed(PEER, [held]))[0]
-        assert (same.result.status, same.changes) == ("same", ())
-        store.add(0, delta(2))
-        found = (await reads.followed(PEER, [held, msgspec.structs.replace(held, shard=1)]))[0]
-        assert (found.result.status, found.result.changes, found.result.term) == ("changes", 1, term(1, "a"))
-        assert found.changes is not None
-        assert [change.version for change in found.changes] == [1]
-        store.owned[0].is_broken = True
-        assert await reads.followed(PEER, [held]) == {}
-
-    run(scenario())
-
-
 def test_an_owner_that_sends_whole_values_sends_them_to_followers_too() -> None:
     """In the codec that they name; nothing is published for them."""
 
