@@ -1,132 +1,111 @@
-"""Keeps the figures of the dashboard's charts in fixed memory: the last minutes fine, older ones ever coarser.
+"""Keeps the run so far for the charts of the dashboard, in one ring that is thinned as it grows.
 
-A round-robin database in memory (after RRDtool, Oetiker 1999). Every level is a ring of rows. A row of the next level
-is the mean of `FACTOR` rows of the one before, at the time of the first of them. All memory is taken at the start, so a
-node that runs for a month keeps no more than one that runs for a day. Times are monotonic seconds and only rise. Pure.
+Rows are what `/status` says at one moment: counters are kept as they are, and whoever draws a rate divides the
+difference of two rows by the time between them. So every second row can go, and all rates that are left are right.
+Times are monotonic seconds and only rise. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-#: Rows per level, and rows of one level that become one of the next.
-POINTS, FACTOR = 240, 4
-#: Levels: with a row per second they reach back 4 minutes, 16 minutes, 1 hour, 4 hours, 17 hours and 2.8 days.
-LEVELS = 6
-#: Significant digits kept: enough for a chart, and short in JSON.
-DIGITS = 5
+from p2pnode.status.schema import Status
+from training.progress import StepRow
 
-NAN = math.nan
+#: When there are so many rows, every second one goes, and every second look makes none: a row a second for 16 minutes,
+#: one in two seconds for the next 16, and 85 minutes apart after a month.
+ROWS = 960
+#: The first metrics that a script evaluates are kept, so many: a chart shows no more, and memory stays fixed.
+METRICS = 4
+#: The phases of a step. `…_seconds` count what they have taken since the first look.
+PHASES = ("train", "push", "wait", "pull")
 
-
-class Kept(NamedTuple):
-    """All rows, oldest first: their times, and per column its values, NaN where there was none."""
-
-    times: list[float]
-    series: dict[str, list[float]]
-
-
-class _Ring:
-    """One level: a ring per column, and the sums that will be the next row of the level above."""
-
-    def __init__(self, columns: int, points: int) -> None:
-        self.points = points
-        self.times = array("d", [NAN]) * points
-        self.values = [array("d", [NAN]) * points for _ in range(columns)]
-        self.written = 0
-        self._sums = [0.0] * columns
-        self._counts = [0] * columns
-        self._rows = 0
-        self._began = NAN
-
-    def write(self, time: float, row: Sequence[float]) -> None:
-        place = self.written % self.points
-        self.times[place] = time
-        for column, value in zip(self.values, row, strict=True):
-            column[place] = value
-        self.written += 1
-
-    def collect(self, time: float, row: Sequence[float]) -> tuple[float, list[float]] | None:
-        """Add a row to the sums. When there are `FACTOR` rows: the time of the first, and their means; a gap counts as
-        no value. The first, so that the row is older than those that are kept one by one after it."""
-        if not self._rows:
-            self._began = time
-        for index, value in enumerate(row):
-            if value == value:  # not NaN
-                self._sums[index] += value
-                self._counts[index] += 1
-        self._rows += 1
-        if self._rows < FACTOR:
-            return None
-        means = [total / count if count else NAN for total, count in zip(self._sums, self._counts, strict=True)]
-        self._sums, self._counts, self._rows = [0.0] * len(means), [0] * len(means), 0
-        return self._began, means
-
-    def oldest(self) -> float:
-        """Time of the oldest row; infinite while there is none."""
-        if not self.written:
-            return math.inf
-        return self.times[self.written % self.points if self.written > self.points else 0]
-
-    def before(self, time: float) -> list[int]:
-        """Places of the rows older than `time`, oldest first."""
-        first = max(0, self.written - self.points)
-        places = [number % self.points for number in range(first, self.written)]
-        return [place for place in places if self.times[place] < time]
+Row = dict[str, float | None]
 
 
 class History:
-    """Rows of the same columns at rising times."""
+    """Rows of the same columns at rising times, at most `rows`; a value that is missing or not finite is NaN."""
 
-    def __init__(self, columns: Sequence[str], *, points: int = POINTS, levels: int = LEVELS) -> None:
-        if len(set(columns)) != len(columns):
-            raise ValueError("a column's name comes twice")
-        if points < FACTOR or levels < 1:
-            raise ValueError(f"a history has at least one level of {FACTOR} points")
-        self.columns = tuple(columns)
-        self._levels = [_Ring(len(self.columns), points) for _ in range(levels)]
-        self._last = -math.inf
+    def __init__(self, rows: int = ROWS) -> None:
+        self.times = array("d")
+        self.series: dict[str, array[float]] = {}
+        self._rows = rows
+        self._every = 1
+        self._looks = 0
+        self._step: int | None = None
+        self._spent_s = dict.fromkeys(PHASES, 0.0)
+        #: The newest row, whether it is kept or not.
+        self._newest: tuple[float, Row] | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows, from the start on."""
-        return sum(ring.points * 8 * (len(self.columns) + 1) for ring in self._levels)
+    def look(self, now: float, status: Status, steps: Sequence[StepRow]) -> Row:
+        """The row of this moment, of which the history keeps each that is due. `steps`: the last ones."""
+        self._spend(status.step, steps)
+        row = self._row(status)
+        if self.times and now <= self.times[-1]:
+            return row
+        self._newest = now, row
+        if self._looks % self._every == 0:
+            self._keep(now, row)
+        self._looks += 1
+        return row
 
-    def add(self, time: float, row: Mapping[str, float | None]) -> None:
-        """Append one row. A missing, null or infinite value is a gap. Raises `ValueError` for an unknown column.
+    def kept(self) -> tuple[list[float], dict[str, list[float]]]:
+        """Times and series of all rows, and of the newest: what follows a page adds to a row of a second ago."""
+        times, series = self.times.tolist(), {name: values.tolist() for name, values in self.series.items()}
+        if self._newest is not None and self._newest[0] > times[-1]:
+            times.append(self._newest[0])
+            for name, values in series.items():
+                values.append(_number(self._newest[1].get(name)))
+        return times, series
 
-        A row that is not later than the last one is left out: a chart's time only rises.
-        """
-        if unknown := row.keys() - set(self.columns):
-            raise ValueError(f"the history has no column {sorted(unknown)[0]!r}")
-        if not time > self._last:
-            return
-        self._last = time
-        values = [_kept(row.get(column)) for column in self.columns]
-        for ring in self._levels:
-            ring.write(time, values)
-            if (coarser := ring.collect(time, values)) is None:
-                return
-            time, values = coarser[0], [_kept(value) for value in coarser[1]]
+    def _spend(self, step: int, steps: Sequence[StepRow]) -> None:
+        """Count the time of the steps that have ended since the last look."""
+        for row in steps:
+            if self._step is not None and row["step"] > self._step:
+                self._spent_s["train"] += row.get("train_seconds", 0.0)
+                self._spent_s["push"] += row.get("push_seconds", 0.0)
+                self._spent_s["wait"] += row.get("wait_seconds", 0.0)
+                self._spent_s["pull"] += row.get("pull_seconds", 0.0)
+        self._step = step
 
-    def kept(self) -> Kept:
-        """Every row that is kept. Where two levels have the same time span, only the finer rows."""
-        times: list[float] = []
-        series: dict[str, list[float]] = {column: [] for column in self.columns}
-        for level in reversed(range(len(self._levels))):
-            ring = self._levels[level]
-            until = self._levels[level - 1].oldest() if level else math.inf
-            places = ring.before(until)
-            times += [ring.times[place] for place in places]
-            for column, values in zip(self.columns, ring.values, strict=True):
-                series[column] += [values[place] for place in places]
-        return Kept(times, series)
+    def _row(self, status: Status) -> Row:
+        exchange, training, line, population = status.exchange, status.training, status.line, status.population
+        metrics = {f"metric:{name}": value for name, value in training.metrics.items() if name != "loss"}
+        known = [name for name in self.series if name.startswith("metric:")]
+        kept = [*known, *(name for name in metrics if name not in known)][:METRICS]
+        return {
+            "step": status.step,
+            "loss": training.loss,
+            "samples": training.samples,
+            "step_seconds": training.step_seconds or None,
+            **{f"{phase}_seconds": spent_s for phase, spent_s in self._spent_s.items()},
+            "bytes_sent": exchange.bytes_sent,
+            "bytes_received": exchange.bytes_received,
+            "upload_bytes_per_second": None if line is None else line.upload_bytes_per_s,
+            "download_bytes_per_second": None if line is None else line.download_bytes_per_s,
+            "population": population.estimate,
+            # A swarm that is counted has no interval, and no second method.
+            "population_low": None if population.exact else population.low,
+            "population_high": None if population.exact else population.high,
+            "population_zone": None if population.exact else population.zone_estimate,
+            "workers": population.workers,
+            "training_share": training.training_share,
+            **{name: metrics[name] for name in kept if name in metrics},
+        }
+
+    def _keep(self, now: float, row: Row) -> None:
+        for name in row.keys() - self.series.keys():
+            self.series[name] = array("d", [math.nan]) * len(self.times)
+        self.times.append(now)
+        for name, values in self.series.items():
+            values.append(_number(row.get(name)))
+        if len(self.times) >= self._rows:
+            self._every *= 2
+            self.times = self.times[::2]
+            self.series = {name: values[::2] for name, values in self.series.items()}
 
 
-def _kept(value: float | None) -> float:
-    if value is None or not math.isfinite(value):
-        return NAN
-    return float(f"{value:.{DIGITS}g}")
+def _number(value: float | None) -> float:
+    return math.nan if value is None or not math.isfinite(value) else value

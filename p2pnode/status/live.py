@@ -14,9 +14,8 @@ from typing import Protocol
 import msgspec
 
 from overlay.environment import Clock
-from p2pnode.status.history import History
+from p2pnode.status.history import History, Row
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.samples import COLUMNS, Row, Sampler
 from p2pnode.status.schema import HistoryAnswer, PeerStatus, Status, Update
 from training.progress import StepRow
 
@@ -44,16 +43,10 @@ class LiveFeed:
     def __init__(self, source: LiveSource, clock: Clock) -> None:
         self._source = source
         self._clock = clock
-        self._sampler = Sampler()
-        self._history = History(COLUMNS)
+        self._history = History()
         self._readers: list[asyncio.Future[bytes | None]] = []
         self._task: asyncio.Task[None] | None = None
         self._ended = False
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the history."""
-        return self._history.size_bytes
 
     def start(self) -> None:
         """Look now, and once a second until `stop`."""
@@ -82,10 +75,9 @@ class LiveFeed:
 
     def history(self) -> HistoryAnswer:
         """Every row that is kept, under wall time."""
-        kept = self._history.kept()
         offset_s = self._clock.wall() - self._clock.monotonic()
-        times = [round(time + offset_s, 2) for time in kept.times]
-        return HistoryAnswer(schema=SCHEMA, times=times, series=self._sampler.named(kept.series))
+        times, series = self._history.kept()
+        return HistoryAnswer(schema=SCHEMA, times=[round(time + offset_s, 2) for time in times], series=series)
 
     def now(self) -> bytes:
         """The node as it is now, encoded as `Update`, for a reader that has just come."""
@@ -103,8 +95,7 @@ class LiveFeed:
     def _look(self) -> None:
         now = self._clock.monotonic()
         status = self._source.status()
-        row = self._sampler.row(now, status, self._source.steps(STEPS_PER_LOOK))
-        self._history.add(now, row)
+        row = self._history.look(now, status, self._source.steps(STEPS_PER_LOOK))
         if self._readers:
             self._give(self._encoded(status, row))
 
@@ -117,7 +108,7 @@ class LiveFeed:
             status=status,
             peers=shown(peers, PEERS_SHOWN, slowest),
             peers_known=len(peers),
-            sample=self._sampler.named_row(row),
+            sample=row,
         )
         return msgspec.json.encode(update, enc_hook=str)
 

@@ -399,7 +399,8 @@ class PeerStatus(Struct, frozen=True, kw_only=True):
 
 class Update(Struct, frozen=True, kw_only=True):
     """The data of each `update` of `GET /stream`, once a second. `peers`: all, or of many a part that is evenly spread;
-    `peers_known`: how many there are. `sample`: the newest row of the history; empty in the first message."""
+    `peers_known`: how many there are. `sample`: the figures of this moment, as rows of the history have
+    them; empty in the first message."""
 
     schema: SchemaNumber
     time: float
@@ -410,10 +411,10 @@ class Update(Struct, frozen=True, kw_only=True):
 
 
 class HistoryAnswer(Struct, frozen=True, kw_only=True):
-    """`GET /history`: the figures of the last days in rows, at most 1,140. `times` are wall time in seconds since 1970:
-    one row per second in the last 4 minutes, and four times as far apart for each four times as long ago. `series` have
-    one value per row, null where there was none. Rates are per second; `…_share` divide the time of the steps, from 0
-    to 1; a metric of the script is `metric:NAME`."""
+    """`GET /history`: the run so far in rows, at most 960. `times` are wall time in seconds since 1970, a second apart
+    at first, and twice as far apart for each doubling of the run; the last row is the newest. `series` have one value
+    per row, null where there was none. `samples`, `bytes_…` and the seconds of the phases only rise: a rate is the
+    difference of two rows over their time. A metric of the script is `metric:NAME`."""
 
     schema: SchemaNumber
     times: list[float]

@@ -243,7 +243,7 @@ class StatusServer:
         return _json(Accepted(schema=SCHEMA, accepted="trust"), status=202)
 
     async def _history(self, _: web.Request) -> web.Response:
-        # 200 KB after some days, less than half of it in gzip; aiohttp compresses as much in a thread.
+        # 200 KB, less than half of it in gzip; aiohttp compresses as much in a thread.
         response = _json(self._feed.history())
         response.enable_compression()
         return response

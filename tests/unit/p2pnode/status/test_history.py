@@ -1,138 +1,139 @@
-"""The figures kept for the dashboard: fixed memory, fine at the end, coarse before, in order, and true."""
+"""The run so far, kept for the dashboard: fixed memory, thinned as it grows, and true."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pnode.status.history import FACTOR, LEVELS, POINTS, History
-from p2pnode.status.samples import COLUMNS
+from p2pnode.status.history import METRICS, ROWS, History
+from p2pnode.status.schema import LineStatus, Status
+from tests.process.harness.fake_node import STATUS
 
-SMALL = {"points": 8, "levels": 3}
+
+def status(step: int = 0, **training: Any) -> Status:
+    """A status of the fake node with other figures."""
+    changed = msgspec.structs.replace(STATUS.training, step_seconds=0.0, **training)
+    return msgspec.structs.replace(STATUS, step=step, training=changed)
 
 
-def filled(rows: int, **sizes: int) -> History:
-    """A history of one column whose value is the time, once a second."""
-    history = History(["value"], **sizes)
-    for time in range(rows):
-        history.add(float(time), {"value": float(time)})
+def filled(looks: int, rows: int = 8) -> History:
+    """A history whose step is the time, looked at once a second."""
+    history = History(rows)
+    for time in range(looks):
+        history.look(float(time), status(step=time), [])
     return history
 
 
-def test_the_last_rows_are_all_there() -> None:
-    """Until the first ring is full nothing is thinned, and every value is as it was given."""
-    kept = filled(8, **SMALL).kept()
+@given(looks=st.integers(1, 200), rows=st.integers(4, 12).map(lambda half: 2 * half))
+def test_the_rows_are_bounded_evenly_spread_and_as_they_were(looks: int, rows: int) -> None:
+    """At any moment: fewer rows than the bound, the first look among them, equal distances, and the values of looks."""
+    history = filled(looks, rows)
 
-    assert kept.times == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    assert kept.series == {"value": kept.times}
-
-
-def test_older_rows_are_means_of_four() -> None:
-    """Beyond the first ring a row stands for four, at the time of the first of them; beyond the second for sixteen."""
-    kept = filled(64, **SMALL).kept()
-
-    assert kept.times[-8:] == [float(time) for time in range(56, 64)]
-    fours = [(time, value) for time, value in zip(kept.times, kept.series["value"], strict=True) if 32.0 <= time < 56.0]
-    assert fours == [(time, time + 1.5) for time in (32.0, 36.0, 40.0, 44.0, 48.0, 52.0)]
-    assert kept.times[:2] == [0.0, 16.0]
-    assert kept.series["value"][:2] == [7.5, 23.5]
+    times = history.times.tolist()
+    assert 1 <= len(times) < rows
+    assert times[0] == 0.0
+    assert len({later - earlier for earlier, later in pairwise(times)}) <= 1
+    assert history.series["step"].tolist() == times
+    assert looks - 1 - times[-1] < 4 * max(1, looks / rows)
 
 
-def test_a_gap_is_no_value_and_no_zero() -> None:
-    """Missing, null, NaN and infinite values are gaps; a mean is that of the values there are; four gaps are one."""
-    history = History(["value"], **SMALL)
-    for time, value in enumerate([1.0, None, math.nan, 3.0, None, math.inf, None, -math.inf] + [5.0] * 8):
-        history.add(float(time), {} if value is None and time == 4 else {"value": value})
-
-    kept = history.kept()
-
-    assert kept.times[:2] == [0.0, 4.0]
-    assert kept.series["value"][0] == 2.0
-    assert math.isnan(kept.series["value"][1])
+def test_until_it_is_full_nothing_is_thinned_and_then_every_second_row_goes() -> None:
+    """Of rows of one second: seven are all there, of eight four."""
+    assert filled(7).times.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert filled(8).times.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert filled(11).times.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
 
 
-def test_a_row_that_is_not_later_is_left_out() -> None:
-    """Two looks at the same moment, or a clock that stands still, leave one row: a chart's time only rises."""
-    history = History(["value"], **SMALL)
+def test_the_newest_row_is_there_too() -> None:
+    """A page that adds rows of each second finds the one before, however far apart those that are kept are."""
+    history = filled(12)
+
+    assert history.times.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    times, series = history.kept()
+    assert times == series["step"] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 11.0]
+    assert History().kept() == ([], {})
+
+
+def test_the_memory_of_a_month_is_that_of_a_photograph() -> None:
+    """All columns take less than a quarter of a megabyte, however long a node runs."""
+    history = filled(3 * ROWS, ROWS)
+
+    assert sum(values.itemsize * len(values) for values in history.series.values()) < 250_000
+
+
+def test_a_missing_value_is_a_gap_and_so_is_the_time_before_a_column() -> None:
+    """Null and infinite values are no zero. A metric that comes later has no values before."""
+    history = History()
+    history.look(1.0, status(loss=None), [])
+    history.look(2.0, status(loss=math.inf, metrics={"accuracy": 0.5}), [])
+
+    assert all(math.isnan(value) for value in history.series["loss"])
+    assert math.isnan(history.series["metric:accuracy"][0])
+    assert history.series["metric:accuracy"][1] == 0.5
+
+
+def test_a_look_that_is_not_later_is_left_out() -> None:
+    """Two looks at one moment, or a clock that stands still, leave one row: a chart's time only rises."""
+    history = History()
     for time in (1.0, 1.0, 0.5, 2.0):
-        history.add(time, {"value": time})
+        history.look(time, status(), [])
 
-    assert history.kept().times == [1.0, 2.0]
-
-
-def test_five_digits_are_kept() -> None:
-    """A chart shows no more, and JSON stays short."""
-    history = History(["value"], **SMALL)
-    history.add(1.0, {"value": 0.123456789})
-    history.add(2.0, {"value": 123456789.0})
-
-    assert history.kept().series["value"] == [0.12346, 123460000.0]
+    assert history.times.tolist() == [1.0, 2.0]
 
 
-def test_an_unknown_column_is_refused() -> None:
-    """A figure that nobody reads is a mistake of the caller."""
-    with pytest.raises(ValueError, match="no column 'other'"):
-        History(["value"]).add(1.0, {"other": 1.0})
-    with pytest.raises(ValueError, match="twice"):
-        History(["value", "value"])
-    with pytest.raises(ValueError, match="at least one level"):
-        History(["value"], points=2)
+def test_the_seconds_of_steps_are_counted_once_each() -> None:
+    """Those that have ended since the first look, by phase."""
+    history = History()
+    first: Any = {"step": 4, "train_seconds": 100.0}
+    second: Any = {"step": 5, "train_seconds": 2.0, "push_seconds": 1.0, "wait_seconds": 0.5, "pull_seconds": 0.5}
+
+    assert history.look(1.0, status(step=4), [first])["train_seconds"] == 0.0
+    for now in (2.0, 3.0):
+        row = history.look(now, status(step=5), [first, second])
+        assert [row[f"{phase}_seconds"] for phase in ("train", "push", "wait", "pull")] == [2.0, 1.0, 0.5, 0.5]
 
 
-def test_the_memory_of_the_dashboard_is_that_of_a_photograph() -> None:
-    """All columns and levels take less than half a megabyte, from the start on."""
-    history = History(COLUMNS)
-    before = history.size_bytes
-    for time in range(3000):
-        history.add(float(time), {"step": float(time)})
+def test_the_first_metrics_are_kept_beside_the_loss() -> None:
+    """Under their names; a fifth is left out."""
+    history = History()
+    named = {f"m{number}": float(number) for number in range(METRICS + 1)}
 
-    assert history.size_bytes == before < 500_000
+    row = history.look(1.0, status(metrics={"loss": 9.0, **named}), [])
 
-
-def test_it_reaches_back_two_days() -> None:
-    """The coarsest level has rows of 17 minutes, 240 of them."""
-    assert POINTS * FACTOR ** (LEVELS - 1) > 2 * 86_400
+    expected = {f"metric:m{number}": float(number) for number in range(METRICS)}
+    assert {name: value for name, value in row.items() if name.startswith("metric")} == expected
+    assert {name for name in history.series if name.startswith("metric")} == set(expected)
 
 
-VALUES = st.none() | st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
+def test_a_counted_swarm_has_no_interval() -> None:
+    """Lower and upper bound and the second method belong to an estimate."""
+    counted = History().look(1.0, status(), [])
+    population = msgspec.structs.replace(STATUS.population, exact=False, estimate=100.0, low=80.0, high=125.0)
+    estimated = History().look(1.0, msgspec.structs.replace(status(), population=population), [])
+
+    assert (counted["population"], counted["population_low"], counted["population_high"]) == (2.0, None, None)
+    assert (estimated["population_low"], estimated["population_high"]) == (80.0, 125.0)
 
 
-@given(
-    rows=st.lists(st.tuples(st.floats(0.001, 1000.0), VALUES), max_size=300),
-    points=st.integers(FACTOR, 12),
-    levels=st.integers(1, 4),
-)
-def test_whatever_is_added_the_rows_stay_bounded_ordered_and_within_range(
-    rows: list[tuple[float, float | None]], points: int, levels: int
-) -> None:
-    """At any moment: times rise strictly, there are at most points × levels rows, the newest row is the last added,
-    the newest rows are exact, every value lies between the least and the largest added, and memory has not grown."""
-    history = History(["value"], points=points, levels=levels)
-    size_bytes = history.size_bytes
-    now, times, values = 0.0, [], []
-    for passed, value in rows:
-        now += passed
-        history.add(now, {"value": value})
-        times.append(now)
-        values.append(value)
+@pytest.mark.parametrize("rate", [7, None])
+def test_the_line_is_what_it_carries(rate: int | None) -> None:
+    """Measured rates are there, and none before."""
+    line = LineStatus(
+        upload_bytes_per_s=rate,
+        upload_at_least_bytes_per_s=None,
+        download_bytes_per_s=None,
+        capacity=0,
+        codec="",
+        codec_reason="",
+        needed_bytes_per_step=None,
+        carried_bytes_per_step=None,
+    )
+    row = History().look(1.0, msgspec.structs.replace(status(), line=line), [])
 
-    kept = history.kept()
-
-    assert history.size_bytes == size_bytes
-    assert len(kept.times) == len(kept.series["value"]) <= points * levels
-    assert all(earlier < later for earlier, later in zip(kept.times, kept.times[1:], strict=False))
-    exact = min(points, len(times))
-    assert kept.times[len(kept.times) - exact :] == times[len(times) - exact :]
-    given_values = [value for value in values if value is not None]
-    for value in kept.series["value"]:
-        if not math.isnan(value):
-            slack = 1e-4 * max(abs(one) for one in given_values)
-            assert min(given_values) - slack <= value <= max(given_values) + slack
-    shown = [None if math.isnan(value) else value for value in kept.series["value"]][len(kept.times) - exact :]
-    assert shown == pytest.approx(values[len(values) - exact :], rel=1e-4)
-    # No stretch is lost between two levels: while the coarsest has room, the first row is there.
-    if times and len(times) <= points * FACTOR ** (levels - 1):
-        assert kept.times[0] == times[0]
+    assert (row["upload_bytes_per_second"], row["download_bytes_per_second"]) == (rate, None)

@@ -45,6 +45,32 @@ test("shares lie on each other, and a row without any is a gap", () => {
   assert.deepEqual(stacked([[0.5, null, null], [0.25, null, 1]]), [[0.5, null, 0], [0.75, null, 1]]);
 });
 
+test("rates are means over ten seconds, or over four long steps", () => {
+  const series = new Series();
+  for (let second = 0; second <= 30; second += 1) series.append(second, { samples: 300 * Math.floor(second / 3), bytes_sent: 1000 * second });
+  assert.equal(series.last(["sent_bytes_per_second"], 20)[1].every((rate) => rate === 1000), true);
+  assert.equal(series.last(["samples_per_second"], 15)[1].every((rate) => rate !== null && Math.abs(rate - 100) <= 30), true);
+  const slow = new Series();
+  for (let second = 0; second < 200; second += 1) slow.append(second, { samples: 600 * Math.floor(second / 30), step_seconds: 30 });
+  assert.equal(slow.last(["samples_per_second"], 60)[1].every((rate) => rate !== null && Math.abs(rate - 20) <= 5), true);
+});
+
+test("the first row has no rate, nor one after a counter has fallen", () => {
+  const series = new Series();
+  series.set({ times: [1, 100, 101, 200], series: { bytes_sent: [5000, 100, 400, 10300] } });
+  assert.deepEqual(series.last(["sent_bytes_per_second"], Infinity)[1], [null, null, 300, 100]);
+});
+
+test("the time of the steps since ten seconds before is divided", () => {
+  const series = new Series();
+  const seconds = (train, push, wait, pull) => ({ train_seconds: train, push_seconds: push, wait_seconds: wait, pull_seconds: pull });
+  series.append(1, seconds(5, 5, 5, 5));
+  series.append(2, seconds(7, 6, 5.5, 5.5));
+  series.append(30, seconds(7, 6, 5.5, 5.5));
+  const names = ["train", "push", "wait", "pull"].map((phase) => `${phase}_share`);
+  assert.deepEqual(series.last(names, Infinity).slice(1), [[null, 0.5, null], [null, 0.25, null], [null, 0.125, null], [null, 0.125, null]]);
+});
+
 test("a clock that was set is told from a slow line", () => {
   const series = new Series();
   assert.equal(series.jumps(5), false, "the first row");
