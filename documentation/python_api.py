@@ -47,7 +47,6 @@ INTERNAL = {
     "pulled",
     "pushed",
     "scheduled",
-    "split",
     "stops",
     "use",
 }

@@ -2,30 +2,24 @@
 
 A transformation returns a new data set and computes nothing. An action computes what it needs, from the sources on, and
 returns a value. Elements keep their order: partition after partition, and within one as they were read.
+
+The operations between two exchanges of pairs are one stage, and a stage is one task per partition. An action computes
+the exchanges that it needs, deepest first, each once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from training.engines.mapreduce.errors import BadRequest, shown
-from training.engines.mapreduce.plan import (
-    AppliedFunction,
-    ExchangedPairs,
-    JoinedPairs,
-    Lineage,
-    LoadedParts,
-    Origin,
-    UnitedPartitions,
-)
-from training.engines.mapreduce.sinks import SaveFormat
-from training.engines.mapreduce.stages import Begin, Function, Transformation, named
-
-if TYPE_CHECKING:
-    from training.engines.mapreduce.actions import Actions
+from training.engines.mapreduce import stages
+from training.engines.mapreduce.backends import Backend, StageTask
+from training.engines.mapreduce.errors import BadRequest, function_failed, shown
+from training.engines.mapreduce.sinks import FolderSink, SaveFormat
+from training.engines.mapreduce.stages import Begin, Block, Function, Stage, Transformation, chained, decoded, named
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -33,19 +27,85 @@ K = TypeVar("K")
 V = TypeVar("V")
 W = TypeVar("W")
 
+#: In errors, the process of the script has this partition: it combines what the others made.
+OF_SCRIPT = -1
+#: Per bucket the handles of the blocks of all partitions.
+Buckets = list[list[Any]]
+
+
+class Source(NamedTuple):
+    """How a partition begins: a function, and handles of the results that it takes."""
+
+    begin: Begin
+    inputs: list[Any]
+
+
+class Action:
+    """One action, in which each exchange is computed once, however many data sets begin with it."""
+
+    def __init__(self) -> None:
+        self._found: dict[Callable[[Action], Any], Any] = {}
+
+    def once(self, compute: Callable[[Action], U]) -> U:
+        """What `compute` returns."""
+        if compute not in self._found:
+            self._found[compute] = compute(self)
+        return cast("U", self._found[compute])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Lineage:
+    """A data set without its methods: how its partitions begin, and the operations of the stage behind that. `before`
+    counts the operations before it, to number those that follow."""
+
+    backend: Backend
+    partitions: int
+    sources: Callable[[Action], Sequence[Source]]
+    before: int = 0
+    operations: tuple[Transformation, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Operations up to its end."""
+        return self.before + len(self.operations)
+
+    def name(self, kind: str, function: Function | None = None) -> str:
+        """What errors call the next operation."""
+        return named(kind, self.depth + 1, function)
+
+    def ready(self, action: Action) -> list[tuple[Stage, list[Any]]]:
+        """What computes each partition, and the handles that it needs; exchanges before it are computed now."""
+        return [
+            (Stage(source.begin, self.operations, number, self.backend.is_remote), source.inputs)
+            for number, source in enumerate(self.sources(action))
+        ]
+
+    def tasks(self, action: Action, run: Function, name: str = "") -> list[StageTask]:
+        return [
+            StageTask(partial(run, stage=stage), inputs, name or stage.name) for stage, inputs in self.ready(action)
+        ]
+
+    def exchanged(self, action: Action, count: int, name: str, function: Function | None) -> Buckets:
+        """Pairs in the buckets of their keys; with a function the values of a key are combined first."""
+        tasks = self.tasks(action, partial(stages.split, buckets=count, name=name, function=function), name)
+        handles = self.backend.run(tasks)
+        return [[self.backend.pick(handle, place) for handle in handles] for place in range(count)]
+
+    def run(self, run: Function) -> list[Any]:
+        """The results of an action."""
+        return self.backend.values(self.backend.run(self.tasks(Action(), run)))
+
+
 class Dataset(Generic[T]):
     """Elements of type T in partitions. Made by `MapReduce.load` and `MapReduce.from_items`, and by transformations."""
 
-    _actions: Actions
-    _origin: Origin
-    _operations: tuple[Transformation, ...] = ()
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
 
     @property
     def partitions(self) -> int:
         """How many partitions there are: so many tasks can run at a time."""
-        return self._origin.partitions
+        return self.lineage.partitions
 
     # -- transformations of single elements -----------------------------------------------------------------------
 
@@ -72,20 +132,29 @@ class Dataset(Generic[T]):
     def _then(self, kind: Any, function: Function | None) -> Dataset[Any]:
         if kind != "flatten":
             checked_function(kind, function)
-        operation = Transformation(
-            kind, named(kind, self._origin.depth + len(self._operations) + 1, function), function
-        )
-        return Dataset(self._actions, self._origin, (*self._operations, operation))
+        lineage = self.lineage
+        operation = Transformation(kind, lineage.name(kind, function), function)
+        return Dataset(replace(lineage, operations=(*lineage.operations, operation)))
 
     # -- transformations of several data sets, and across partitions ----------------------------------------------
 
     def union(self, *others: Dataset[T]) -> Dataset[T]:
         """The elements of this data set, then those of the others, also the equal ones."""
-        return Dataset(self._actions, UnitedPartitions(tuple(self._same_engine(one).split for one in (self, *others))))
+        all_of = [self.lineage, *map(self._same_engine, others)]
+
+        def sources(action: Action) -> list[Source]:
+            # The operations of each are part of the begin.
+            return [
+                Source(partial(_elements, stage), [inputs]) for one in all_of for stage, inputs in one.ready(action)
+            ]
+
+        return _behind(all_of, sum(one.partitions for one in all_of), sources)
 
     def shuffle(self: Dataset[tuple[K, V]], partitions: int | None = None) -> Dataset[tuple[K, V]]:
         """The same pairs, all those of one key in one partition. Keys are str, bytes, numbers, None or tuples."""
-        return Dataset(self._actions, self._exchange("shuffle", None, partitions))
+        count, name = _checked(partitions, self.partitions), self.lineage.name("shuffle")
+        buckets = partial(self.lineage.exchanged, count=count, name=name, function=None)
+        return _behind([self.lineage], count, lambda action: _chained(action.once(buckets)))
 
     def reduce_by_key(
         self: Dataset[tuple[K, V]], function: Callable[[V, V], V], partitions: int | None = None
@@ -93,46 +162,53 @@ class Dataset(Generic[T]):
         """One pair for each key: its values combined by `function`, which must be associative. Values are combined in
         the partitions first, so that few of them travel."""
         checked_function("reduce_by_key", function)  # without one it would be a shuffle
-        return Dataset(self._actions, self._exchange("reduce_by_key", function, partitions))
+        count, name = _checked(partitions, self.partitions), self.lineage.name("reduce_by_key", function)
+        buckets = partial(self.lineage.exchanged, count=count, name=name, function=function)
+
+        def sources(action: Action) -> list[Source]:
+            return [
+                Source(partial(stages.merged, function=function, name=name, partition=number), [blocks])
+                for number, blocks in enumerate(action.once(buckets))
+            ]
+
+        return _behind([self.lineage], count, sources)
 
     def join(
         self: Dataset[tuple[K, V]], other: Dataset[tuple[K, W]], partitions: int | None = None
     ) -> Dataset[tuple[K, tuple[V, W]]]:
         """`(key, (left, right))` for each pair of a value here and a value there that have one key."""
         right = self._same_engine(other)
-        chosen = _checked(partitions, max(self.partitions, right.partitions))
-        name = named("join", self._origin.depth + len(self._operations) + 1, None)
-        return Dataset(self._actions, JoinedPairs(self.split, right.split, chosen, name))
+        count, name = _checked(partitions, max(self.partitions, right.partitions)), self.lineage.name("join")
+        sides = [partial(side.exchanged, count=count, name=name, function=None) for side in (self.lineage, right)]
 
-    def _exchange(self, kind: str, function: Function | None, partitions: int | None) -> ExchangedPairs:
-        name = named(kind, self._origin.depth + len(self._operations) + 1, function)
-        return ExchangedPairs(self.split, _checked(partitions, self.partitions), name, function)
+        def sources(action: Action) -> list[Source]:
+            ours, theirs = map(action.once, sides)
+            return [Source(stages.joined, [one, another]) for one, another in zip(ours, theirs, strict=True)]
 
-    @property
-    def split(self) -> Lineage:
-        """This data set for the planner."""
-        return Lineage(self._origin, self._operations)
+        return _behind([self.lineage, right], count, sources)
 
-    def _same_engine(self, other: Dataset[Any]) -> Dataset[Any]:
-        if not isinstance(other, Dataset) or other._actions is not self._actions:
+    def _same_engine(self, other: Dataset[Any]) -> Lineage:
+        if not isinstance(other, Dataset) or other.lineage.backend is not self.lineage.backend:
             raise BadRequest(f"{shown(other)} is no data set of this engine: make one with load or from_items")
-        return other
+        return other.lineage
 
     # -- actions --------------------------------------------------------------------------------------------------
 
     def collect(self) -> list[T]:
         """All elements, in this process."""
-        return self._actions.collect(self.split)
+        return list(chained(self.lineage.run(stages.collect)))
 
     def count(self) -> int:
         """How many elements there are."""
-        return self._actions.count(self.split)
+        return sum(self.lineage.run(stages.count))
 
     def reduce(self, function: Callable[[T, T], T]) -> T | None:
         """All elements combined by `function`, which must be associative; None for no element."""
         checked_function("reduce", function)
-        name = named("reduce", self._origin.depth + len(self._operations) + 1, function)
-        return cast("T | None", self._actions.reduce(self.split, function, name))
+        name = self.lineage.name("reduce", function)
+        blocks = self.lineage.run(partial(stages.reduce, function=function, name=name))
+        found = stages.reduced(chained(blocks), function, name, OF_SCRIPT)
+        return found[0] if found else None
 
     def fold(self, function: Callable[[U, T], U], initial: U, combine: Callable[[U, U], U] | None = None) -> U:
         """`function(…function(function(initial, first), second)…, last)`.
@@ -144,8 +220,21 @@ class Dataset(Generic[T]):
         checked_function("fold", function)
         if combine is not None:
             checked_function("combine of fold", combine)
-        name = named("fold", self._origin.depth + len(self._operations) + 1, function)
-        return cast("U", self._actions.fold(self.split, function, initial, combine, name))
+        name, backend = self.lineage.name("fold", function), self.lineage.backend
+        state = block([initial], name, backend)
+        tasks = self.lineage.tasks(Action(), partial(stages.fold, function=function, name=name), name)
+        if combine is None:
+            for task in tasks:
+                (state,) = backend.run([task._replace(inputs=(state, task.inputs))])
+            (state,) = backend.values([state])
+            return cast("U", next(decoded(state)))
+        handles = backend.run([task._replace(inputs=(state, task.inputs)) for task in tasks])
+        for value in chained(backend.values(handles)):
+            try:
+                initial = combine(initial, value)
+            except Exception as error:
+                raise function_failed(f"{name}: combine", value, OF_SCRIPT, error) from None
+        return initial
 
     def save(self, folder: str | Path, form: Literal["text", "json", "recordio"] = "text") -> int:
         """Write a file per partition into a new folder; returns the number of elements.
@@ -154,15 +243,42 @@ class Dataset(Generic[T]):
         all of it is written. Raises `SinkFailed` if there is one already.
         """
         wanted: SaveFormat = form
-        return self._actions.save(self.split, folder, wanted)
+        sink = FolderSink(folder, wanted)
+        sink.begin()
+        try:
+            counts = self.lineage.run(partial(stages.write, write_part=sink.write))
+            sink.finish()
+        except BaseException:
+            sink.abandon()
+            raise
+        return sum(counts)
 
 
-def loaded(actions: Actions, parts: Iterable[Begin]) -> Dataset[Any]:
+def _elements(stage: Stage, inputs: list[Any]) -> Any:
+    return stages.elements(stage, inputs)
+
+
+def _behind(inputs: list[Lineage], partitions: int, sources: Callable[[Action], list[Source]]) -> Dataset[Any]:
+    return Dataset(Lineage(inputs[0].backend, partitions, sources, 1 + max(one.depth for one in inputs)))
+
+
+def _chained(buckets: Buckets) -> list[Source]:
+    return [Source(chained, [blocks]) for blocks in buckets]
+
+
+def block(items: list[Any], name: str, backend: Backend) -> Block:
+    """Elements of the script for a task."""
+    stage = Stage(decoded, (Transformation("map", name, None),), OF_SCRIPT, backend.is_remote)
+    return stages.encoded(items, stage)
+
+
+def loaded(backend: Backend, parts: Iterable[Begin]) -> Dataset[Any]:
     """The data set of these parts, one partition each."""
-    return Dataset(actions, LoadedParts(tuple(parts)))
+    sources = [Source(part, []) for part in parts]
+    return Dataset(Lineage(backend, len(sources), lambda _: sources))
 
 
-def applied(actions: Actions, function: Function, inputs: list[Dataset[Any]], outputs: int) -> list[Dataset[Any]]:
+def applied(backend: Backend, function: Function, inputs: list[Dataset[Any]], outputs: int) -> list[Dataset[Any]]:
     """See `MapReduce.apply`."""
     checked_function("apply", function)
     for one in inputs:
@@ -175,8 +291,22 @@ def applied(actions: Actions, function: Function, inputs: list[Dataset[Any]], ou
         )
     if outputs < 1:
         raise BadRequest(f"outputs={outputs}: apply returns at least one data set")
-    whole = AppliedFunction(tuple(one.split for one in inputs), outputs, named("apply", 1, function), function)
-    return [Dataset(actions, whole.output(place)) for place in range(outputs)]
+    name = named("apply", 1, function)
+    lineages = [one.lineage for one in inputs]
+
+    def results(action: Action) -> list[Any]:
+        tasks = []
+        for partitions in zip(*(one.ready(action) for one in lineages), strict=True):
+            run = partial(
+                stages.applied, stages=[stage for stage, _ in partitions], outputs=outputs, name=name, function=function
+            )
+            tasks.append(StageTask(run, [handles for _, handles in partitions], name))
+        return backend.run(tasks)
+
+    def output(place: int) -> Callable[[Action], list[Source]]:
+        return lambda action: [Source(decoded, [backend.pick(handle, place)]) for handle in action.once(results)]
+
+    return [_behind(lineages, lineages[0].partitions, output(place)) for place in range(outputs)]
 
 
 def checked_function(user: str, function: object) -> None:

@@ -13,12 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from training.engines.mapreduce.actions import OF_SCRIPT, Actions
 from training.engines.mapreduce.backends import make_backend
-from training.engines.mapreduce.dataset import Dataset, applied, loaded
+from training.engines.mapreduce.dataset import Dataset, applied, block, loaded
 from training.engines.mapreduce.errors import BadRequest, NotEncodable, shown
 from training.engines.mapreduce.sources import PART_BYTES, Format, parts_of
-from training.engines.mapreduce.stages import Stage, Transformation, decoded, encoded
+from training.engines.mapreduce.stages import decoded
 
 T = TypeVar("T")
 
@@ -62,7 +61,6 @@ class MapReduce:
         """`processes`: 0 computes in this process, otherwise so many are started with the first action; `address`: a
         Dask scheduler, such as `tcp://host:8786`. Raises `BadRequest`."""
         self._backend = make_backend(processes, address)
-        self._actions = Actions(self._backend)
 
     def __enter__(self) -> MapReduce:
         return self
@@ -90,7 +88,7 @@ class MapReduce:
         `recordio` bytes; `parquet` a dict per row. A partition has about `part_bytes`; each byte is read once. Raises
         `SourceFailed` if there is no such file, and an action raises it where the contents are not of the format.
         """
-        return loaded(self._actions, parts_of(paths, form, part_bytes))
+        return loaded(self._backend, parts_of(paths, form, part_bytes))
 
     def from_items(self, items: Iterable[T], partitions: int | None = None) -> Dataset[T]:
         """Elements of this process, in equal partitions: by default one per worker. Raises `NotEncodable`."""
@@ -99,9 +97,8 @@ class MapReduce:
         if count < 1:
             raise BadRequest(f"partitions={partitions}: there is at least one")
         cuts = [len(held) * number // count for number in range(count + 1)]
-        stage = Stage(decoded, (Transformation("map", "from_items", None),), OF_SCRIPT, self._backend.is_remote)
-        blocks = [encoded(held[low:high], stage) for low, high in itertools.pairwise(cuts)]
-        return loaded(self._actions, [partial(decoded, block) for block in blocks])
+        blocks = [block(held[low:high], "from_items", self._backend) for low, high in itertools.pairwise(cuts)]
+        return loaded(self._backend, [partial(decoded, one) for one in blocks])
 
     def broadcast(self, value: T) -> BroadcastValue[T]:
         """A value for functions to read wherever they run. Raises `NotEncodable`."""
@@ -128,7 +125,7 @@ class MapReduce:
     ) -> list[Dataset[Any]]:
         """A function of several data sets, partition by partition: it gets the list of the elements of each, and
         returns a list of elements for each of `outputs` data sets. All must have equally many partitions."""
-        return applied(self._actions, function, list(inputs), outputs)
+        return applied(self._backend, function, list(inputs), outputs)
 
     @staticmethod
     def myself() -> str:

@@ -8,14 +8,15 @@ that a process which only passes it on never decodes it.
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 
 from training.engines.mapreduce.errors import BadRequest, NotEncodable, function_failed, shown
-from training.engines.mapreduce.keys import bucket_of
 
 Function = Callable[..., Any]
 #: An encoded partition; the list itself where nothing leaves the process.
@@ -162,6 +163,39 @@ def pairs(items: Iterable[Any], user: str) -> Iterator[tuple[Any, Any]]:
         yield item[0], item[1]
 
 
+def bucket_of(key: Any, buckets: int) -> int:
+    """The bucket of a key, from 0 to `buckets` - 1: the same for equal keys and in every process, unlike Python's own
+    hash of a string. Raises `BadRequest` for a key of another type than those below."""
+    return zlib.crc32(_canonical(key)) % buckets
+
+
+def _canonical(key: Any) -> bytes:
+    """Bytes that are equal for equal keys: 1, 1.0 and True are one key in Python, so also here."""
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    if key is None:
+        return b"n"
+    if isinstance(key, tuple):
+        parts = [_canonical(part) for part in key]
+        return b"t" + b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    if hasattr(key, "item") and getattr(key, "ndim", None) == 0:  # a number of NumPy
+        key = key.item()
+    if isinstance(key, float):
+        if math.isnan(key):
+            raise BadRequest("nan is no key: it is not equal to itself")
+        if not key.is_integer():
+            return b"f" + repr(key).encode()
+        key = int(key)
+    if isinstance(key, int):
+        return b"i%d" % int(key)
+    raise BadRequest(
+        f"{shown(key)} of type {type(key).__name__} is no key: "
+        "use str, bytes, int, float, bool, None or a tuple of these"
+    )
+
+
 def combined(items: Iterable[Any], function: Function, name: str, partition: int) -> dict[Any, Any]:
     """Values by key, those of one key combined in their order."""
     found: dict[Any, Any] = {}
@@ -251,10 +285,11 @@ def reduced(items: Iterable[Any], function: Function, name: str, partition: int)
     return found
 
 
-def fold(inputs: list[Any], before: Block, stage: Stage, function: Function, name: str) -> Block:
-    """The elements folded into the one value of the block `before`."""
+def fold(inputs: tuple[Block, list[Any]], stage: Stage, function: Function, name: str) -> Block:
+    """The elements folded into the one value of a block, which is the first of the inputs."""
+    before, own = inputs
     (state,) = decoded(before)
-    for item in elements(stage, inputs):
+    for item in elements(stage, own):
         try:
             state = function(state, item)
         except Exception as error:

@@ -10,8 +10,7 @@ import pytest
 
 from training.engines.mapreduce import stages
 from training.engines.mapreduce.errors import BadRequest, FunctionFailed, NotEncodable
-from training.engines.mapreduce.keys import bucket_of
-from training.engines.mapreduce.stages import Stage, Transformation
+from training.engines.mapreduce.stages import Stage, Transformation, bucket_of
 
 
 def stage_of(*operations: Transformation, is_remote: bool = False) -> Stage:
@@ -159,11 +158,11 @@ def test_the_ends_of_a_stage() -> None:
         assert stages.collect([items], stage_of()) == items
         assert stages.count([items], stage_of()) == len(items)
         assert stages.reduce([items], stage_of(), operator.add, "reduce 1") == total
-        assert stages.fold([items], [100], stage_of(), operator.add, "fold 1") == [100 + sum(items)]
+        assert stages.fold(([100], [items]), stage_of(), operator.add, "fold 1") == [100 + sum(items)]
         assert stages.write([items], stage_of(), lambda ones, partition: len(list(ones)) * 10 + partition) == (
             len(items) * 10 + 3
         )
     with pytest.raises(FunctionFailed, match="reduce 1 failed for 0 of partition 3"):
         stages.reduce([[1, 0]], stage_of(), operator.floordiv, "reduce 1")
     with pytest.raises(FunctionFailed, match="fold 1 failed for 0 of partition 3"):
-        stages.fold([[0]], [1], stage_of(), operator.floordiv, "fold 1")
+        stages.fold(([1], [[0]]), stage_of(), operator.floordiv, "fold 1")
