@@ -68,7 +68,6 @@ class Tab:
         self.context.set_default_timeout(15_000)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
-        self.bytes_received = 0
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
         self.page.on("requestfailed", self._on_failed)

@@ -47,8 +47,8 @@ def stage() -> Iterator[Callable[..., StagedNode]]:
     """Starts staged nodes, which send ten times a second."""
     nodes: list[StagedNode] = []
 
-    def start(scene: Scene, **options: bool | float) -> StagedNode:
-        nodes.append(StagedNode(scene, **options))  # type: ignore[arg-type]
+    def start(scene: Scene) -> StagedNode:
+        nodes.append(StagedNode(scene))
         nodes[-1].start()
         return nodes[-1]
 

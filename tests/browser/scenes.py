@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pnode.lifecycle.state import State
 from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.events import Level
 from p2pnode.status.schema import (
@@ -449,11 +448,6 @@ SCENES = {
     "training": training,
     "waiting": waiting,
 }
-
-
-def in_state(scene: Scene, state: State) -> Scene:
-    """The same in another state."""
-    return scene._replace(status=replace(scene.status, state=state))
 
 
 def _started() -> tuple[tuple[float, Level, str, Mapping[str, Any]], ...]:

@@ -21,23 +21,21 @@ from p2pnode.status.server import StatusServer
 from tests.browser.scenes import Scene, moved
 from training.progress import StepRow
 
-TOKEN = "k" * 43
 #: How far back the charts reach at the start.
 PAST_S = 300
 
 
 class _Clock(SystemClock):
-    """The machine's clock, put back for a while, with wall time off by `wrong_s`."""
+    """The machine's clock, put back for a while."""
 
-    def __init__(self, wrong_s: float) -> None:
-        self.back_s = 0.0
-        self.wrong_s = wrong_s
+    def __init__(self) -> None:
+        self.back_s = float(PAST_S)
 
     def monotonic(self) -> float:
         return super().monotonic() - self.back_s
 
     def wall(self) -> float:
-        return super().wall() - self.back_s + self.wrong_s
+        return super().wall() - self.back_s
 
 
 class _Source:
@@ -46,7 +44,6 @@ class _Source:
     def __init__(self, scene: Scene, clock: _Clock) -> None:
         self.events = EventRing()
         self.scene = scene
-        self.requests: list[str] = []
         self._clock = clock
         self._began = clock.monotonic()
 
@@ -80,29 +77,24 @@ class _Source:
         return []
 
     def leave(self) -> None:
-        self.requests.append("leave")
+        raise NotImplementedError
 
     def pause(self) -> None:
-        self.requests.append("pause")
+        raise NotImplementedError
 
     def resume(self) -> None:
-        self.requests.append("resume")
+        raise NotImplementedError
 
     def trust(self, prefix: str) -> bool:
-        self.requests.append(f"trust {prefix}")
-        return True
+        raise NotImplementedError
 
 
 class StagedNode:
-    """Serves a scene; a context manager. With `asks_token` it listens as on a network, where all but the pages needs
-    the token. `wrong_s`: by how much its clock is wrong."""
+    """Serves a scene; a context manager."""
 
-    def __init__(self, scene: Scene, *, asks_token: bool = False, wrong_s: float = 0.0, past_s: int = PAST_S) -> None:
-        self._clock = _Clock(wrong_s)
-        self._clock.back_s = past_s
+    def __init__(self, scene: Scene) -> None:
+        self._clock = _Clock()
         self._source = _Source(scene, self._clock)
-        self._host = "0.0.0.0" if asks_token else "127.0.0.1"
-        self._past_s = past_s
         self._port = 0
         self._server: StatusServer | None = None
         self._loop = asyncio.new_event_loop()
@@ -114,11 +106,6 @@ class StagedNode:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def requests(self) -> list[str]:
-        """What was asked of the node."""
-        return self._source.requests
-
     def show(self, scene: Scene) -> None:
         """Show another scene from now on."""
 
@@ -128,19 +115,13 @@ class StagedNode:
 
         self._do(change)
 
-    def set_clock(self, wrong_s: float) -> None:
-        """Set its clock, as a time service does."""
-        self._clock.wrong_s = wrong_s
-
     def start(self) -> None:
-        """Listen, at the same port again after `stop`."""
+        """Listen."""
 
         async def begin() -> None:
-            settings = StatusSettings(host=self._host, port=self._port)
-            self._server = StatusServer(self._source, settings, TOKEN, self._clock)
-            while self._past_s > 0:
+            self._server = StatusServer(self._source, StatusSettings(port=0), "k" * 43, self._clock)
+            while self._clock.back_s > 0.0:
                 self._server._feed._look()
-                self._past_s -= 1
                 self._clock.back_s -= 1.0
             self._port = (await self._server.start()).port
 
@@ -151,24 +132,6 @@ class StagedNode:
         server, self._server = self._server, None
         if server is not None:
             self._run(server.stop())
-
-    def die(self) -> None:
-        """End without a word: every connection is cut, as by SIGKILL."""
-        server = self._server
-
-        async def cut() -> None:
-            assert server is not None
-            assert server._runner is not None
-            assert server._runner.server is not None
-            for connection in server._runner.server.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-
-        assert server is not None
-        if server._listener is not None:
-            self._do(server._listener.close)
-        self._run(cut())
-        self.stop()
 
     def __enter__(self) -> StagedNode:
         self.start()

@@ -1,5 +1,5 @@
 """The overlay on real sockets, under asyncio and uvloop: both address families, names, and two faults of `kademlia`
-that only real sockets show. These are 1 and 12; the others are in tests/simulated/test_kademlia_faults.py.
+that only real sockets show. Ten others are in tests/simulated/test_kademlia_faults.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-import umsgpack
 import uvloop
-from kademlia.network import Server
-from kademlia.node import Node
 
 from overlay.addresses import Address
 from overlay.bootstrap.resolver import resolve
@@ -192,51 +189,8 @@ def test_a_real_name_is_resolved_off_the_loop_to_all_its_addresses(run: Run) -> 
 # -- faults that need a real socket
 
 
-class _Raw(asyncio.DatagramProtocol):
-    """A socket that answers the package's calls, by name, with what the test gives."""
-
-    def __init__(self, answer: Callable[[str], Any]) -> None:
-        self._answer = answer
-        self.transport: Any = None
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        if data[:1] == b"\x00":
-            name, _ = umsgpack.unpackb(data[21:])
-            self.transport.sendto(b"\x01" + data[1:21] + umsgpack.packb(self._answer(name)), addr)
-
-
-async def stock_liar(answer: Callable[[str], Any]) -> tuple[Any, tuple[str, int]]:
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_datagram_endpoint(lambda: _Raw(answer), local_addr=(V4, 0))
-    return transport, transport.get_extra_info("sockname")
-
-
-@pytest.mark.parametrize("place", [("127.0.0.1", 99999), (None, 1)], ids=["port 99999", "nil address"])
-def test_kademlia_fault_01_stock_a_reply_kills_the_socket(place: tuple[Any, int]) -> None:
-    """Stock, asyncio: a contact with an impossible address, and the UDP socket stays closed."""
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        server = Server(node_id=b"s" * 20)
-        await server.listen(0, V4)
-        lie = [b"x" * 20, *place]
-        transport, liar = await stock_liar(lambda name: b"l" * 20 if name == "ping" else [lie])
-        asking = asyncio.create_task(server.bootstrap([liar]))
-        await until(server.transport.is_closing, "the socket is closed")
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        server.stop()
-        transport.close()
-
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        runner.run(main())
-
-
-def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
-    """Ours: a real socket sends contacts without a port, without an address, multicast, of the other family, and
+def test_no_reply_kills_the_socket(run: Run) -> None:
+    """A real socket sends contacts without a port, without an address, multicast, of the other family, and
     heartbeats with invalid hosts. The node counts them and continues to answer."""
 
     async def main() -> None:
@@ -280,32 +234,8 @@ def test_kademlia_fault_01_no_reply_kills_our_socket(run: Run) -> None:
     run(main())
 
 
-def test_kademlia_fault_12_names_and_families_stock() -> None:
-    """Stock: uvloop raises when a host name, or an IPv6 contact on an IPv4 socket, is sent to. On "::" an IPv4 peer is
-    known by its mapped address."""
-
-    async def main() -> None:
-        server, dual, four = Server(node_id=b"s" * 20), Server(node_id=b"d" * 20), Server(node_id=b"f" * 20)
-        await server.listen(0, V4)
-        await four.listen(0, V4)
-        for place in (("localhost", 9), ("::1", 9)):
-            with pytest.raises(ValueError, match=r"address|host|AF_INET|socket"):
-                await server.bootstrap([place])
-        if ipv6_works():
-            await dual.listen(0, "::")
-            await four.bootstrap([(V4, dual.transport.get_extra_info("sockname")[1])])
-            hosts = [node.ip for bucket in dual.protocol.router.buckets for node in bucket.nodes.values()]
-            assert hosts == ["::ffff:127.0.0.1"]
-            assert Node(b"f" * 20).id == four.node.id
-        for each in (server, dual, four):
-            each.stop()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
-
-
-def test_kademlia_fault_12_names_and_families_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours: sending never resolves a name, whatever it is given; names are resolved off the loop, before. (Mapped
+def test_sending_resolves_no_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending never resolves a name, whatever it is given; names are resolved off the loop, before. (Mapped
     addresses: the dual-stack test above.)"""
 
     def never(*arguments: Any, **_: Any) -> None:

@@ -668,24 +668,3 @@ def test_a_key_reaches_the_service() -> None:
     assert value == f"%d/{name}"
     assert load(environment={variable: value}).config.swarm.key_file == value
     assert set(settings) == {"LoadCredential", "Environment"}
-
-
-# --- all of them
-
-
-FILES = sorted(
-    path
-    for path in DEPLOY.rglob("*")
-    if path.is_file() and path.suffix not in (".md", ".json", ".key", ".token", ".recordio")
-)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(DEPLOY).as_posix())
-def test_each_file_says_how_to_start_it(path: Path) -> None:
-    """The comment at the top of each file holds an indented command, and the README of the folder names the file or its
-    folder."""
-    head = path.read_text(encoding="utf-8").partition("\n\n")[0]
-    name = path.relative_to(DEPLOY).parts[0]
-
-    assert re.search(r"^#   (docker|cp|python3|mkdir|systemctl|kubectl|sbatch|promtool|p2pnode) ", head, re.MULTILINE)
-    assert f"({name})" in (DEPLOY / "README.md").read_text(encoding="utf-8")

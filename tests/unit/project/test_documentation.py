@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -82,28 +81,6 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
 
     assert broken == []
     assert counted > 50
-
-
-def test_lists_begin_after_an_empty_line() -> None:
-    """A code host renders a list that follows a paragraph at once; MkDocs makes it a part of the paragraph."""
-    wrong = []
-    for document in DOCUMENTS:
-        lines = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text_of(document)).splitlines()
-        in_list = False
-        for number, (before, line) in enumerate(pairwise(["", *lines]), 1):
-            if re.match(r" *(?:[*-]|\d+\.) ", line):
-                if not in_list and before.strip() and not before.startswith("#"):
-                    wrong.append(f"{document}:{number}")
-                in_list = True
-            elif not line.strip():
-                in_list = False
-
-    assert wrong == []
-
-
-def test_the_readme_is_short() -> None:
-    """Nobody scrolls further before the first command."""
-    assert len(text_of("README.md").splitlines()) < 150
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

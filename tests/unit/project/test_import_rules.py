@@ -21,8 +21,6 @@ TRAINERS_SIDE = ("training/trainer/", "training/tasks/", "p2pnode/integrations/"
 
 #: The claim of a module docstring; in the docstring of a package it covers every module of the folder.
 PURE = re.compile(r"(?<![\w`])Pure\.(?=\s|$)")
-#: A docstring at the start of a module, without quotes or escapes in it.
-DOCSTRING = re.compile(r'("""[^"\\]*""")\n')
 IMPURE_IMPORTS = {"aiohttp", "asyncio", "os", "socket", "subprocess", "threading", "time", "torch", "uuid", "secrets"}
 
 #: The implementations of the environment, which read clocks and entropy, the trainer process with its supervisor, and
@@ -62,10 +60,7 @@ def module_name(path: str) -> str:
 
 
 def docstring(path: str) -> str:
-    """Of a module. In nearly all it is the first thing in the file and is read without parsing the rest, because tests
-    are named after it: every process that collects them reads all."""
-    found = DOCSTRING.match((ROOT / path).read_text(encoding="utf-8"))
-    return ast.literal_eval(found[1]) if found else ast.get_docstring(syntax_tree(path)) or ""
+    return ast.get_docstring(syntax_tree(path)) or ""
 
 
 def pure_modules() -> list[str]:
@@ -168,22 +163,19 @@ def test_a_cycle_is_found(graph: dict[str, set[str]], cycle: set[str]) -> None:
     assert in_cycles(graph) == cycle
 
 
-@pytest.mark.parametrize("path", pure_modules())
-def test_a_module_that_claims_to_be_pure_is(path: str) -> None:
+def test_modules_that_claim_to_be_pure_are() -> None:
     """A module with the sentence "Pure." imports no event loop, socket, clock, operating system or torch."""
-    assert imported_names(path) & IMPURE_IMPORTS == set()
+    assert {path: found for path in pure_modules() if (found := imported_names(path) & IMPURE_IMPORTS)} == {}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sources("overlay", "training") if not path.startswith(REAL_ENVIRONMENT)]
-    + [path for path in sources("p2pnode") if path.startswith("p2pnode/lifecycle/")],
-)
-def test_nothing_bypasses_the_environment(path: str) -> None:
+def test_nothing_bypasses_the_environment() -> None:
     """A module that runs under simulation reads no clock, draws from no global generator and starts no thread."""
+    simulated = [path for path in sources("overlay", "training") if not path.startswith(REAL_ENVIRONMENT)]
+    simulated += [path for path in sources("p2pnode") if path.startswith("p2pnode/lifecycle/")]
     # `random.Random(seed)` is a generator of one's own; everything else in the module is the shared one.
     bypasses = [
         f"{path}:{line}: {name}"
+        for path in simulated
         for line, name in calls(path)
         if name in BYPASSES
         or name.startswith("secrets.")

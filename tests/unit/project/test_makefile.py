@@ -227,11 +227,3 @@ def test_version_stands_in_one_form() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert p2pnode.__version__ == project["version"]
-
-
-def test_changelog_has_an_unreleased_part() -> None:
-    """CHANGELOG.md keeps the form of Keep a Changelog, with a place for the next change."""
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-    assert text.startswith("# Changelog\n")
-    assert "\n## [Unreleased]\n" in text
