@@ -132,7 +132,6 @@ SECTIONS: tuple[tuple[str, str, tuple[Entry, ...]], ...] = (
         "See [data dispatch](dispatch.md).",
         (
             Entry("training.dispatch.recordio.create_records", "training.dispatch.recordio.files", "create_records"),
-            Entry("training.dispatch.recordio.append_records", "training.dispatch.recordio.files", "append_records"),
             Entry(
                 "training.dispatch.recordio.RecordFile",
                 "training.dispatch.recordio.reader",

@@ -27,7 +27,7 @@ from p2pnode.terminal.lines import columns
 from p2pnode.terminal.numbers import size
 
 if TYPE_CHECKING:
-    from training.dispatch.recordio import FileIndex, RecordSeries, RecordWriter
+    from training.dispatch.recordio import FileIndex, RecordWriter
 
 records_app = typer.Typer(
     help="Make, list, print and check RecordIO files, the data sets that nodes share by chunks.", rich_markup_mode=None
@@ -90,17 +90,6 @@ def pack(
     records_per_chunk: Annotated[
         int | None, typer.Option("--records-per-chunk", min=1, help="Most records in a chunk.")
     ] = None,
-    records_per_file: Annotated[
-        int | None, typer.Option("--records-per-file", min=1, help="Write several files, such as out-00000.recordio.")
-    ] = None,
-    file_bytes: Annotated[
-        int | None,
-        typer.Option("--file-bytes", parser=_bytes, metavar="SIZE", help="The same, by bytes: ends with a chunk."),
-    ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add chunks to the file if it exists.")] = False,
-    truncate_torn: Annotated[
-        bool, typer.Option("--truncate-torn", help="With --append: cut off a last chunk that was not written whole.")
-    ] = False,
     delimiter: Annotated[
         str | None, typer.Option("--delimiter", help="CSV: what separates cells; default: a comma, in .tsv a tab.")
     ] = None,
@@ -120,20 +109,10 @@ def pack(
     from training.dispatch.conversion.formats import common_format, records_of
     from training.dispatch.conversion.sources import SourceFormat, find_sources
     from training.dispatch.conversion.tables import TableFormat
-    from training.dispatch.recordio import Compressor, append_records, create_series
+    from training.dispatch.recordio import Compressor, create_records
 
     if delimiter is not None and len(delimiter) != 1:
         raise UserError(f'--delimiter "{delimiter}" is not one character', "", ExitCode.USAGE)
-    if append and (force or records_per_file or file_bytes):
-        hint = "append to one file, or write new ones"
-        raise UserError("--append does not go with --force, --records-per-file or --file-bytes", hint, ExitCode.USAGE)
-    if truncate_torn and not append:
-        raise UserError("--truncate-torn is for --append alone", "add --append", ExitCode.USAGE)
-    limits: dict[str, Any] = {
-        "compressor": Compressor[compressor.name],
-        "chunk_bytes": chunk_bytes,
-        "records_per_chunk": records_per_chunk,
-    }
     written = TableFormat(delimiter, not no_header, tuple(text_column or ()))
     progress = _Progress()
     with _explained(out):
@@ -144,21 +123,18 @@ def pack(
         first = next(records, None)  # before a file is made: most mistakes show in the first record
         if first is None:
             raise UserError("the sources have no record", "nothing was written; see the sources", ExitCode.DATA)
-        to: RecordSeries | RecordWriter
-        if append:
-            with append_records(out, torn="truncate" if truncate_torn else "refuse", **limits) as to:
-                progress.write(to, first, records, total)
-            paths = [out]
-        else:
-            with create_series(
-                out, records_per_file=records_per_file, file_bytes=file_bytes, overwrite=force, **limits
-            ) as to:
-                progress.write(to, first, records, total)
-            paths = to.paths
+        with create_records(
+            out,
+            compressor=Compressor[compressor.name],
+            chunk_bytes=chunk_bytes,
+            records_per_chunk=records_per_chunk,
+            overwrite=force,
+        ) as to:
+            progress.write(to, first, records, total)
     answer = {
         "schema": 1,
         "format": chosen.value,
-        "files": [str(path) for path in paths],
+        "files": [str(out)],
         "records": to.records,
         "chunks": to.chunks,
         "bytes": to.written_bytes,
@@ -166,10 +142,8 @@ def pack(
     if as_json:
         print_line(json.dumps(answer))
         return 0
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name} ({len(paths)} files)"
-    verb = "appended to" if append else "wrote"
-    print_line(f"{verb} {where}: {_counted(to.records, to.chunks)}, {size(to.written_bytes)}")
-    if to.chunks < _FEW_CHUNKS and to.records > _FEW_CHUNKS and not append:
+    print_line(f"wrote {out}: {_counted(to.records, to.chunks)}, {size(to.written_bytes)}")
+    if to.chunks < _FEW_CHUNKS and to.records > _FEW_CHUNKS:
         print_notice(
             f"nodes share a data set by chunks, and this has {to.chunks}: --records-per-chunk makes smaller ones"
         )
@@ -313,7 +287,7 @@ class _Progress:
         self._next_s = time.monotonic() + _PROGRESS_S
         self._is_terminal = is_redrawable(sys.stderr)
 
-    def write(self, to: RecordSeries | RecordWriter, first: bytes, rest: Iterable[bytes], total_bytes: int = 0) -> None:
+    def write(self, to: RecordWriter, first: bytes, rest: Iterable[bytes], total_bytes: int = 0) -> None:
         """Write all records. `total_bytes`: of the sources, about what the records will have; 0: not known."""
         with progress_bar("pack") as bar:
             to.write(first)
@@ -391,7 +365,7 @@ def _explained(out: Path | None = None) -> Iterator[None]:
     try:
         yield
     except TornChunk as error:
-        hint = "the records before it are whole: append with --append --truncate-torn, or make the file again"
+        hint = "the records before it are whole; make the file again"
         raise UserError(str(error), hint, ExitCode.DATA) from None
     except RecordFileError as error:
         raise UserError(str(error), "p2pnode records check FILE lists all damage", ExitCode.DATA) from None
@@ -403,11 +377,7 @@ def _explained(out: Path | None = None) -> Iterator[None]:
     except ValueError as error:
         raise UserError(str(error), "see p2pnode records pack --help", ExitCode.USAGE) from None
     except FileExistsError as error:
-        raise UserError(
-            str(error),
-            "name another file, replace it with --force, or add to it with --append",
-            ExitCode.STATE_DIRECTORY,
-        ) from None
+        raise UserError(str(error), "name another file, or replace it with --force", ExitCode.STATE_DIRECTORY) from None
     except OSError as error:
         if out is None:
             problem = f"{error.filename}: {error.strerror or error}"

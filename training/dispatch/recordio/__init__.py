@@ -1,7 +1,7 @@
 """RecordIO files (layout A): chunks of records, each chunk compressed and checked by itself.
 
 `layout`, `compression` and `chunk` are the bytes of a chunk, without I/O; `index` finds the chunks of a file by their
-headers; `reader` reads them; `writer` makes them; `files` has new files and appended ones; `examples`
+headers; `reader` reads them; `writer` makes them; `files` has new files; `examples`
 turns arrays into records and back; `errors` has what can be wrong with a file. Scripts may use what is exported here:
 
     from training.dispatch.recordio import RecordFile
@@ -14,7 +14,7 @@ Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current read
 from training.dispatch.recordio.chunk import Chunk
 from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 from training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
-from training.dispatch.recordio.files import RecordSeries, TornAppend, append_records, create_records, create_series
+from training.dispatch.recordio.files import create_records
 from training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
 from training.dispatch.recordio.layout import Compressor
 from training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
@@ -32,14 +32,10 @@ __all__ = [
     "FileIndex",
     "RecordFile",
     "RecordFileError",
-    "RecordSeries",
     "RecordWriter",
-    "TornAppend",
     "TornChunk",
     "TornPolicy",
-    "append_records",
     "create_records",
-    "create_series",
     "decode_example",
     "encode_example",
     "read_chunk",

@@ -103,19 +103,18 @@ def test_options_of_tables_are_used() -> None:
     assert records("o") == [b'{"column_0":1,"column_1":"2"}']
 
 
-def test_sizes_of_chunks_and_files_are_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Chunks are cut by bytes and records, files by records and bytes; index lists all of them."""
+def test_sizes_of_chunks_are_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Chunks are cut by bytes and records; index lists all of them."""
     Path("a.txt").write_text("".join(f"{number:03d}\n" for number in range(100)))
     assert run("pack", "a.txt", "-o", "small.recordio", "--chunk-bytes", "30", "--compressor", "none") == 0
     assert {chunk.records for chunk in read_index("small.recordio").chunks} == {10}
-    assert run("pack", "a.txt", "-o", "s.recordio", "--records-per-file", "40", "--records-per-chunk", "9") == 0
-    assert run("pack", "a.txt", "-o", "t.recordio", "--file-bytes", "1K", "--chunk-bytes", "1K") == 0
+    assert run("pack", "a.txt", "-o", "s.recordio", "--records-per-chunk", "9") == 0
     capsys.readouterr()
 
-    assert run("index", "s-*.recordio") == 0
+    assert run("index", "s*.recordio") == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[1].split()[:3] == ["s-00000.recordio", "40", "5"]
-    assert shown[-1] == "100 records in 13 chunks of 3 files"
+    assert shown[1].split()[:3] == ["s.recordio", "100", "12"]
+    assert shown[-1] == "200 records in 22 chunks of 2 files"
     assert run("index", "small.recordio", "--chunks", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["files"]
     assert (found["records"], found["chunks"], found["compressors"], found["torn"]) == (100, 10, ["none"], None)
@@ -173,19 +172,14 @@ def test_records_are_printed_as_what_they_are(capsys: pytest.CaptureFixture[str]
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_appending_adds_chunks_and_a_torn_chunk_must_be_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
-    """--append adds to a file; to a torn one only with --truncate-torn; check and index report what is torn."""
-    Path("a.txt").write_text("one\n")
-    assert run("pack", "a.txt", "-o", "out.recordio") == 0
-    assert run("pack", "a.txt", "-o", "out.recordio", "--append") == 0
-    assert records() == [b"one", b"one"]
+def test_a_torn_chunk_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """check, index and cat say where the file is torn; cat prints the records before."""
+    Path("a.txt").write_text("one\ntwo\n")
+    assert run("pack", "a.txt", "-o", "out.recordio", "--records-per-chunk", "1") == 0
     data = Path("out.recordio").read_bytes()
     Path("out.recordio").write_bytes(data[:-1])
     capsys.readouterr()
 
-    assert run("pack", "a.txt", "-o", "out.recordio", "--append") == 13
-    assert "--truncate-torn" in capsys.readouterr().err
-    assert Path("out.recordio").read_bytes() == data[:-1]
     assert run("check", "out.recordio") == 13
     shown = capsys.readouterr()
     assert "out.recordio: damaged, 1 record in 1 good chunk" in shown.out
@@ -194,8 +188,6 @@ def test_appending_adds_chunks_and_a_torn_chunk_must_be_cut_off(capsys: pytest.C
     assert f"torn at offset {len(data) // 2}" in capsys.readouterr().out
     assert run("cat", "out.recordio") == 13
     assert capsys.readouterr().out == "one\n"
-    assert run("pack", "a.txt", "-o", "out.recordio", "--append", "--truncate-torn") == 0
-    assert records() == [b"one", b"one"]
 
 
 def test_check_lists_all_damage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,19 +222,11 @@ def test_check_lists_all_damage(capsys: pytest.CaptureFixture[str]) -> None:
         (["pack", "notes", "-o", "o", "--format", "idx"], 13, "notes: it is not an IDX file"),
         (["pack", "notes", "-o", "o", "--format", "jsonl"], 13, "notes: line 1: it is not JSON"),
         (["pack", "late.txt", "-o", "o"], 13, "late.txt: line 3: byte 1 of it (0xff) is not UTF-8"),
-        (["pack", "late.txt", "-o", "o", "--append"], 13, "late.txt: line 3"),
         (["pack", "empty.txt", "-o", "o"], 13, "the sources have no record"),
         (["pack", "a.txt", "-o", "old"], 7, "old exists already"),
         (["pack", "a.txt", "-o", "absent/o"], 7, "cannot write absent/o: No such file or directory"),
-        (
-            ["pack", "a.txt", "-o", "notes", "--append"],
-            13,
-            "notes: chunk 0, offset 0: the last 8 bytes are not a chunk",
-        ),
         (["pack", "a.txt", "-o", "o", "--chunk-bytes", "many"], 2, '"many" is not a size'),
         (["pack", "a.txt", "-o", "o", "--chunk-bytes", "1G"], 2, "it must be from 1 to 134217728"),
-        (["pack", "a.txt", "-o", "o", "--append", "--force"], 2, "--append does not go with"),
-        (["pack", "a.txt", "-o", "o", "--truncate-torn"], 2, "--truncate-torn is for --append alone"),
         (["pack", "a.txt", "-o", "o", "--delimiter", "ab"], 2, "not one character"),
         (["index", "gone"], 13, "gone: No such file or directory"),
         (["check", "."], 13, "Is a directory"),
@@ -271,10 +255,7 @@ def test_what_cannot_be_is_said_and_nothing_is_left(
     assert (Path("notes").read_bytes(), Path("old").read_bytes()) == (b"my notes", b"")
 
 
-@pytest.mark.parametrize("way", ["new", "append", "series"])
-def test_a_full_disk_leaves_nothing(
-    way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """When the disk is full in the middle, the error says so and neither a file nor a part of one is left."""
     Path("a.txt").write_text("".join(f"line {number}\n" for number in range(100)))
     assert run("pack", "a.txt", "-o", "old.recordio") == 0
@@ -289,12 +270,8 @@ def test_a_full_disk_leaves_nothing(
         return payload
 
     monkeypatch.setattr(writer, "compress", lambda payload, _compressor: full(None, payload))
-    options = {
-        "new": ["-o", "new.recordio"],
-        "append": ["-o", "old.recordio", "--append"],
-        "series": ["-o", "new.recordio", "--records-per-file", "20"],
-    }[way]
-    assert run("pack", "a.txt", "--compressor", "none", "--records-per-chunk", "10", *options) == 7
+    options = ["--compressor", "none", "--records-per-chunk", "10", "--force"]
+    assert run("pack", "a.txt", "-o", "old.recordio", *options) == 7
     assert "No space left on device" in capsys.readouterr().err
     assert everything() == {"a.txt", "old.recordio"}
     assert Path("old.recordio").read_bytes() == old
@@ -345,7 +322,7 @@ def test_the_commands_of_the_page_work() -> None:
         words = shlex.split(line)
         assert words[:2] == ["p2pnode", "records"]
         assert run(*words[2:]) == 0, line
-    assert records("corpus-00000.recordio") == [b"one", b"two"]
+    assert records("corpus.recordio") == [b"one", b"two"]
 
 
 def test_the_script_of_the_page_works(capsys: pytest.CaptureFixture[str]) -> None:
