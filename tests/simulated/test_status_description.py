@@ -20,11 +20,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2pnode.status.events import EventRing
+from p2pnode.status.history import History
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
-from p2pnode.status.samples import Sampler
 from p2pnode.status.schema import Status, Update
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.project import exposition
@@ -70,7 +70,7 @@ def reported(swarm: Swarm, host: Host) -> StatusReport:
 
 def complaints(report: StatusReport, status: Status) -> list[str]:
     peers = report.peers()
-    sample = Sampler().row(1.0, status, report.steps(5))
+    sample = History().look(1.0, status, report.steps(5))
     # It has the status and every peer in it, each with its own schema.
     update = Update(schema=1, time=1.0, status=status, peers=peers, peers_known=len(peers), sample=sample)
     found = checked("Update", update)
