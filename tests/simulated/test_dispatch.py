@@ -12,7 +12,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
 from p2pnode.terminal.status_view import status_text
-from tests.harness.stubs.memory_store import MemoryStore
+from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
 
 

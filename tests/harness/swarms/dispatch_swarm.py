@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.harness.environment.memory_store import MemoryStore, StoreContents
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.memory_store import MemoryStore, StoreContents
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.dispatch.chunks import ChunkTable, DatasetChunk

@@ -21,9 +21,9 @@ from overlay.bootstrap.local_network import Lan
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
+from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network.network import Network
-from tests.harness.stubs.memory_store import MemoryStore
 from tests.harness.trainers.stub_trainer import StubTrainer
 from training.dispatch.dataset import LocalDataset
 from training.dispatch.store import Store

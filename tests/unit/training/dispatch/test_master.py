@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.environment.simulated import ListLog, make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.memory_store import MemoryStore
 from training.dispatch.master import REOPEN_S, MasterService
 from training.dispatch.store import Store
 from training.settings import DispatchSettings

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.harness.environment.memory_store import MemoryStore, StoreContents
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.memory_store import MemoryStore, StoreContents
 from training.dispatch import stored_queue
 from training.dispatch.answers import (
     Answer,
