@@ -41,7 +41,7 @@ find_python = python=; \
 	fi
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test ledger test-frameworks test-deploy test-browser test-large screenshots check format generated docs bench size pins clean
+.PHONY: help venv demo test ledger ledger-breaks test-frameworks test-deploy test-browser test-large screenshots check format generated docs bench size pins clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
@@ -64,6 +64,9 @@ test: $(STAMP) ## Run the tests; ARGS go to pytest
 
 ledger: $(STAMP) ## Run the tests that hold the promises of docs/faults.md, and print which holds which
 	@$(BIN)/python -m pytest -p tests.harness.project.ledger $(ARGS)
+
+ledger-breaks: $(STAMP) ## Break each promise of docs/faults.md once, and see its test fail; ARGS are their numbers
+	@$(BIN)/python -m tests.harness.project.breaks $(ARGS)
 
 # transformers, accelerate, peft, Lightning, pyarrow and datasets: 270 MB and half a minute of installation, for the tests below.
 # Those skip in `make test`, unless this has been run before.

@@ -71,6 +71,7 @@ def test_an_overlapped_exchange_counts_a_record_with_its_own_step() -> None:
     assert any(order.carry == 1.0 for order in swarm.trainers[0].orders)
 
 
+@pytest.mark.promise(14)
 def test_leases_of_a_worker_that_dies_come_back_at_once() -> None:
     """Long leases are given back when the overlay finds the death, and only what the dead node had not reported comes
     twice."""

@@ -163,6 +163,7 @@ def test_nodes_that_begin_together_begin_together(method: str, most: int) -> Non
     simulate(scenario, seed=19, step_s=0.005, barrier__method=method, barrier__sample=2, training__min_nodes=3)
 
 
+@pytest.mark.promise(3)
 def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
     """Killing a node mid-run: the others continue within the detection bound, and the model has every delta once."""
 
@@ -283,6 +284,7 @@ def test_a_hung_trainer_is_announced_and_blocks_no_other() -> None:
     simulate(scenario, seed=18, barrier__method="bsp", training__min_nodes=4)
 
 
+@pytest.mark.promise(12)
 def test_a_crashing_trainer_is_restarted() -> None:
     """A trainer that crashes is started again from the last base, and no step is lost or doubled."""
 

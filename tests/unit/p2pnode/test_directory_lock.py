@@ -10,6 +10,7 @@ from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 
 
+@pytest.mark.promise(20)
 def test_a_state_directory_has_one_node_at_a_time(tmp_path: Path) -> None:
     """The directory is private and locked; after the first node has ended, the next may start."""
     folder = tmp_path / "a" / "state"

@@ -100,6 +100,7 @@ def test_a_cycle_has_its_local_steps_and_then_one_distributed_for_each(
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 4), st.randoms(use_true_random=False))
+@pytest.mark.promise(16)
 def test_workers_that_die_and_come_back_hang_nobody(workers: int, period: int, generator: random.Random) -> None:
     """However workers die and come back: while one lives that is free to ask, or none does, nobody waits in vain, and
     each cycle gives each of its workers at most one distributed."""

@@ -131,6 +131,7 @@ def quantized(net: Any) -> None:
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.promise(21)
 def test_every_way_to_replace_a_parameter_is_named(change: Callable[[Any], Any], name: str) -> None:
     """At the next turn, with the name of the parameter: its values would no longer be exchanged."""
     attached = Attached()

@@ -14,6 +14,7 @@ pytest.importorskip("numba", reason="the compiled engine is an extra: pip instal
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
 
 
+@pytest.mark.promise(17)
 def test_a_figure_has_a_row_per_point_and_its_files(tmp_path: Path) -> None:
     """`stored`, 25 points of small swarms: all within; the CSV names the same points."""
     stages: list[str] = []
