@@ -42,7 +42,7 @@ LIAR = 3
 LIE = -10.0
 STEPS = 120
 SEEDS = 3
-RULES: tuple[Robust, ...] = ("", "clip", "trimmed-mean")
+RULES: tuple[Robust, ...] = ("", "clip")
 #: For the cost: values of a vector in as many shards as by default, and deltas added.
 COST_VALUES = 1 << 20
 COST_ROUNDS = 6
@@ -105,8 +105,6 @@ class Owner:
             self.clipped += member != LIAR and scale < 1.0
             item = BufferedDelta(DeltaId(node, 1, step), scale / MEMBERS, part, synchronous=False, norm=norm)
             self.store.add(shard, item)
-            if self.kind == "trimmed-mean":
-                self.store.close_complete(shard, MEMBERS)
         return True
 
     def read(self) -> Vector:

@@ -304,11 +304,8 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         ),
     ] = 512 * 1024 * 1024
     robust: Annotated[
-        Literal["", "clip", "trimmed-mean"],
-        Meta(
-            description="Against members that send wrong deltas: clip long ones, or drop the extremes of a round; "
-            "empty: add every delta."
-        ),
+        Literal["", "clip"],
+        Meta(description="Against members that send wrong deltas: clip long ones; empty: add every delta."),
     ] = ""
     overlap: Annotated[
         bool | Literal["auto"],

@@ -45,7 +45,6 @@ def check(config: Config) -> list[ConfigProblem]:
         *_training(config),
         *_devices(config),
         *_barrier(config),
-        *_exchange(config),
         *_dispatch(config),
     ]
 
@@ -125,18 +124,6 @@ def warnings_for_script(config: Config, origins: Mapping[str, str]) -> list[Conf
             )
         )
     return found
-
-
-def _exchange(config: Config) -> list[ConfigProblem]:
-    if config.exchange.codec != "sparse" or config.exchange.robust != "trimmed-mean":
-        return []
-    return [
-        ConfigProblem(
-            "exchange.codec = sparse and exchange.robust = trimmed-mean do not go together: members send different "
-            "values, so that the mean without the extremes is zero nearly everywhere",
-            "use exchange.codec = int4 or int8, or exchange.robust = clip",
-        )
-    ]
 
 
 def _network(config: Config) -> list[ConfigProblem]:

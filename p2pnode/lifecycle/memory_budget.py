@@ -16,7 +16,6 @@ from training.encoding.pull_codecs import follows_chains
 from training.settings import ExchangeSettings
 from training.shard_count import shard_count
 from training.shards.outer_rule import is_plain
-from training.shards.robust import FIRST_MEMBERS, MAX_MEMBERS
 
 _FLOAT32_BYTES = 4
 
@@ -48,7 +47,6 @@ class Budget(msgspec.Struct, frozen=True):
     backed: int = 0
     outbox: int = 0
     repair_log: int = 0
-    windows: int = 0
     published: int = 0
     buffers: int = 0
     checkpoint: int = 0
@@ -109,7 +107,6 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
         outbox=0 if alone else encoded_bytes,
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
-        windows=_windows_bytes(vector_bytes, settings, nodes),
         # The value that followers hold, and changes of it that together are less than another.
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
@@ -166,13 +163,6 @@ def _buffers_bytes(values: int, encoded_bytes: int) -> int:
     """Parts of deltas as received and decoded, encoded values, and what the allocator keeps of all that."""
     part_bytes = min(PART_VALUES, values) * (_FLOAT32_BYTES + 2)
     return PARTS * part_bytes + min(CACHE_BYTES, encoded_bytes) + min(KEPT_BYTES, encoded_bytes)
-
-
-def _windows_bytes(vector_bytes: int, settings: ExchangeSettings, nodes: float) -> int:
-    """Deltas that wait for their window, at owner and backup: normally one of each member."""
-    if settings.robust != "trimmed-mean" or nodes < FIRST_MEMBERS - 0.5:
-        return 0
-    return round(vector_bytes / nodes * min(nodes, MAX_MEMBERS)) * (1 + settings.replicas)
 
 
 def _mb(size_bytes: int) -> str:

@@ -32,10 +32,6 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "their step is far beyond that of all other nodes",
         "start the node again: it goes on from their step",
     ),
-    "sparse": (
-        "exchange.robust = \"trimmed-mean\" takes no sparse deltas",
-        "set another exchange.codec on this node",
-    ),
     "shape": (
         "their owners have divided the vector into other shards",
         "start the node again: it takes the division of the swarm",

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from training.encoding.codecs import Vector
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
-from training.shards.robust import Robust
 from training.shards.splitting import split
 from training.shards.state import ShardState
 from training.shards.value_table import ValueTable
@@ -22,13 +21,12 @@ NODES = [b"a" * 20, b"b" * 20, b"c" * 20, b"d" * 20]
 SIZE = 24
 
 IDENTITIES = st.builds(DeltaId, st.sampled_from(NODES), st.integers(0, 1), st.integers(1, 9))
-#: A delta that is added at once, one that waits for its step, the end of a step, and a window of the trimmed mean.
+#: A delta that is added at once, one that waits for its step, and the end of a step.
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), IDENTITIES, st.sampled_from([0.25, 0.5, 1.0]), st.booleans()),
         st.tuples(st.just("hold"), IDENTITIES, st.sampled_from([0.25, 0.5, 1.0]), st.booleans()),
         st.tuples(st.just("fold"), st.integers(1, 9)),
-        st.tuples(st.just("close")),
     ),
     max_size=30,
 )
@@ -44,8 +42,6 @@ def play(state: ShardState, part: slice, event: Any, rule: Rule) -> None:
     """One event at the whole, or at a part of it. What is known is left out, as an owner does."""
     if event[0] == "fold":
         state.fold(event[1], rule)
-    elif event[0] == "close":
-        state.close([one.identity for one in state.pending_deltas()], rule)
     elif not state.knows(event[1]):
         _, identity, weight, plain = event
         delta = delta_of(identity)[part]
@@ -62,15 +58,14 @@ def play(state: ShardState, part: slice, event: Any, rule: Rule) -> None:
     sizes=SIZES,
     parameters=st.integers(0, SIZE),
     momentum=st.sampled_from([0.0, 0.5]),
-    robust=st.sampled_from(["", "trimmed-mean"]),
     unlisted=st.sampled_from([0, 2]),
 )
 def test_parts_go_on_as_the_whole_would_have(
-    events: list[Any], when: int, sizes: list[int], parameters: int, momentum: float, robust: Robust, unlisted: int
+    events: list[Any], when: int, sizes: list[int], parameters: int, momentum: float, unlisted: int
 ) -> None:
-    """Wherever among the deltas, folds and windows the shard is divided: values and momentum are the same bits, and the
+    """Wherever among the deltas and folds the shard is divided: values and momentum are the same bits, and the
     identities of every part are those of the whole, so that each knows which deltas it has."""
-    rule = Rule(0.7, momentum, robust)
+    rule = Rule(0.7, momentum)
     whole = ShardState(value=np.linspace(-1, 1, SIZE, dtype=np.float32), parameters=parameters)
     for event in events[:when]:
         play(whole, slice(None), event, rule)

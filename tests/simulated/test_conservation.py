@@ -73,17 +73,6 @@ def test_the_histories_are_not_empty() -> None:
     assert sum(tally.ambiguous for tally in usual) <= 0.05 * 2 * sum(tally.acknowledged for tally in usual)
 
 
-@pytest.mark.parametrize(("first", "histories"), [(1000, 2), *more((1002, 3))])
-def test_what_was_collected_for_a_trimmed_mean_is_lost_no_more_than_the_rest(first: int, histories: int) -> None:
-    """After any faults owner and backup have closed the same windows, come to the same value, and have every delta that
-    was acknowledged."""
-    tallies = [played(seed, 8, "trimmed-mean") for seed in range(first, first + histories)]
-
-    assert sum(tally.acknowledged for tally in tallies) >= 50 * histories
-    assert sum(tally.windows for tally in tallies) >= 38 * histories
-    assert sum(tally.taken_over for tally in tallies) >= histories
-
-
 @pytest.mark.parametrize(("first", "histories"), [(1002, 1), *more((1000, 2), (1003, 1))])
 def test_a_backup_adds_what_its_owner_has_clipped(first: int, histories: int) -> None:
     """Deltas that the owner clips are in the value, and in its backup's, with the same factor."""

@@ -283,7 +283,7 @@ def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypa
 
 
 def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
-    """Under bsp a member that pushes step upon step without any barrier is answered `window_full`; memory is
+    """Under bsp a member that pushes step upon step without any barrier is answered `too_many_pending`; memory is
     bounded."""
 
     async def scenario(swarm: Swarm) -> None:
@@ -298,7 +298,7 @@ def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
             statuses.append((result.status, result.reason))
 
         assert statuses[:16] == [("ok", "")] * 16
-        assert set(statuses[16:]) == {("retry", "window_full")}
+        assert set(statuses[16:]) == {("retry", "too_many_pending")}
 
     simulate(scenario, barrier__method="bsp")
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.shards.outer_rule import is_plain
 from training.step_bytes import StepShape, step_bytes
 
 #: The choices, least lossy first.
@@ -83,8 +82,6 @@ class CodecChoice:
         #: Why, for the log and `/status`.
         self.reason = "" if self.is_automatic else "exchange.codec"
         self._settings = settings
-        # Owners refuse sparse deltas under the trimmed mean.
-        self._choices = tuple(codec for codec in CHOICES if settings.robust != "trimmed-mean" or not is_plain(codec))
         self._wanted: CodecName | None = None
         self._streak = 0
         self._pause_steps = 0
@@ -135,8 +132,8 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
-        probe, reason = self._choices[-1], "the line is not measured yet, and the model is large"
-        for codec in self._choices[1:]:
+        probe, reason = CHOICES[-1], "the line is not measured yet, and the model is large"
+        for codec in CHOICES[1:]:
             if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
                 probe, reason = codec, "the line is not measured yet"
                 break
@@ -152,12 +149,12 @@ class CodecChoice:
             return self.codec, self.reason
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
-        for codec in self._choices:
+        for codec in CHOICES:
             needs = self._bytes(facts.shape, codec)
             limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
             if _slowest_s(needs, rates) <= limit_s:
                 return codec, _by_bytes(facts, rates[0], needs[0])
-        return self._choices[-1], _by_bytes(facts, rates[0], self.needed_bytes(facts, self._choices[-1]))
+        return CHOICES[-1], _by_bytes(facts, rates[0], self.needed_bytes(facts, CHOICES[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
         """What was measured may be more than there is for the exchange: a push that takes more than its time makes the
@@ -166,19 +163,19 @@ class CodecChoice:
         """
         if facts.push_s is None or not facts.step_s:
             return found, reason
-        place = self._choices.index(self.codec)
+        place = CHOICES.index(self.codec)
         took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
         if facts.push_s > facts.allowed_s:  # the line carries more than this exchange: copies of shards, other programs
-            lossier = self._choices[min(place + 1, len(self._choices) - 1)]
+            lossier = CHOICES[min(place + 1, len(CHOICES) - 1)]
             return (found, reason) if _is_lossier(found, lossier) else (lossier, took)
         if facts.push_s > facts.allowed_s / 2:
             return (self.codec, took) if self._pause_steps and _is_lossier(self.codec, found) else (found, reason)
         if _is_lossier(self.codec, found) and not self._pause_steps:
             return found, reason
         if place and not self._pause_steps:
-            growth = _growth(facts.shape, self.codec, self._choices[place - 1])
+            growth = _growth(facts.shape, self.codec, CHOICES[place - 1])
             if facts.push_s * growth <= CLIMB * facts.allowed_s:
-                return self._choices[place - 1], took
+                return CHOICES[place - 1], took
         return self.codec, took
 
     def _by_trial(self, facts: LineFacts) -> tuple[CodecName, str]:
@@ -186,12 +183,12 @@ class CodecChoice:
             return "bfloat16", _SMALL
         if facts.push_s is None or not facts.step_s:
             return self.codec, self.reason
-        place = self._choices.index(self.codec)
+        place = CHOICES.index(self.codec)
         took = f"a push took {facts.push_s:.3g} s of {facts.allowed_s:.3g}"
         if facts.push_s > facts.allowed_s:
-            return self._choices[min(place + 1, len(self._choices) - 1)], took
+            return CHOICES[min(place + 1, len(CHOICES) - 1)], took
         if facts.push_s <= facts.allowed_s / 2 and not self._pause_steps:
-            return self._choices[max(place - 1, 0)], took
+            return CHOICES[max(place - 1, 0)], took
         return self.codec, self.reason
 
 

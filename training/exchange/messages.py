@@ -32,14 +32,12 @@ from training.exchange.terms import (
     TermNumber,
     Weight,
 )
-from training.shards.applied import DeltaId
 
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
 #: A number of nodes, counted or estimated; 0: not said.
 WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
-#: Deltas in one `mend` or `seek`, and pending deltas of one state; windows that a backup may have missed.
+#: Deltas in one `mend` or `seek`, and pending deltas of one state.
 MAX_DELTAS = 65536
-MAX_WINDOWS = 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +72,6 @@ RefusalReason = Literal[
     "not_finite",
     "late",
     "before_era",
-    "sparse",
     "out_of_range",
     "ahead",
 ]
@@ -84,7 +81,7 @@ RetryReason = Literal[
     "backup_silent",
     "moving",
     "leaving",
-    "window_full",
+    "too_many_pending",
     "no_norms_yet",
 ]
 
@@ -206,14 +203,8 @@ class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
     results: Annotated[list[PullResult], Meta(max_length=MAX_SHARDS)]
 
 
-#: The identities of one window of the trimmed mean, and the windows of a shard, oldest first.
-Window = Annotated[list[DeltaId], Meta(max_length=MAX_DELTAS)]
-Windows = Annotated[list[Window], Meta(max_length=MAX_WINDOWS)]
-
-
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
-    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `closed_windows` are
-    the windows that the owner has closed and the receiver has not acknowledged, oldest first. `has_it`: the delta is
+    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `has_it`: the delta is
     the receiver's own, and does not follow in the body; sent only to an origin whose push says `keeps`. `number`: a
     batch of named values has a number of its own in each shard; 0: that of the forward."""
 
@@ -223,7 +214,6 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     scale: Scale = 1.0
     norm: Length = 0.0
-    closed_windows: Windows = []
     has_it: bool = False
     number: Number = 0
 

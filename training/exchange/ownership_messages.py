@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from training.encoding import low_bits
-from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards, Windows
+from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards
 from training.exchange.terms import (
     MAX_SHARDS,
     Genesis,
@@ -161,14 +161,13 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """Makes the receiver, a backup that lacks nothing, the owner under the given terms.
 
     `known` counts the sender's deltas of each shard: it becomes the backup only if the receiver has as many.
-    `closed_windows`: per shard the windows that the receiver may not have received. `published`: per shard the value
-    that its followers hold; its changes follow in the body, in the order of the shards.
+    `published`: per shard the value that its followers hold; its changes follow in the body, in the order
+    of the shards.
     """
 
     genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
-    closed_windows: Annotated[list[Windows], Meta(max_length=MAX_SHARDS)] = []
     published: Annotated[list[PublishedHead], Meta(max_length=MAX_SHARDS)] = []
 
 
@@ -195,7 +194,6 @@ class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     version: Number
     digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    closed_windows: Windows = []
 
     @property
     def term(self) -> Term:

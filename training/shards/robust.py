@@ -4,16 +4,12 @@
 2021, with the median as radius). The owner applies the factor to the weight, and its backup receives that weight, so
 that nothing is decided twice. The median is over members, with the last accepted length of each: a member that sends
 more often has no more influence.
-
-`trimmed-mean`: deltas are collected in a window, with one row per member. Then the highest and the lowest rows are
-dropped per coordinate (Yin et al. 2018). The others are scaled up, so that a window has the weight of all its deltas.
-The owner decides when a window is complete and names its identities; the backup follows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -21,7 +17,7 @@ import numpy as np
 
 from training.encoding.codecs import Vector
 
-Robust = Literal["", "clip", "trimmed-mean"]
+Robust = Literal["", "clip"]
 
 #: A delta longer than this many medians is shortened to that. At 1 a malicious member has the influence of one honest
 #: member, and the longer half of the honest deltas is clipped a little. At 2 few honest deltas are clipped, but a
@@ -31,16 +27,9 @@ CLIP_MULTIPLE = 1.0
 UNUSUAL_MULTIPLE = 5.0
 #: Members whose lengths must be known before the first delta of a shard is accepted.
 FIRST_MEMBERS = 3
-#: Share of the rows dropped at either end of a coordinate; at least one of three or more.
-TRIM_SHARE = 0.2
-#: Limits of a window. Their product bounds its memory.
-MAX_MEMBERS = 16
-MAX_DELTAS_PER_MEMBER = 4
 #: Members whose lengths are kept; a length that is this many steps behind the median step no longer counts.
 MAX_NORMS = 64
 MAX_NORM_AGE_STEPS = 100
-#: Values per block, over all rows: they fit a core's second-level cache.
-BLOCK_VALUES = 1 << 16
 
 #: node, incarnation, step, length: a row of `Norms` on the wire.
 NormRow = tuple[bytes, int, int, float]
@@ -153,60 +142,3 @@ def clip_factor(norm: float, reference: float) -> float:
 def is_unusual(norm: float, reference: float | None, members: int) -> bool:
     """Whether a length is worth a warning. With only two members, neither is unusual."""
     return members >= FIRST_MEMBERS and reference is not None and norm > UNUSUAL_MULTIPLE * reference
-
-
-def is_complete(members: int, deltas: int, workers: float) -> bool:
-    """Whether a window is to be closed.
-
-    It is complete when all workers have sent (Σw is 1 then), or when it is full. It is also complete when one has sent
-    again and at least half of the workers, and at least three, have sent. Fewer than three rows cannot be trimmed, so
-    their window never waits. Weights do not count: one member alone cannot complete a window by sending much.
-    """
-    if not members:
-        return False
-    if workers < FIRST_MEMBERS - 0.5 or members >= min(MAX_MEMBERS, round(workers)):
-        return True
-    return deltas > members and members >= max(FIRST_MEMBERS, workers / 2)
-
-
-def trimmed(count: int) -> int:
-    """How many of `count` rows are dropped at either end."""
-    return 0 if count < 3 else max(1, int(count * TRIM_SHARE))
-
-
-def trimmed_sum(rows: Sequence[Vector], out: Vector) -> None:
-    """Per coordinate the sum of the rows without the highest and the lowest `trimmed(n)`, scaled up to all n rows.
-
-    A bubble sort over whole rows moves the extremes to the ends. For the few rows of a window this takes less than a
-    tenth of the time of a sort per coordinate. No large values have to cancel.
-    """
-    count = len(rows)
-    drop = trimmed(count)
-    size = max(1024, BLOCK_VALUES // max(1, count))
-    spare = np.empty(min(size, out.size), dtype=np.float32)
-    matrix = np.empty((count, spare.size), dtype=np.float32)
-    for start in range(0, out.size, size):
-        stop = min(start + size, out.size)
-        block = matrix[:, : stop - start]
-        for number, row in enumerate(rows):
-            block[number] = row[start:stop]
-        _extremes_outward(block, drop, spare[: stop - start])
-        np.add.reduce(block[drop : count - drop], axis=0, out=out[start:stop])
-    if drop:
-        out *= np.float32(count / (count - 2 * drop))
-
-
-def _extremes_outward(block: Vector, drop: int, spare: Vector) -> None:
-    """Move the `drop` highest values of each column to the last rows and the lowest to the first ones, in place."""
-    count = len(block)
-    for turn in range(drop):
-        for lower in range(turn, count - 1 - turn):
-            _order(block[lower], block[lower + 1], spare)
-        for lower in range(count - 3 - turn, turn - 1, -1):
-            _order(block[lower], block[lower + 1], spare)
-
-
-def _order(low: Vector, high: Vector, spare: Vector) -> None:
-    np.minimum(low, high, out=spare)
-    np.maximum(low, high, out=high)
-    low[:] = spare

@@ -6,16 +6,12 @@ with Delayed Nesterov momentum each time Σw reaches 1 (arXiv 2401.09135, Algori
 needs no array of its own: the momentum decays when the round begins, takes each delta at once, and is read at its end.
 Buffers of the model take `w · delta` and no momentum, and so does the whole shard for a plain delta
 (`training.shards.outer_rule.is_plain`). Pure.
-
-Under the rule `trimmed-mean` deltas are pending, like those of a synchronous step, until a whole window of them becomes
-visible. The owner chooses the window, and its backup follows (`training.shards.robust`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -23,7 +19,6 @@ import numpy as np
 
 from training import kernels
 from training.encoding.codecs import Vector
-from training.shards import robust
 from training.shards.applied import Applied, DeltaId
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range, surely_short
 from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
@@ -33,16 +28,13 @@ from training.shards.value_table import ValueTable
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
-#: A window is divided by its weight, as a float32, to be multiplied with it again: of one that weighs nothing it adds
-#: nothing.
-LEAST_WEIGHT = 1e-30
 #: Deltas of a shard whose order is known.
 MAX_RECENT = 1024
 
 
 @dataclass(slots=True)
 class PendingDelta:
-    """A delta that is acknowledged but not yet visible: its step, or its window, is not complete."""
+    """A delta that is acknowledged but not yet visible: its step is not complete."""
 
     identity: DeltaId
     weight: float
@@ -177,16 +169,12 @@ class ShardState:
     def add_pending(
         self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True, plain: bool = False
     ) -> None:
-        """Keep a delta until the barrier of its step has passed, or its window is complete."""
+        """Keep a delta until the barrier of its step has passed."""
         self.pending.setdefault(identity.step, []).append(PendingDelta(identity, weight, delta, momentum, plain))
-
-    def pass_step(self, step: int) -> None:
-        """The barrier of a step has passed."""
-        self.folded_step = max(self.folded_step, step)
 
     def fold(self, step: int, rule: Rule) -> int:
         """Make the pending deltas of steps up to `step` visible, in the order of identities; returns how many."""
-        self.pass_step(step)
+        self.folded_step = max(self.folded_step, step)
         ready = sorted(number for number in self.pending if number <= step)
         count = 0
         for number in ready:
@@ -198,41 +186,6 @@ class ShardState:
     def pending_deltas(self) -> list[PendingDelta]:
         """The deltas that are acknowledged but not yet visible, in the order of identities."""
         return sorted((one for items in self.pending.values() for one in items), key=lambda one: one.identity)
-
-    def close(self, identities: Sequence[DeltaId], rule: Rule) -> bool:
-        """Make a window of pending deltas visible as their trimmed mean. Nothing happens if one of them is missing
-        (False), or if the whole window is in already (True).
-
-        One row per node: the weighted sum of its deltas, in the order of their identities.
-        """
-        if all(identity in self.applied for identity in identities):
-            return True
-        named = dict.fromkeys(identities)
-        window = [one for one in self.pending_deltas() if one.identity in named]
-        if len(window) != len(named):
-            return False
-        rows: dict[bytes, Vector] = {}
-        for one in window:
-            part = one.delta * np.float32(one.weight)
-            row = rows.get(one.identity.node)
-            rows[one.identity.node] = part if row is None else row + part
-        weight = max(LEAST_WEIGHT, sum(one.weight for one in window))
-        total = np.empty_like(self.value)
-        robust.trimmed_sum(list(rows.values()), total)
-        total /= np.float32(weight)
-        momentum = all(one.momentum for one in window)
-        self.apply(window[0].identity, weight, total, rule, momentum=momentum)
-        for one in window[1:]:
-            self.applied.add(one.identity)
-            self.recent.append(one.identity)
-            self.version += 1
-        for step in {identity.step: None for identity in named}:
-            rest = [one for one in self.pending[step] if one.identity not in named]
-            if rest:
-                self.pending[step] = rest
-            else:
-                del self.pending[step]
-        return True
 
     @property
     def known_count(self) -> int:

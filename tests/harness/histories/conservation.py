@@ -17,9 +17,6 @@ end, and after a while
 Codec, weight, momentum and barrier family vary with the seed. In some histories all nodes stop in order at the end, and
 start again from their disks.
 
-Under the trimmed mean a value is no sum. Then owner and backup have the same windows and the same value, and each has
-every acknowledged delta.
-
 There are no exceptions. A node whose crash the guarantee does not cover is paused instead of killed. That is a node of
 a pair that is not complete as far as its owner knows. Before a split is reconciled, it is also a node whose log has
 deltas of that shard.
@@ -156,7 +153,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--divides", action="store_true", help="nodes divide their shards meanwhile")
-    parser.add_argument("--robust", choices=("", "clip", "trimmed-mean"), default="")
+    parser.add_argument("--robust", choices=("", "clip"), default="")
     arguments = parser.parse_args()
     one_of = partial(
         play,
@@ -192,7 +189,6 @@ def main() -> int:
                 "taken_over",
                 "repaired",
                 "taken_back",
-                "windows",
                 "ambiguous",
                 "refused",
                 "clipped",

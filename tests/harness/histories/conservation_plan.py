@@ -7,7 +7,6 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from tests.harness.swarms.exchange_swarm import Links
@@ -91,26 +90,16 @@ def exchange_settings(chance: random.Random, robust: Robust, *, changes: bool) -
     lr, momentum = chance.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.5), (0.5, 0.9)])
     if codec == "sparse":
         lr, momentum = 1.0, 0.0
-    plain = ExchangeSettings(
-        codec="float32",
-        pull_codec="float32",
-        sparse_values=2,
-        shards=SHARDS,
-        weight="sum",
-        outer_lr=1.0,
-        outer_momentum=0.0,
-        tenure_s=8.0,
-        robust=robust,
-    )
-    if robust == "trimmed-mean":
-        return plain
-    return msgspec.structs.replace(
-        plain,
+    return ExchangeSettings(
         codec="auto" if changes else codec,
         pull_codec=pulls,
+        sparse_values=2,
+        shards=SHARDS,
         weight=weight,
         outer_lr=lr,
         outer_momentum=momentum,
+        tenure_s=8.0,
+        robust=robust,
     )
 
 
@@ -126,7 +115,6 @@ class Tally:
     taken_over: int = 0
     repaired: int = 0
     taken_back: int = 0
-    windows: int = 0
     #: Deltas that a split gave two weights or two forms, so that their share of a sum is known between two bounds.
     ambiguous: int = 0
     refused: int = 0

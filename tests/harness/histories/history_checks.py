@@ -6,16 +6,14 @@ import asyncio
 
 import numpy as np
 
-from tests.harness.histories.delta_ledger import Ledger, identities
+from tests.harness.histories.delta_ledger import Ledger
 from tests.harness.histories.history_faults import HistoryFaults
 from tests.harness.swarms.exchange_swarm import Member
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.pull_codecs import WHOLE, pull_codec
 from training.exchange.exchange import Exchange
-from training.exchange.store.records import Owned
 from training.exchange.store.replica import NO_POSITION, Position
-from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
 #: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
@@ -97,9 +95,6 @@ class HistoryChecks(HistoryFaults):
                 raise self.ledger.broken(f"shard {shard} of {owner.name} has lost its backup")
             if self.plan.synchronous:
                 copy.fold(10**6, owner.exchange.store.rule)
-            if self.plan.settings.robust == "trimmed-mean":
-                self._check_windows(shard, owner.name, owned, copy)
-                continue
             self.ledger.check_state(shard, shards, owner.name, state)
             self.ledger.check_state(shard, shards, f"{owner.name}'s backup", copy)
 
@@ -176,27 +171,6 @@ class HistoryChecks(HistoryFaults):
         if chain is None or chain.published.source.version != state.version:
             return False
         return np.array_equal(replica.slice_of(shard), chain.published.value)
-
-    def _check_windows(self, shard: int, owner: str, owned: Owned, copy: ShardState) -> None:
-        cells = self.ledger.cells(shard, self._shards())
-        state, acknowledged = owned.state, {one: None for cell in cells for one in self.ledger.acknowledged[cell]}
-        assert owned.backup is not None
-        for window in owned.unsent_windows(owned.backup.node_id):
-            if not copy.close(window, Rule(1.0, 0.0, "trimmed-mean")):
-                raise self.ledger.broken(f"shard {shard}: the backup of {owner} lacks a delta of a window")
-        for whose, one in ((owner, state), (f"{owner}'s backup", copy)):
-            lost = [identity for identity in acknowledged if not one.knows(identity)]
-            if lost:
-                named = [self.ledger.named(each) for each in lost[:5]]
-                raise self.ledger.broken(f"shard {shard} of {whose} lost {len(lost)}: {named}")
-        if dict.fromkeys(identities(state)) != dict.fromkeys(identities(copy)) or state.version != copy.version:
-            raise self.ledger.broken(f"shard {shard}: {owner} and its backup have closed different windows")
-        if not np.allclose(state.value, copy.value, rtol=1e-5, atol=1e-3):
-            apart = float(np.abs(state.value - copy.value).max())
-            raise self.ledger.broken(f"shard {shard}: {owner} and its backup are {apart} apart")
-        if state.pending or state.version != len(list(identities(state))):
-            raise self.ledger.broken(f"shard {shard} of {owner}: held {state.pending}, version {state.version}")
-        self.tally.windows += owned.closed_count
 
 
 def _waiting(member: Member, ledger: Ledger) -> list[int]:

@@ -22,7 +22,6 @@ from training.exchange.messages import (
     ForwardAnswer,
     Forwarded,
     ForwardResult,
-    Window,
     decode,
     encode,
 )
@@ -133,9 +132,7 @@ class BackupHandler:
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
         term = Term(entry.term_number, entry.term_node)
         folded = entry.folded_step and min(entry.folded_step, self._context.view.plausible_steps().furthest)
-        status, known = self._store.accept_forward(
-            entry.shard, term, item, folded, sender.node_id, entry.closed_windows
-        )
+        status, known = self._store.accept_forward(entry.shard, term, item, folded, sender.node_id)
         if (backed := self._store.backed.get(entry.shard)) is not None and backed.state is not None:
             backed.state.note_addition(self._clock.monotonic())
         return ForwardResult(entry.shard, status, *known)
@@ -215,11 +212,10 @@ class BackupHandler:
     async def _on_hand_over(self, sender: Contact, message: HandOver, stream: AsyncIterator[Buffer]) -> Response:
         published = await self._publisher.read_heads(message, sender.node_id, FrameReader(stream))
         known = {info.shard: count for info, count in zip(message.shards, message.known, strict=False)}
-        windows = {info.shard: closed for info, closed in zip(message.shards, message.closed_windows, strict=False)}
 
         def take(info: OwnerInfo, sender: Contact) -> bool:
             was_owned = info.shard in self._store.owned
-            is_taken = self._become_owner(info, sender, known.get(info.shard, -1), windows.get(info.shard, []))
+            is_taken = self._become_owner(info, sender, known.get(info.shard, -1))
             if is_taken and not was_owned and info.shard in published:
                 self._publisher.go_on(info.shard, self._store.owned[info.shard], published[info.shard])
             return is_taken
@@ -232,7 +228,7 @@ class BackupHandler:
             self._rebalance.wake()
         return Response(encode(result))
 
-    def _become_owner(self, info: OwnerInfo, sender: Contact, known: int, windows: list[Window]) -> bool:
+    def _become_owner(self, info: OwnerInfo, sender: Contact, known: int) -> bool:
         mine = self._store.owned.get(info.shard)
         if mine is not None and mine.term == info.term:
             return True  # a retry: the answer to the first hand-over was lost
@@ -244,8 +240,6 @@ class BackupHandler:
         if self._run.is_leaving or not (backed.is_active or promoted):
             return False
         if info.term < self._store.ownership.fence(info.shard) or not self._store.ownership.is_plausible(info.term):
-            return False
-        if not self._store.close_backed_windows(info.shard, windows):
             return False
         now, backup = self._clock.monotonic(), sender if self._context.settings.replicas else None
         owned = self._store.own(
@@ -275,7 +269,7 @@ class BackupHandler:
         furthest = self._context.view.plausible_steps().furthest
         for copy in message.copies:
             folded = min(copy.folded_step, furthest)
-            state = self._store.backed_as(copy.shard, copy.term, sender, folded, copy.closed_windows)
+            state = self._store.backed_as(copy.shard, copy.term, sender, folded)
             if state is None or state.version != copy.version:
                 continue
             digest = await self._executor.run(value_digest, state.value)

@@ -336,7 +336,7 @@ class Outbox:
         if delivery.wait is not None:
             if any(result.status in ("ok", "refused") for result in results):
                 delivery.wait.note(sent)
-            if not self._store.rule.robust:  # there a window waits for other nodes, or for their norms
+            if not self._store.rule.robust:  # there a delta waits for the norms of others
                 delivery.wait.put_off([result.shard for result in results if result.status == "retry"])
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:

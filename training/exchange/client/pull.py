@@ -353,8 +353,6 @@ class PullClient:
                 continue
             if synchronous:
                 store.fold(shard, job.step)
-            elif owned.state.pending:
-                store.close_complete(shard, self._view.worker_count())
             value, mark = owned.state.value, (owned.rank_term, owned.state.version)
             is_new, is_good = job.is_final or versions[shard] != mark, True
             if is_new:

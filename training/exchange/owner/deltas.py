@@ -166,7 +166,7 @@ class DeltaHandler:
         if self._context.settings.replicas and self._view.has_eligible_others():
             return []  # a shard without a backup is about to get one
         if self._store.rule.robust:
-            return []  # own deltas are clipped, or collected in a window, like all others
+            return []  # own deltas are clipped like all others
         if is_plain(self._context.codec.codec) and self._view.has_met_others():
             return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
         found = ((shard, self._store.owned.get(shard)) for shard in shards)
@@ -241,9 +241,3 @@ class DeltaHandler:
         if push.step > self._view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         return None
-
-    def close_windows(self) -> None:
-        """Close the windows that have become complete because members finished or crashed."""
-        if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
-            for shard in self._store.owned:
-                self._store.close_complete(shard, self._view.worker_count())

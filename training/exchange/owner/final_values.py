@@ -61,7 +61,7 @@ class FinalValues:
     def is_final(self, shard: int) -> bool:
         """Whether the value of a shard owned here may be served: no node can get other bits, unless two die at once."""
         owned = self._store.owned.get(shard)
-        if owned is None or owned.is_held or (owned.state.pending and not self._context.synchronous):
+        if owned is None or owned.is_held:
             return False
         if owned.backup is None:
             # A learner is none: it has no state yet, and the former backup would take over with other bits.
@@ -80,7 +80,8 @@ class FinalValues:
                 owned = self._store.owned.get(shard)
                 if owned is None:
                     continue
-                self._make_visible(shard, step)
+                if self._context.synchronous:
+                    self._store.fold(shard, step)
                 if owned.backup is not None and not self.is_final(shard) and not owned.is_held:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
                 elif lacks_backup(self._context, owned):
@@ -94,20 +95,13 @@ class FinalValues:
         await self.prepare([BUFFERS_SHARD], step)
         return self._run.final_buffers if self.is_final(BUFFERS_SHARD) else None
 
-    def _make_visible(self, shard: int, step: int) -> None:
-        if self._context.synchronous:
-            self._store.fold(shard, step)
-        else:
-            self._store.close_complete(shard, self._view.worker_count())
-
     async def _compare(self, backup: Contact, shards: dict[int, Owned]) -> None:
-        copies, marks, windows = [], {}, {}
+        copies, marks = [], {}
         for shard, owned in shards.items():
-            marks[shard], windows[shard] = self._mark(shard, owned, backup), owned.closed_count
+            marks[shard] = self._mark(shard, owned, backup)
             digest = await self._executor.run(value_digest, owned.state.value)
             state = owned.state
-            closed = owned.unsent_windows(backup.node_id)
-            copies.append(CopyDigest(shard, *owned.term, state.folded_step, state.version, digest, closed))
+            copies.append(CopyDigest(shard, *owned.term, state.folded_step, state.version, digest))
         buffers = self._run.final_buffers if BUFFERS_SHARD in shards else None
         message = CompareCopies(self._context.genesis, copies, buffers)
         try:
@@ -124,7 +118,6 @@ class FinalValues:
             if owned.state.version != copy.version:
                 continue  # changed while it was hashed
             if copy.shard in same:
-                owned.ack_windows(backup.node_id, windows[copy.shard])
                 self._confirmed[copy.shard] = marks[copy.shard]
             else:
                 self._log.debug("backup_differs", shard=copy.shard, backup=backup.node_id.hex()[:8])

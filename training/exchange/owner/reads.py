@@ -1,7 +1,6 @@
 """Answers reads of the shards of this node: pulled values, known owners, and copies for a take-over.
 
-A read changes no state, except that a pull makes deltas visible: under `bsp` those of its step, under the trimmed mean
-a complete window.
+A read changes no state, except that a pull makes deltas visible: under `bsp` those of its step.
 """
 
 from __future__ import annotations
@@ -192,14 +191,9 @@ class ReadHandler:
         return result, [_whole(shard, state.value, state.version, pull, encoder)]
 
     def _make_visible(self, shard: int, step: int) -> None:
-        """Make deltas visible: the puller has passed the barrier of that step, or a window is complete."""
-        owned = self._store.owned.get(shard)
-        if owned is None:
-            return
-        if self._context.synchronous:
+        """Make deltas visible: the puller has passed the barrier of that step."""
+        if self._context.synchronous and shard in self._store.owned:
             self._store.fold(shard, step)
-        elif owned.state.pending:
-            self._store.close_complete(shard, self._view.worker_count())
 
     def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
         return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)

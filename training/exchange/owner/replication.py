@@ -179,8 +179,6 @@ class DeltaReplicator:
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
             self._validator.note_added(identity, item)
-        if self._store.rule.robust == "trimmed-mean" and not self._context.synchronous:
-            self._store.close_complete(item.shard, self._view.worker_count())
         return PushResult(item.shard, "ok", version)
 
     async def _forward(
@@ -192,17 +190,14 @@ class DeltaReplicator:
         """
         is_origin = push.keeps and to.node_id == push.node
         with_body: dict[int, None] = {}
-        # As sent: term, promise and windows may change before the answer arrives.
+        # As sent: term and promise may change before the answer arrives.
         receipts: dict[int, Receipt] = {}
-        closed: dict[int, int] = {}
         by_shard: dict[int, Owned] = {}
         frames: list[Iterator[Buffer]] = []
         encoded_bytes = framed_bytes = 0
         for item, owned in pairs:
             shard = item.shard
             by_shard[shard], receipts[shard] = owned, _receipt(shard, to, owned)
-            if not self._store.holds_values:
-                closed[shard] = owned.closed_count
             if not is_origin or shard in lacking:
                 with_body[shard] = None
                 frames.append(item.frames(push.step))
@@ -215,7 +210,7 @@ class DeltaReplicator:
             step=push.step,
             weight=weight,
             synchronous=self._context.synchronous,
-            shards=[_forwarded(item, owned, to, has_it=item.shard not in with_body) for item, owned in pairs],
+            shards=[_forwarded(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
         self._counters.bytes_sent += encoded_bytes
@@ -233,8 +228,6 @@ class DeltaReplicator:
                 continue
             if result.status == "ok":
                 acknowledged[receipts[result.shard]] = None
-                if closed:
-                    its.ack_windows(to.node_id, closed[result.shard])
             elif result.status == "fenced":
                 self._on_fenced(to, result, its)
             elif result.status == "lacks" and result.shard not in with_body:
@@ -272,15 +265,13 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
 
 
-def _forwarded(item: IncomingDelta, owned: Owned, to: Contact, *, has_it: bool) -> Forwarded:
-    closed_windows = owned.unsent_windows(to.node_id) if owned.closed_windows else []
+def _forwarded(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
     return Forwarded(
         item.shard,
         *owned.term,
         owned.state.folded_step,
         item.scale,
         item.norm or 0.0,
-        closed_windows,
         has_it,
         item.number,
     )

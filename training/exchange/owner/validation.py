@@ -16,7 +16,6 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
-from training.shards.outer_rule import is_plain
 from training.shards.robust import FirstNorms
 from training.shards.state import ShardState
 
@@ -68,10 +67,7 @@ class DeltaValidator:
 
     def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Check the values, and set length and clipping factor of the item; None if it may be added."""
-        state, kind = self._store.owned[item.shard].state, self._store.rule.robust
-        if kind == "trimmed-mean" and is_plain(item.codec) and not item.repair:
-            # Hardly two members send the same value, so the mean without the extremes would be zero nearly everywhere.
-            return self.refuse(item.shard, "sparse")
+        state, is_clipped = self._store.owned[item.shard].state, bool(self._store.rule.robust)
         if item.norm is None:
             item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
@@ -81,16 +77,15 @@ class DeltaValidator:
         reference = state.norms.reference()
         item.unusual = not item.repair and robust.is_unusual(item.norm, reference, len(state.norms))
         if item.repair:
-            if kind and reference is not None:
+            if is_clipped and reference is not None:
                 # At most as long as a push may be: of a repair only the identities are taken on trust.
                 high = self._weights()[1]
                 item.scale = robust.clip_factor(item.norm * push.weight / high, reference)
             return None
-        if state.pending:
-            limit = MAX_PENDING_PER_NODE if self._context.synchronous else robust.MAX_DELTAS_PER_MEMBER
-            if sum(pending.identity.node == identity.node for pending in state.pending_deltas()) >= limit:
-                return PushResult.retry(item.shard, "window_full")
-        if kind == "clip":
+        mine = sum(pending.identity.node == identity.node for pending in state.pending_deltas())
+        if mine >= MAX_PENDING_PER_NODE:
+            return PushResult.retry(item.shard, "too_many_pending")
+        if is_clipped:
             if reference is None:
                 workers = self._view.worker_count()
                 reference = self._first.reference(item.shard, identity.node, item.norm, workers)

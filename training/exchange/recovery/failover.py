@@ -123,8 +123,6 @@ class Failover:
             owned.rank_as(copied)
             if self._context.synchronous:
                 self._store.fold(shard, self._run.passed_step)
-            elif state.pending:
-                self._store.close_complete(shard, self._view.worker_count())
             taken_over.append(OwnerInfo.of(shard, term, self._context.me()))
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)

@@ -46,12 +46,9 @@ class ShardHandover:
             return
         # During the drain a shard may have been lost, or may have lost its backup.
         new_owners = [info for info in new_owners if self._is_moving(info)]
-        moving = [self._store.owned[info.shard] for info in new_owners]
-        known = [owned.state.known_count for owned in moving]
+        known = [self._store.owned[info.shard].state.known_count for info in new_owners]
         heads, changes, changes_bytes = self._publisher.heads_for(to.node_id, [info.shard for info in new_owners])
-        message = HandOver(
-            self._context.genesis, new_owners, known, [owned.unsent_windows(to.node_id) for owned in moving], heads
-        )
+        message = HandOver(self._context.genesis, new_owners, known, heads)
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
         body = sized(changes, changes_bytes) if changes_bytes else ()
         result = await self._rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)

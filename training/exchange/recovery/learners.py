@@ -123,7 +123,7 @@ class Learners:
         if owned.learner is not None or owned.is_held:
             return None
         snapshot = describe(shard, term, owned.state, is_joined=is_joined), owned.state.copy()
-        owned.attach_learner(to)
+        owned.learner = to
         return snapshot
 
     async def _send_states(self, to: Contact, snapshots: list[Snapshot], chains: dict[int, bytes]) -> None:

@@ -125,7 +125,6 @@ class Rebalancer:
         if unreached := self._routes.due():
             self._jobs.start(JobKind.FIND_ROUTES, b"", partial(self._routes.look, unreached))
         self._drop_gone_partners()
-        self._deltas.close_windows()
         self._publisher.drop_unused()
         asked = [*self._rebalance.collect_orphans(), *self._failover.waiting()]
         orphans = [shard for shard in asked if shard not in self._store.owned]

@@ -86,20 +86,13 @@ def divide_store(whole: ShardStore, parts: ShardStore) -> None:
 
 def _part_of_owned(owned: Owned, state: ShardState) -> Owned:
     """A move under way stays one: who owns the shard is not known before its backup has said so."""
-    return replace(
-        owned,
-        state=state,
-        learner=None,
-        closed_windows=[list(window) for window in owned.closed_windows],
-        acked_windows=dict(owned.acked_windows),
-    )
+    return replace(owned, state=state, learner=None)
 
 
 def _part_of_backed(backed: Backed, state: ShardState) -> Backed:
     """Also of a learner that has its state: its owner may rely on it already. No other snapshot of this catch-up will
     come, so what was kept for one is not needed."""
-    windows = [list(window) for window in backed.closed_windows]
-    return replace(backed, state=state, buffered=[], closed_windows=windows, written_off=Applied(), base=None)
+    return replace(backed, state=state, buffered=[], written_off=Applied(), base=None)
 
 
 def _part_of_superseded(copy: SupersededCopy, state: ShardState) -> SupersededCopy:

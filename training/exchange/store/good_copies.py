@@ -102,14 +102,13 @@ def add_missing(
     """Add to a good state what it lacks of the broken one, from the log; the number of deltas added, and those lost.
 
     Not `is_listed`: it is unknown which deltas the good state has, so none is added.
-    Where the momentum is the broken state's own it has taken these deltas already. A delta of a window of the trimmed
-    mean was never added as it is: it counts as lost.
+    Where the momentum is the broken state's own it has taken these deltas already.
     """
     if not is_listed:
         return 0, write_off(state, identities_of(broken))
     missing = identities_of(broken).without(identities_of(state))
     added = 0
-    for entry in () if rule.robust == "trimmed-mean" else log:
+    for entry in log:
         if entry.identity not in missing or state.knows(entry.identity):
             continue
         delta = np.empty(state.value.size, dtype=np.float32)

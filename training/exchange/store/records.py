@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.messages import Window
 from training.exchange.terms import ZERO_TERM, Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule, is_plain
-from training.shards.robust import is_complete
 from training.shards.state import ShardState
 from training.shards.value_batch import ValueBatch
 
@@ -38,11 +35,6 @@ class Owned:
     first_copy: tuple[Term, int] | None = None
     #: The term with which this node became the owner: versions under it and later ones are in its own order.
     first_term: Term = ZERO_TERM
-    #: Windows of the trimmed mean closed here that a target may not have received, oldest first. Then the number of
-    #: windows closed before those, and the number that each target has acknowledged.
-    closed_windows: list[Window] = field(default_factory=list)
-    dropped_windows: int = 0
-    acked_windows: dict[bytes, int] = field(default_factory=dict)
 
     @property
     def rank_term(self) -> Term:
@@ -94,11 +86,6 @@ class Owned:
             return () if self.backup is None else (self.backup.node_id,)
         return tuple([contact.node_id for contact in self.targets()])
 
-    def attach_learner(self, learner: Contact) -> None:
-        """Forward every delta to a learner from now on; its snapshot has the windows closed so far."""
-        self.learner = learner
-        self.ack_windows(learner.node_id, self.closed_count)
-
     def remove_learner(self, node_id: bytes) -> None:
         """End the catch-up of a node, if it is the learner; a later attempt begins with a new snapshot."""
         if self.learner is not None and self.learner.node_id == node_id:
@@ -114,53 +101,6 @@ class Owned:
         """Continue alone under a new term. The learner goes too: the term promised to it is below the new one."""
         self.backup, self.learner, self.moving = None, None, False
         self.term, self.promised = term, term.number
-
-    # -- windows ------------------------------------------------------------------------------------------------
-
-    @property
-    def closed_count(self) -> int:
-        """How many windows were closed under this ownership."""
-        return self.dropped_windows + len(self.closed_windows)
-
-    def unsent_windows(self, node_id: bytes) -> list[Window]:
-        """The windows that a target may not have received."""
-        return self.closed_windows[max(0, self.acked_windows.get(node_id, 0) - self.dropped_windows) :]
-
-    def ack_windows(self, node_id: bytes, count: int) -> None:
-        """A target has the first `count` windows; those that all targets have are dropped."""
-        self.acked_windows[node_id] = max(count, self.acked_windows.get(node_id, 0))
-        known = min((self.acked_windows.get(to.node_id, 0) for to in self.targets()), default=self.closed_count)
-        if known > self.dropped_windows:
-            del self.closed_windows[: known - self.dropped_windows]
-            self.dropped_windows = known
-
-    def fold(self, step: int, rule: Rule) -> None:
-        """The barrier of a step has passed: make its deltas visible."""
-        if rule.robust != "trimmed-mean":
-            self.state.fold(step, rule)
-            return
-        self.state.pass_step(step)
-        for ready in sorted(number for number in self.state.pending if number <= step):
-            self.close(sorted(pending.identity for pending in self.state.pending[ready]), rule)
-
-    def close(self, window: list[DeltaId], rule: Rule) -> None:
-        """Make a window visible; the targets receive it with the next delta."""
-        self.state.close(window, rule)
-        self.closed_windows.append(window)
-        if not self.has_targets:
-            self.dropped_windows += len(self.closed_windows)
-            self.closed_windows.clear()
-
-    def close_complete(self, workers: float, rule: Rule) -> bool:
-        """Close the present window if it is complete; True if it was."""
-        if not self.state.pending or self.is_held:
-            return False
-        window = [pending.identity for pending in self.state.pending_deltas()]
-        members = len({identity.node: None for identity in window})
-        if not is_complete(members, len(window), workers):
-            return False
-        self.close(window, rule)
-        return True
 
 
 @dataclass(slots=True)
@@ -197,9 +137,7 @@ class BufferedDelta:
             return
         state.norms.note(*self.identity, self.norm)
         plain = is_plain(self.codec)
-        # A delta from the other side of a split joins no window: the others of its step are in already.
-        in_window = rule.robust == "trimmed-mean" and self.momentum
-        if self.synchronous or in_window:
+        if self.synchronous:
             state.add_pending(self.identity, self.weight, self.delta, momentum=self.momentum, plain=plain)
         else:
             state.apply(self.identity, self.weight, self.delta, rule, momentum=self.momentum, plain=plain)
@@ -224,8 +162,6 @@ class Backed:
     state: ShardState | None = None
     promised: Term | None = None
     buffered: list[BufferedDelta] = field(default_factory=list)
-    #: Windows closed meanwhile, to be closed in the coming state too.
-    closed_windows: list[Window] = field(default_factory=list)
     #: The term number promised for the present catch-up: a request without a higher one arrived late.
     attempt: int = 0
     #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
@@ -255,7 +191,6 @@ class Backed:
         """The owner uses the term promised to this learner: no other snapshot will arrive."""
         self.term, self.promised, self.base = term, None, None
         self.buffered.clear()
-        self.closed_windows.clear()
 
     def follow_term(self, term: Term) -> bool:
         """The owner uses this term; True if it makes this learner the backup, or is the backup's new term."""
@@ -266,11 +201,6 @@ class Backed:
             self.term = term  # the same pair: the owner has raised its term above a fence
             return True
         return False
-
-    def buffer(self, item: BufferedDelta, closed_windows: Sequence[Window]) -> None:
-        """Keep a live delta and the windows that came with it for the coming state."""
-        self.buffered.append(item)
-        self.closed_windows += [window for window in closed_windows if window not in self.closed_windows]
 
     @property
     def buffered_bytes(self) -> int:

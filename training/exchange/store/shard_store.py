@@ -2,7 +2,7 @@
 
 An *owner* adds deltas and its *backup* adds the same ones; a *learner* is a backup that still receives the state. A
 *promised* term becomes the owner's term when a learner is promoted. A *superseded* copy lost to a higher term; a
-*stored* one was read from disk. A *window* is the set of deltas that the trimmed mean combines.
+*stored* one was read from disk.
 
 These rules keep an acknowledged delta from being lost or added twice:
 
@@ -11,18 +11,18 @@ These rules keep an acknowledged delta from being lost or added twice:
 * Every change of owner or backup raises the term, which distinguishes the old pair from the new one.
 * Whether a delta was added is decided by its identity, never by a count. Owner and backup may add in any order.
 * An owner adds a delta only after its backup has acknowledged it, and only if it is still the owner then.
-* The owner alone decides clipping and windows; its backup receives the decision with a delta (`closed_windows`).
+* The owner alone decides clipping; its backup receives the factor with a delta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from overlay.peers import Contact
 from training.encoding.codecs import Vector
-from training.exchange.messages import ForwardStatus, Window
+from training.exchange.messages import ForwardStatus
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
 from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
@@ -286,8 +286,6 @@ class ShardStore:
             return False
         for item in backed.buffered:
             self.add(shard, item, state)
-        if not self._close_all(state, backed.closed_windows):
-            return False
         backed.take(state, promised)
         return True
 
@@ -325,17 +323,10 @@ class ShardStore:
             self.note_owners([info])
 
     def accept_forward(
-        self,
-        shard: int,
-        term: Term,
-        item: BufferedDelta,
-        folded_step: int,
-        sender: bytes,
-        closed_windows: Sequence[Window] = (),
+        self, shard: int, term: Term, item: BufferedDelta, folded_step: int, sender: bytes
     ) -> tuple[ForwardStatus, Term]:
-        """Add a delta of the owner, and close the windows that it has closed. `fenced` comes with the higher term.
-        `unknown`: it does not back up the shard, its buffers are full, or it lacks a delta of a window; the owner then
-        continues without it until a new catch-up."""
+        """Add a delta of the owner. `fenced` comes with the higher term. `unknown`: it does not back up the shard, or
+        its buffers are full; the owner then continues without it until a new catch-up."""
         fence = self.ownership.fence(shard)
         backed = self.backed.get(shard)
         if term < fence:
@@ -350,20 +341,14 @@ class ShardStore:
         if not backed.is_active:
             if sum(one.buffered_bytes for one in self.backed.values() if not one.is_active) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
-            backed.buffer(item, closed_windows)
+            backed.buffered.append(item)
         if state is not None:
-            if self.rule.robust == "trimmed-mean":
-                state.pass_step(folded_step)
-            elif not self.holds_values:
+            if not self.holds_values:
                 state.fold(folded_step, self.rule)
             self.add(shard, item, state)
-            if not self._close_all(state, closed_windows):
-                return "unknown", fence
         return "ok", term
 
-    def backed_as(
-        self, shard: int, term: Term, owner: Contact, folded_step: int, closed_windows: Sequence[Window]
-    ) -> ShardState | None:
+    def backed_as(self, shard: int, term: Term, owner: Contact, folded_step: int) -> ShardState | None:
         """The copy of a shard that this node backs up for `owner`, with the same deltas visible as there; None if it
         is no such copy."""
         backed = self.backed.get(shard)
@@ -374,17 +359,8 @@ class ShardStore:
         state = backed.state
         if state is None or not backed.is_active:
             return None
-        if self.rule.robust != "trimmed-mean":
-            state.fold(folded_step, self.rule)
-        return state if self._close_all(state, closed_windows) else None
-
-    def close_backed_windows(self, shard: int, closed_windows: Sequence[Window]) -> bool:
-        """Close the owner's windows in this copy before it becomes the owner's; False if it lacks a delta of them."""
-        backed = self.backed[shard]
-        return backed.state is not None and self._close_all(backed.state, closed_windows)
-
-    def _close_all(self, state: ShardState, closed_windows: Sequence[Window]) -> bool:
-        return not closed_windows or all(state.close(window, self.rule) for window in closed_windows)
+        state.fold(folded_step, self.rule)
+        return state
 
     def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
         """Add a delta once to an owned shard, or to another `state` of the shard; returns the version."""
@@ -403,16 +379,9 @@ class ShardStore:
             state.apply(identity, weight, delta, self.rule, plain=plain)
         return state.version
 
-    # -- windows ------------------------------------------------------------------------------------------------
-
     def fold(self, shard: int, step: int) -> None:
         """The barrier of a step has passed: make its deltas visible."""
-        self.owned[shard].fold(step, self.rule)
-
-    def close_complete(self, shard: int, workers: float) -> bool:
-        """Close the window of an owned shard if it is complete (`training.shards.robust.is_complete`). Not under
-        bulk-synchronous rules: there each step is a window."""
-        return self.owned[shard].close_complete(workers, self.rule)
+        self.owned[shard].state.fold(step, self.rule)
 
     # -- copies -------------------------------------------------------------------------------------------------
 

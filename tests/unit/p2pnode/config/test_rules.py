@@ -55,7 +55,6 @@ def overrides(*settings: str) -> list[Override]:
         (["barrier.method=custom"], "needs a function", "package.module:function"),
         (["barrier.method=custom", "barrier.custom=nonsense"], "needs a function", "package.module:function"),
         (["liveness.probe_timeout_s=2"], "is longer than", "shorter"),
-        (["exchange.codec=sparse", "exchange.robust=trimmed-mean"], "do not go together", "robust = clip"),
         (["training.devices=cpu*0"], "the list is empty", '"cpu*4"'),
         (["training.devices=gpu 0"], '"gpu 0" names no device', '["cuda:0", "cuda:1"]'),
         (["training.devices=auto,cpu"], "stands alone", '"auto"'),

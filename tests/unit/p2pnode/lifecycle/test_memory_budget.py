@@ -110,9 +110,6 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
         ({"log_seconds": 0.0}, "repair_log", 0),
         ({"enabled": False}, "owned", 0),
         # A delta of each of ten members, for the tenth that is owned and the tenth that is backed up.
-        ({"robust": "trimmed-mean"}, "windows", 200_000_000),
-        ({"robust": "trimmed-mean", "replicas": 0}, "windows", 100_000_000),
-        ({"robust": "clip"}, "windows", 0),
         ({}, "published", 20_000_000),  # by default the line decides
         ({"codec": "bfloat16"}, "published", 0),
         ({"codec": "float32"}, "published", 0),

@@ -78,15 +78,6 @@ def test_a_measured_line_gets_the_least_lossy_codec_that_fits(known: LineFacts, 
         assert max(better.up, better.down) / known.upload_bytes_per_s > CLIMB * known.allowed_s
 
 
-@pytest.mark.parametrize("known", [facts(mbit=0.1), facts(parameters=1_000_000_000), facts(push_s=99.0)])
-def test_under_the_trimmed_mean_sparse_is_never_chosen(known: LineFacts) -> None:
-    """Owners would refuse every delta for good: the next smallest codec is the least there is, by rate or by trial."""
-    choice = CodecChoice(ExchangeSettings(codec="auto", robust="trimmed-mean"))
-
-    assert settled(choice, known) == "int4"
-    assert settled(CodecChoice(AUTO), known) == "sparse"
-
-
 def test_the_time_allowed_is_a_part_of_a_steps_training() -> None:
     """Two fifths beside the training, a tenth after it."""
     assert facts(overlaps=True).allowed_s == pytest.approx(PART_OVERLAPPED * 10.0)

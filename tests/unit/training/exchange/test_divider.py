@@ -84,7 +84,7 @@ def test_what_is_handled_ends_without_an_acknowledgement() -> None:
         genesis, node = owner.context.genesis, first.contact.node_id
         forward = Forward(
             genesis=genesis, node=node, incarnation=1, step=9, weight=1.0, synchronous=False,
-            shards=[Forwarded(shard, *owned.term, 0, 1.0, 0.0, [], False, 0)], momentum=True,
+            shards=[Forwarded(shard, *owned.term, 0, 1.0, 0.0, False, 0)], momentum=True,
         )  # fmt: skip
         push = Push(genesis, second.contact.node_id, 1, 9, 0, 1.0, [shard])
         assert first.overlay is not None

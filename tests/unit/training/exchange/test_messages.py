@@ -8,8 +8,6 @@ import pytest
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.messages import (
-    MAX_WINDOWS,
-    Forwarded,
     LocateOwnersAnswer,
     PullResult,
     Push,
@@ -59,14 +57,6 @@ def info() -> OwnerInfo:
     return OwnerInfo.of(0, term(1, "b"), contact("b"))
 
 
-def test_the_windows_of_a_forward_are_bounded() -> None:
-    """An owner cannot make its backup allocate any number of them."""
-    entry = Forwarded(0, *term(1, "a"), 0, closed_windows=[[]] * (MAX_WINDOWS + 1))
-
-    with pytest.raises(msgspec.ValidationError):
-        decode(encode(entry), Forwarded)
-
-
 def test_a_reason_of_a_later_version_is_accepted() -> None:
     """A refusal is final whatever its reason."""
     result = decode(encode(PushResult(0, "refused", reason="from-the-future")), PushResult)
@@ -80,7 +70,7 @@ def test_only_a_redirect_or_an_unknown_owner_denies_ownership() -> None:
 
     assert PushResult(0, "redirect", owner_info=info).denies_ownership
     assert PushResult.retry(0, "owner_unknown").denies_ownership
-    assert not PushResult.retry(0, "window_full").denies_ownership
+    assert not PushResult.retry(0, "too_many_pending").denies_ownership
     assert not PushResult.refused(0, "late").denies_ownership
     assert PullResult(0, "retry").denies_ownership
     assert not PullResult(0, "same").denies_ownership

@@ -1,4 +1,4 @@
-"""Clipping, windows and the trimmed mean, as pure rules."""
+"""Clipping, as a pure rule."""
 
 from __future__ import annotations
 
@@ -8,26 +8,18 @@ import random
 import numpy as np
 import pytest
 
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
 from training.shards.robust import (
     CLIP_MULTIPLE,
-    MAX_MEMBERS,
     MAX_NORM_AGE_STEPS,
     MAX_NORMS,
     FirstNorms,
     Norms,
     clip_factor,
-    is_complete,
     is_unusual,
     norm_of,
-    trimmed,
-    trimmed_sum,
 )
-from training.shards.state import ShardState
 
 SEED = 7
-TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
 
 
 def member(number: int) -> bytes:
@@ -159,104 +151,3 @@ def test_nothing_is_accepted_before_three_lengths_are_known() -> None:
     assert first.reference(0, member(2), 1.2, 8.0) == 1.2
     assert first.reference(0, member(9), 1000.0, 8.0) == 1.2
     assert first.reference(1, member(1), 1.0, 1.0) == 1.0  # a member alone waits for no other
-
-
-# -- windows ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("members", "deltas", "workers", "complete"),
-    [
-        (0, 0, 8, False),
-        (1, 1, 1, True),  # alone, or two: nothing to trim, nothing to wait for
-        (1, 1, 2, True),
-        (1, 1, 3, False),
-        (1, 4, 3, False),  # one member, however often
-        (3, 3, 3, True),
-        (7, 7, 8, False),
-        (8, 8, 8, True),
-        (4, 5, 8, True),  # half, and one of them again
-        (3, 9, 8, False),
-        (3, 4, 4, True),
-        (MAX_MEMBERS, MAX_MEMBERS, 500, True),
-    ],
-)
-def test_when_a_window_is_complete(members: int, deltas: int, workers: float, complete: bool) -> None:
-    """By the number of members in it, never by their claimed weights."""
-    assert is_complete(members, deltas, workers) is complete
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 10, 16, 31])
-def test_the_trimmed_sum_is_that_of_sorting(count: int) -> None:
-    """Per coordinate equal to sorting, dropping the ends, and scaling up; over several blocks, in any order of rows."""
-    print(f"seed {SEED}")
-    rows = [np.random.default_rng(SEED + row).normal(size=70_000).astype(np.float32) for row in range(count)]
-    drop = trimmed(count)
-    kept = np.sort(np.stack(rows).astype(np.float64), axis=0)[drop : count - drop]
-    expected = kept.sum(axis=0) * count / (count - 2 * drop)
-    out = np.empty(70_000, np.float32)
-
-    trimmed_sum(rows, out)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
-    trimmed_sum(rows[::-1], out)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_equal_rows_add_up() -> None:
-    """Without an outlier trimming removes nothing: n equal rows are n times one."""
-    out = np.empty(5, np.float32)
-    trimmed_sum([np.full(5, 0.125, np.float32)] * 8, out)
-
-    assert out.tolist() == [1.0] * 5
-
-
-def test_no_single_row_decides_the_sum() -> None:
-    """Whatever one of eight sends, even infinity, the result is between the others' extremes times 8."""
-    honest = [np.array([0.9 + 0.025 * row], np.float32) for row in range(7)]
-    for lie in (1e38, -1e38, -10.0, 0.0):
-        out = np.empty(1, np.float32)
-        trimmed_sum([*honest, np.array([lie], np.float32)], out)
-        assert 8 * 0.9 <= out[0] <= 8 * 1.06
-
-
-def test_a_window_counts_a_member_once() -> None:
-    """Three deltas of one member are one row, which does not outvote two others."""
-    state = ShardState(value=np.zeros(2, np.float32), parameters=2)
-    window = [DeltaId(member(9), 1, step) for step in (1, 2, 3)] + [DeltaId(member(node), 1, 1) for node in (1, 2, 3)]
-    for identity in window:
-        amount = -10.0 if identity.node == member(9) else 1.0
-        state.add_pending(identity, 0.5, np.full(2, amount, np.float32))
-
-    assert state.close(window, TRIMMED)
-    assert state.value.tolist() == [2.0, 2.0]  # four rows: 0.5, 0.5, 0.5, −15; the middle two, times two
-    assert (state.version, state.pending, state.known_count) == (6, {}, 6)
-    assert all(state.knows(identity) for identity in window)
-
-
-def test_a_window_is_closed_once_and_only_completely() -> None:
-    """A repetition changes nothing; with a missing delta nothing is done, and the answer is False."""
-    state = ShardState(value=np.zeros(1, np.float32), parameters=1)
-    here, there = DeltaId(member(1), 1, 1), DeltaId(member(2), 1, 1)
-    state.add_pending(here, 1.0, np.ones(1, np.float32))
-
-    assert not state.close([here, there], TRIMMED)
-    assert (state.value.tolist(), state.version) == ([0.0], 0)
-    assert state.close([here], TRIMMED)
-    assert state.close([here], TRIMMED)
-    assert (state.value.tolist(), state.version) == ([1.0], 1)
-
-
-def test_a_window_of_whole_weight_is_one_momentum_step() -> None:
-    """As if its deltas were added one by one."""
-    rule = Rule(outer_lr=0.5, outer_momentum=0.5, robust="trimmed-mean")
-    held = ShardState(value=np.zeros(1, np.float32), parameters=1)
-    plain = ShardState(value=np.zeros(1, np.float32), parameters=1)
-    for turn in range(2):
-        window = [DeltaId(member(node), 1, turn) for node in range(4)]
-        for identity in window:
-            held.add_pending(identity, 0.25, np.ones(1, np.float32))
-            plain.apply(identity, 0.25, np.ones(1, np.float32), rule)
-        assert held.close(window, rule)
-
-    np.testing.assert_allclose(held.value, plain.value, rtol=1e-6)
-    np.testing.assert_allclose(held.momentum, plain.momentum, rtol=1e-6)

@@ -151,7 +151,7 @@ def test_without_a_backup_a_value_is_final_only_where_nobody_could_be_one() -> N
         waiting = Bench(has_backup=False)
         await waiting.final.prepare([0], 1)
         assert not waiting.final.is_final(0)
-        waiting.store.owned[0].attach_learner(BACKUP)
+        waiting.store.owned[0].learner = BACKUP
         assert not waiting.final.is_final(0)
 
     run(scenario())

@@ -175,7 +175,7 @@ def test_a_backup_that_joined_during_the_forward_is_forwarded_to_as_well() -> No
         answer = forwarded()
 
         def attach(to: Contact, payload: bytes) -> Answer:
-            store.owned[0].attach_learner(C)
+            store.owned[0].learner = C
             return answer(to, payload)
 
         swarm.answers["forward"] = attach
@@ -215,7 +215,7 @@ def test_a_backup_that_does_not_answer_is_suspected_and_a_learner_dropped() -> N
     async def scenario() -> None:
         store = owner_of("a")
         store.owned[0].backup = B
-        store.owned[0].attach_learner(C)
+        store.owned[0].learner = C
         replicator, swarm, _ = replicator_of(store, B, C)
         swarm.answers["forward"] = lambda to, _: TransportError("timeout", to.address, "no answer")
 

@@ -41,7 +41,7 @@ def test_an_owner_owns_the_parts_under_the_same_term_with_the_same_backup() -> N
         assert owned.state.knows(DeltaId(IDS["x"], 1, 3))
     assert parts.ownership.known_owners.keys() == {0, 1}
     assert {shard: parts.ownership.fence(shard) for shard in (0, 1)} == {0: term(5, "a"), 1: term(5, "a")}
-    parts.owned[0].attach_learner(contact("c"))
+    parts.owned[0].learner = contact("c")
     parts.owned[0].state.value += 1
     assert (parts.owned[1].learner, parts.owned[1].state.value.tolist()) == (None, [3, 4])
     assert parts.next_term(1) == term(10, "a")  # no promise is made twice
@@ -51,7 +51,7 @@ def test_a_move_under_way_stays_one_and_a_catch_up_ends() -> None:
     """Who owns a shard that moves is not known before its backup has said so: nothing is added until then."""
     store = owner_of("a", 5)
     store.owned[0].backup = contact("b")
-    store.owned[0].attach_learner(contact("c"))
+    store.owned[0].learner = contact("c")
     store.owned[0].begin_move()
 
     for owned in halved(store).owned.values():

@@ -93,16 +93,6 @@ def test_a_good_momentum_is_kept_and_takes_no_delta_twice() -> None:
         assert (state.momentum.tolist() == [7.0] * 4) is not spoilt
 
 
-def test_a_window_of_the_trimmed_mean_is_not_added_delta_by_delta() -> None:
-    """Its deltas were never added as they are."""
-    store = broken_owner()
-    state = state_at(store.owned[0], pulled(3, 3.0))
-    assert state is not None
-    rule = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
-    added, lost = add_missing(state, store.owned[0].state, store.log.entries(0), rule, is_listed=True)
-    assert (added, lost.count(), state.value.tolist()) == (0, 2, [3.0] * 4)
-
-
 def test_pending_deltas_stay_pending() -> None:
     """Those of a step whose barrier has not passed were never in the value."""
     store = broken_owner(2)

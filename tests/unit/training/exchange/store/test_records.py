@@ -1,4 +1,4 @@
-"""Records of one shard: targets and windows of an owner, terms of a backup, and what a buffered delta adds."""
+"""Records of one shard: targets of an owner, terms of a backup, and what a buffered delta adds."""
 
 from __future__ import annotations
 
@@ -12,59 +12,17 @@ from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
-TRIMMED = Rule(outer_lr=1.0, outer_momentum=0.0, robust="trimmed-mean")
 B, C = contact("b"), contact("c")
-WINDOWS = [[DeltaId(IDS["x"], 1, step)] for step in (1, 2, 3)]
 
 
 def owned() -> Owned:
     return owner_of("a").owned[0]
 
 
-def test_a_window_is_kept_until_every_target_has_acknowledged_it() -> None:
-    """Each target is sent the windows that it has not acknowledged."""
-    record = owned()
-    record.backup = B
-    record.attach_learner(C)
-    record.closed_windows.extend(WINDOWS)
-
-    record.ack_windows(B.node_id, 3)
-    assert (record.unsent_windows(B.node_id), record.unsent_windows(C.node_id)) == ([], WINDOWS)
-    record.ack_windows(C.node_id, 2)
-    assert (record.closed_windows, record.closed_count) == (WINDOWS[2:], 3)
-    record.ack_windows(C.node_id, 1)
-    assert record.unsent_windows(C.node_id) == WINDOWS[2:]
-
-
-def test_an_owner_without_targets_keeps_no_window() -> None:
-    """Only their number counts: a later learner has them in its snapshot."""
-    record = owned()
-    pending = delta(1)
-    record.state.add_pending(pending.identity, 1.0, pending.delta)
-
-    record.close([pending.identity], TRIMMED)
-
-    assert (record.closed_windows, record.closed_count) == ([], 1)
-    record.attach_learner(C)
-    assert record.unsent_windows(C.node_id) == []
-
-
-def test_a_moving_shard_closes_no_window() -> None:
-    """The hand-over names the windows that were closed before."""
-    record = owned()
-    record.state.add_pending(delta(1).identity, 1.0, delta(1).delta)
-    record.begin_move()
-    assert not record.close_complete(1.0, TRIMMED)
-
-    record.cancel_move()
-    assert record.close_complete(1.0, TRIMMED)
-    assert not record.close_complete(1.0, TRIMMED)
-
-
 def test_only_the_present_learner_is_removed() -> None:
     """A message about a former learner changes nothing."""
     record = owned()
-    record.attach_learner(C)
+    record.learner = C
 
     record.remove_learner(B.node_id)
     assert record.learner == C
@@ -76,7 +34,7 @@ def test_a_learner_replaces_the_backup_under_a_new_term() -> None:
     """The former backup is returned, to be released."""
     record = owned()
     record.backup = B
-    record.attach_learner(C)
+    record.learner = C
 
     assert record.replace_backup(C, term(4, "a"), 9.0) == B
     assert (record.backup, record.learner, record.term, record.since) == (C, None, term(4, "a"), 9.0)
@@ -86,7 +44,7 @@ def test_continuing_alone_ends_the_catch_up_and_the_move() -> None:
     """The promise to the learner is below the new term."""
     record = owned()
     record.backup, record.moving = B, True
-    record.attach_learner(C)
+    record.learner = C
 
     record.drop_targets(term(6, "a"))
 
@@ -107,26 +65,24 @@ def test_a_take_over_ranks_as_its_copy_until_the_first_delta() -> None:
 def test_a_learner_becomes_the_backup_with_the_promised_term() -> None:
     """A lower term of its owner leaves it a learner; a higher one of the pair is followed."""
     backed = Backed(contact("a"), term(1, "a"), state=zeros(store_of("b")), promised=term(3, "a"))
-    backed.buffer(delta(1), WINDOWS[:1])
-    backed.buffer(delta(2), WINDOWS[:2])
-    assert (backed.closed_windows, backed.buffered_bytes) == (WINDOWS[:2], 32)
+    backed.buffered += [delta(1), delta(2)]
+    assert backed.buffered_bytes == 32
 
     assert not backed.follow_term(term(2, "a"))
     assert not backed.is_active
     assert backed.follow_term(term(3, "a"))
-    assert (backed.is_active, backed.buffered, backed.closed_windows) == (True, [], [])
+    assert (backed.is_active, backed.buffered) == (True, [])
     assert not backed.follow_term(term(3, "a"))
     assert backed.follow_term(term(5, "a"))
     assert backed.term == term(5, "a")
 
 
 def test_a_delta_is_pending_or_visible_by_rule() -> None:
-    """Pending under bulk-synchronous rules and in a window; from the other side of a split it joins no window."""
-    cases = [(SUM, False, True, 1.0), (SUM, True, True, 0.0), (TRIMMED, False, True, 0.0), (TRIMMED, False, False, 1.0)]
-    for rule, synchronous, momentum, value in cases:
-        state = zeros(store_of("a", rule))
+    """Pending under bulk-synchronous rules."""
+    for synchronous, value in ((False, 1.0), (True, 0.0)):
+        state = zeros(store_of("a"))
         values = np.ones(4, np.float32)
-        BufferedDelta(DeltaId(IDS["x"], 1, 1), 1.0, values, synchronous, momentum=momentum).add_to(state, rule)
+        BufferedDelta(DeltaId(IDS["x"], 1, 1), 1.0, values, synchronous).add_to(state, SUM)
         assert value_of(state) == value
         assert state.known_count == 1
 
