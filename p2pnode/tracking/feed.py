@@ -7,7 +7,6 @@ step of that model and the metrics as `eval/NAME`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,15 +19,6 @@ class Record(NamedTuple):
     step: int
     wall_s: float
     values: dict[str, float]
-
-    def line(self) -> bytes:
-        """One line for the process that writes it."""
-        return json.dumps([self.step, self.wall_s, self.values]).encode() + b"\n"
-
-    @classmethod
-    def parse(cls, line: bytes) -> Record:
-        step, wall_s, values = json.loads(line)
-        return cls(step, wall_s, values)
 
 
 class StepFeed:

@@ -1,4 +1,4 @@
-"""Writes records as a CSV table, as TensorBoard events, or to trackio. Runs in a process of its own and may block.
+"""Writes records as a CSV table, as TensorBoard events, or to trackio. Runs in a thread of its own and may block.
 
 The libraries are imported by the writer that needs them.
 """
@@ -19,7 +19,7 @@ FIRST_COLUMNS = ["time", "step"]
 
 
 class TrackerWriter(Protocol):
-    """Every method may raise any exception, which ends the process."""
+    """Every method may raise any exception; the writer is then given up."""
 
     def write(self, record: Record) -> None: ...
 

@@ -261,7 +261,7 @@ def trainers_are_forks(path: str = "") -> Iterator[None]:
     path = path or with_torch().path
 
     async def create(program: str, *arguments: str, **options: Any) -> Any:
-        if program != sys.executable or arguments[0] == "-c" or "env" not in options:  # without one: a tracker
+        if program != sys.executable or arguments[0] == "-c":
             return await _create(program, *arguments, **options)
         assert options["stdout"] == options["stderr"], "one descriptor has all of the output"
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from p2pnode.tracking.feed import Record, StepFeed
 from training.progress import STEPS_KEPT, Progress, StepRow
 
@@ -59,11 +57,3 @@ def test_metrics_of_training_go_with_the_newest_step_and_evaluations_with_their_
     assert (fifth.values["train/accuracy"], fifth.values["peers"]) == (0.7, 3)
     assert evaluation == Record(4, 1.0, {"eval/accuracy": 0.6})
     assert [record.step for record in feed.take(progress, 2.0)] == [6]
-
-
-def test_a_line_brings_back_its_record() -> None:
-    """One line per record, also for numbers that are not finite."""
-    record = Record(7, 1.5, {"loss": math.inf, "a b/ü": 2})
-
-    assert record.line().count(b"\n") == 1
-    assert Record.parse(record.line()) == record

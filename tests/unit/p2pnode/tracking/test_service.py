@@ -1,10 +1,10 @@
-"""A tracker that works, fails, hangs and comes back, in virtual time; and the real process once."""
+"""A tracker that works, fails, hangs and comes back, in virtual time; and the real thread once."""
 
 from __future__ import annotations
 
 import asyncio
 import csv
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,7 @@ from p2pnode.config.tracker import Tracker
 from p2pnode.status.tracker import tracker_findings
 from p2pnode.tracking import service
 from p2pnode.tracking.feed import Record
-from p2pnode.tracking.service import (
-    BUFFER_BYTES,
-    PATIENCE_S,
-    RETRY_S,
-    START_PATIENCE_S,
-    ProcessChannel,
-    Tracking,
-    Writing,
-)
+from p2pnode.tracking.service import PATIENCE_S, RETRY_S, START_PATIENCE_S, Tracking, Writing
 from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
 from training.progress import Progress
@@ -31,48 +23,52 @@ from training.progress import Progress
 WRITING = Writing(Tracker("csv", "steps.csv"), Path("/state"), "digits", "a1b2")
 
 
-class FakeChannel:
-    """A process that confirms at once what it gets, unless it `hangs`."""
+class FakeWriter:
+    """Keeps what it gets, unless it `fails`."""
 
     def __init__(self) -> None:
-        self.confirmed = 0
-        self.hangs = False
-        self.waiting = 0
         self.records: list[Record] = []
+        self.fails: Exception | None = None
         self.closed = False
-        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def waiting_bytes(self) -> int:
-        return self.waiting
+    def write(self, record: Record) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.records.append(record)
 
-    def send(self, line: bytes) -> None:
-        self.records.append(Record.parse(line))
-        if not self.hangs and not self.end.done():
-            self.confirmed = len(self.records)
+    def flush(self) -> None:
+        """Nothing is buffered."""
 
-    async def ended(self) -> str:
-        return await asyncio.shield(self.end)
-
-    async def close(self, timeout_s: float) -> None:
+    def close(self) -> None:
         self.closed = True
 
 
 class World:
-    """A node's progress, and a tracker whose processes are `channels`; a start beyond `starts` fails."""
+    """A node's progress, and a tracker whose writers are `writers`; an open beyond `opens` fails. While `free` is
+    cleared the thread hangs."""
 
-    def __init__(self, starts: int = 9) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, opens: int = 9) -> None:
         self.progress = Progress()
         self.log = ListLog([])
-        self.channels: list[FakeChannel] = []
-        self._starts = starts
-        self.tracking = Tracking(WRITING, self.progress, clock=VirtualClock(), log=self.log, start=self._start)
+        self.writers: list[FakeWriter] = []
+        self.free = asyncio.Event()
+        self.free.set()
+        self._opens = opens
+        self._one_at_a_time = asyncio.Lock()
+        monkeypatch.setattr(service, "open_writer", self._open)
+        self.tracking = Tracking(WRITING, self.progress, clock=VirtualClock(), log=self.log, in_thread=self._in_thread)
         self.task = asyncio.create_task(self.tracking.run())
 
-    async def _start(self, command: list[str]) -> FakeChannel:
-        if len(self.channels) >= self._starts:
-            raise FileNotFoundError(2, "no such program")
-        self.channels.append(FakeChannel())
-        return self.channels[-1]
+    async def _in_thread(self, function: Callable[[], None]) -> None:
+        async with self._one_at_a_time:
+            await self.free.wait()
+            function()
+
+    def _open(self, *_: Any) -> FakeWriter:
+        if len(self.writers) >= self._opens:
+            raise FileNotFoundError(2, "no such folder")
+        self.writers.append(FakeWriter())
+        return self.writers[-1]
 
     async def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -93,34 +89,35 @@ def virtual(test: Coroutine[Any, Any, None]) -> None:
     run_virtual(test)
 
 
-def test_every_step_reaches_the_process_also_the_last() -> None:
-    """Steps are sent within a second; `close` sends what came after the last look."""
+def test_every_step_is_written_also_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are written within a second; `close` writes what came after the last look."""
 
     async def course() -> None:
-        world = World()
+        world = World(monkeypatch)
         await world.step(5)
         world.progress.steps.append({"step": 6})
         await world.stop()
-        assert [record.step for record in world.channels[0].records] == [1, 2, 3, 4, 5, 6]
-        assert world.channels[0].closed
+        assert [record.step for record in world.writers[0].records] == [1, 2, 3, 4, 5, 6]
+        assert world.writers[0].closed
         assert (world.events(), world.tracking.problem, world.tracking.lost) == ([], "", 0)
 
     virtual(course())
 
 
-def test_a_process_that_dies_is_named_and_started_again() -> None:
-    """Its reason is a warning and a finding until the next process has confirmed a record; gaps are counted."""
+def test_a_writer_that_fails_is_named_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is a warning and a finding until the next writer has written a record; gaps are counted."""
 
     async def course() -> None:
-        world = World()
+        world = World(monkeypatch)
         await world.step(3)
-        world.channels[0].end.set_result("No space left on device")
+        world.writers[0].fails = OSError(28, "No space left on device")
         await world.step(10)
         [finding] = tracker_findings(world.tracking.name, world.tracking.problem, world.tracking.lost)
-        assert "csv:steps.csv fails: No space left on device" in finding.what
+        assert "csv:steps.csv fails: [Errno 28] No space left on device" in finding.what
         await asyncio.sleep(RETRY_S)
         await world.step(2)
-        assert [record.step for record in world.channels[1].records] == [14, 15]
+        assert world.writers[0].closed
+        assert [record.step for record in world.writers[1].records] == [14, 15]
         assert world.events() == ["tracker_failed", "tracker_writes_again"]
         assert tracker_findings(world.tracking.name, world.tracking.problem, 0) == []
         assert world.tracking.lost == 10
@@ -129,88 +126,88 @@ def test_a_process_that_dies_is_named_and_started_again() -> None:
     virtual(course())
 
 
-def test_a_process_whose_pipes_cannot_be_read_is_started_again() -> None:
-    """A library printed a line that is longer than a pipe's buffer: a failure as any other, and that process ends."""
+def test_a_library_may_raise_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kind of the error is named with its text."""
 
     async def course() -> None:
-        world = World()
-        await world.step(3)
-        world.channels[0].end.set_exception(ValueError("Separator is not found"))
-        await asyncio.sleep(RETRY_S + 1.0)
-        assert world.channels[0].closed
-        assert len(world.channels) == 2
-        assert world.log.of("tracker_failed")[0].fields["reason"] == "ValueError('Separator is not found')"
+        world = World(monkeypatch)
+        await world.step()
+        world.writers[0].fails = ZeroDivisionError("by\nzero")
+        await world.step()
+        assert world.tracking.problem == "ZeroDivisionError: by zero"
         await world.stop()
 
     virtual(course())
 
 
-def test_a_failure_that_repeats_is_logged_once() -> None:
-    """A program that cannot be started is tried every minute, and logged when the reason changes."""
+def test_a_failure_that_repeats_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that cannot be opened is tried every minute, and logged when the reason changes."""
 
     async def course() -> None:
-        world = World(starts=0)
+        world = World(monkeypatch, opens=0)
         await asyncio.sleep(10 * RETRY_S)
         assert world.events() == ["tracker_failed"]
-        assert world.tracking.problem == "no such program"
+        assert "no such folder" in world.tracking.problem
         await world.stop()
 
     virtual(course())
 
 
-@pytest.mark.parametrize(("confirmed", "patience_s"), [(0, START_PATIENCE_S), (3, PATIENCE_S)])
-def test_a_process_that_hangs_is_ended(confirmed: int, patience_s: float) -> None:
-    """Silence is a failure after the patience: longer while the library may still be loading. An idle node is none."""
+@pytest.mark.parametrize(("written", "patience_s"), [(0, START_PATIENCE_S), (3, PATIENCE_S)])
+def test_a_thread_that_hangs_is_a_problem_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, written: int, patience_s: float
+) -> None:
+    """Silence is a problem after the patience, longer while the library may still be loading. Steps of the time
+    between are lost and counted. An idle node is none."""
 
     async def course() -> None:
-        world = World()
-        await asyncio.sleep(10 * START_PATIENCE_S)
-        assert world.events() == []
-        await world.step(confirmed)
-        world.channels[0].hangs = True
+        world = World(monkeypatch)
+        if written:
+            await asyncio.sleep(10 * START_PATIENCE_S)
+            await world.step(written)
+        world.free.clear()
         await world.step()
         await asyncio.sleep(patience_s - 2.0)
         assert world.events() == []
         await asyncio.sleep(4.0)
-        assert world.channels[0].closed
         assert "written nothing for" in world.tracking.problem
-        assert world.tracking.lost == 1
-        await world.stop()
-
-    virtual(course())
-
-
-def test_a_slow_process_takes_no_memory() -> None:
-    """While the pipe is full, records are dropped and counted instead of kept."""
-
-    async def course() -> None:
-        world = World()
-        await world.step()
-        world.channels[0].waiting = BUFFER_BYTES + 1
         await world.step(5)
-        assert (len(world.channels[0].records), world.tracking.lost) == (1, 5)
+        world.free.set()
+        await asyncio.sleep(1.0)
+        await world.step(2)
+        assert world.events() == ["tracker_failed", "tracker_writes_again"]
+        steps = [record.step for record in world.writers[0].records]
+        assert steps == ([1, 2, 3, 4, 10, 11] if written else [7, 8])
+        assert world.tracking.lost == (5 if written else 6)
         await world.stop()
 
     virtual(course())
 
 
-def test_the_real_process_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m p2pnode.tracking` writes what it gets, and ends with its input."""
-    monkeypatch.setattr(service, "CLOSE_S", 120.0)  # a loaded machine starts Python slowly
+def test_a_thread_that_hangs_keeps_no_node_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` gives up after its time."""
 
     async def course() -> None:
-        started = asyncio.Event()
+        world = World(monkeypatch)
+        await world.step()
+        world.free.clear()
+        await world.step()
+        async with asyncio.timeout(service.CLOSE_S + 1.0):
+            await world.stop()
 
-        async def start(command: list[str]) -> ProcessChannel:
-            channel = await ProcessChannel.start(command)
-            started.set()
-            return channel
+    virtual(course())
 
+
+def test_the_real_thread_writes_a_table(tmp_path: Path) -> None:
+    """Also what is left at the end."""
+
+    async def course() -> None:
         progress = Progress()
         writing = Writing(Tracker("csv", "steps.csv"), tmp_path, "digits", "a1b2")
-        tracking = Tracking(writing, progress, clock=SystemClock(), log=NoLog(), start=start)
+        tracking = Tracking(writing, progress, clock=SystemClock(), log=NoLog())
         task = asyncio.create_task(tracking.run())
-        await asyncio.wait_for(started.wait(), 120.0)
+        while not (tmp_path / "steps.csv").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         progress.steps.extend([{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -222,19 +219,17 @@ def test_the_real_process_writes_a_table(tmp_path: Path, monkeypatch: pytest.Mon
         assert [(row["step"], row["loss"]) for row in csv.DictReader(file)] == [("1", "0.5"), ("2", "0.25")]
 
 
-def test_the_real_process_says_why_it_cannot_write(tmp_path: Path) -> None:
+def test_the_real_thread_says_why_it_cannot_write(tmp_path: Path) -> None:
     """A place that cannot be written is the reason in the log, in the system's words."""
     (tmp_path / "file").write_text("")
 
     async def course() -> str:
-        failed = asyncio.Event()
-        log = NoLog()
-        log.warning = lambda event, **fields: failed.set()  # type: ignore[method-assign]
+        log = ListLog([])
         writing = Writing(Tracker("csv", "file/steps.csv"), tmp_path, "digits", "a1b2")
         tracking = Tracking(writing, Progress(), clock=SystemClock(), log=log)
         task = asyncio.create_task(tracking.run())
-        await asyncio.wait_for(failed.wait(), 120.0)
-        await asyncio.sleep(0)
+        while not log.of("tracker_failed"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await tracking.close()
