@@ -106,7 +106,7 @@ def pack(
 
     Example: p2pnode records pack "corpus/*.txt" --out corpus.recordio --records-per-chunk 1000
     """
-    from training.dispatch.conversion.formats import common_format, records_of
+    from training.dispatch.conversion import common_format, records_of
     from training.dispatch.conversion.sources import SourceFormat, find_sources
     from training.dispatch.conversion.tables import TableFormat
     from training.dispatch.recordio import Compressor, create_records

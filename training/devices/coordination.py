@@ -13,29 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from overlay.environment import Environment
 from overlay.ids import key_id, short
-from overlay.peers import Contact, PeerChange
+from overlay.peers import Contact, Counter, Id, PeerChange
 from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.devices.coordination_messages import (
-    LeaderGiven,
-    LeaderWanted,
-    LeaseSteps,
-    StepsLeased,
-    decode,
-    encode,
-)
 from training.devices.global_cycles import GlobalCycles
+from training.devices.names import MAX_DEVICES
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, framed_bytes, frames, read_encoded, sized
 from training.swarm import Swarm
 from training.trainer_link.interface import Vector
-
-Asked = TypeVar("Asked", LeaseSteps, LeaderWanted)
 
 LEASE, LEADER = "lease_steps", "leader_values"
 #: An answer has a hundred bytes and needs no work: a trainer waits for it.
@@ -50,6 +43,52 @@ LOOKUP_S = 1.0
 MOST_SHARES = 16
 #: So many nodes are asked for a lease before this one takes its own share.
 ASKED = 2
+
+
+Genesis = Annotated[bytes, Meta(max_length=16)]
+#: No cycle has so many steps.
+Steps = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class LeaseSteps(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for `wants` more local steps of a cycle, in which `trainers` of this node take part with a period of
+    `period`. `taken` and `total`: what this node, and all nodes, have leased of it, as the last answer said. `loss`:
+    the running loss of this node's leader; None where it follows none."""
+
+    genesis: Genesis
+    cycle: Counter
+    trainers: Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
+    period: Annotated[int, Meta(ge=1, lt=1 << 24)]
+    taken: Steps
+    total: Steps
+    wants: Annotated[int, Meta(ge=0, le=MAX_DEVICES)]
+    loss: float | None = None
+
+
+class StepsLeased(msgspec.Struct, frozen=True, array_like=True):
+    """Of the cycle the node may take `allowed` steps in all, and no more if `is_closed`. `leader`: the node whose
+    leader has the lowest loss; None: none has one yet."""
+
+    cycle: Counter
+    allowed: Steps
+    is_closed: bool
+    total: Steps
+    leader: Id | None = None
+
+
+class LeaderWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for the values of this node's leader."""
+
+    genesis: Genesis
+
+
+class LeaderGiven(msgspec.Struct, frozen=True, array_like=True):
+    """The head before the values of a leader, `values` numbers; 0: there is none yet."""
+
+    values: Annotated[int, Meta(ge=0, lt=1 << 40)]
+
+
+Asked = TypeVar("Asked", LeaseSteps, LeaderWanted)
 
 
 class CoordinatedHost(Protocol):
@@ -182,8 +221,10 @@ class Coordination:
 
     async def _ask_other(self, server: Contact, message: LeaseSteps) -> StepsLeased | None:
         try:
-            async with self._swarm.request(server, LEASE, encode(message), timeout_s=LEASE_TIMEOUT_S) as response:
-                return decode(response.head, StepsLeased)
+            async with self._swarm.request(
+                server, LEASE, msgspec.msgpack.encode(message), timeout_s=LEASE_TIMEOUT_S
+            ) as response:
+                return msgspec.msgpack.decode(response.head, type=StepsLeased)
         except (TransportError, ValueError, RecursionError):
             self._avoided[server.node_id] = self._clock.monotonic() + AVOID_S
             return None
@@ -229,11 +270,11 @@ class Coordination:
         return StepsLeased(message.cycle, lease.allowed, lease.is_closed, lease.total, self._cycles.leader)
 
     async def _on_lease(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(self._serve(sender.node_id, self._checked(payload, LeaseSteps))))
+        return Response(msgspec.msgpack.encode(self._serve(sender.node_id, self._checked(payload, LeaseSteps))))
 
     def _checked(self, payload: bytes, kind: type[Asked]) -> Asked:
         try:
-            message = decode(payload, kind)
+            message = msgspec.msgpack.decode(payload, type=kind)
         except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
         if message.genesis != self._genesis:
@@ -268,9 +309,9 @@ class Coordination:
             await self._host.follow(values)
 
     async def _fetch_from(self, contact: Contact, total: int) -> Vector | None:
-        request = encode(LeaderWanted(self._genesis))
+        request = msgspec.msgpack.encode(LeaderWanted(self._genesis))
         async with self._swarm.request(contact, LEADER, request, timeout_s=LEADER_TIMEOUT_S) as response:
-            given = decode(response.head, LeaderGiven)
+            given = msgspec.msgpack.decode(response.head, type=LeaderGiven)
             if given.values != total:
                 return None
             encoded, codec = await read_encoded(FrameReader(response.body), 0, Part.VALUE, total)
@@ -284,10 +325,10 @@ class Coordination:
         self._checked(payload, LeaderWanted)
         values = self._host.leading()
         if values is None:
-            return Response(encode(LeaderGiven(0)))
+            return Response(msgspec.msgpack.encode(LeaderGiven(0)))
         # They are sent as they are: a position that changes meanwhile is as good as either.
         body = sized(frames(0, values, "bfloat16", Part.VALUE), framed_bytes("bfloat16", values.size))
-        return Response(encode(LeaderGiven(values.size)), body)
+        return Response(msgspec.msgpack.encode(LeaderGiven(values.size)), body)
 
 
 def _all_finite(values: Vector) -> bool:

@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from overlay.environment import Environment
 from overlay.supervision import logged, supervised
 from training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
@@ -20,7 +22,7 @@ from training.dispatch.chunks import BadDataset, digest_of
 from training.dispatch.client import MasterClient
 from training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from training.dispatch.facts import RecordsFacts
-from training.dispatch.held import Complete, HeldTasks, Key
+from training.dispatch.held import Complete, HeldTasks, Key, SavedTask
 from training.dispatch.messages import (
     MAX_TEXT,
     DatasetTold,
@@ -37,7 +39,6 @@ from training.dispatch.messages import (
     SaveTold,
     TaskTold,
 )
-from training.dispatch.position import PositionFile
 from training.trainer_link.record_messages import (
     RecordChunk,
     RecordsFromDaemon,
@@ -67,6 +68,10 @@ SAVE_S = 0.2
 RESCAN_S = 10.0
 #: Reports that wait for their answers at the same time.
 MAX_REPORTS = 8
+
+
+#: The tasks that this node holds, and how far they are trained, in the state directory.
+STATE_FILE = "dispatch.json"
 
 
 class RecordsTrainer(Protocol):
@@ -452,3 +457,38 @@ class RecordsService:
             self._wake_save.clear()
             await self._position.write(self._identity, self.held.saved())
             await asyncio.sleep(SAVE_S)
+
+
+class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """`dispatch.json`: the tasks that this node holds of the queue `identity`."""
+
+    schema: int = 1
+    identity: bytes
+    tasks: list[SavedTask]
+
+
+class PositionFile:
+    """Reads and writes the file off the loop. A fault is logged and loses nothing but the position."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._disk = environment.disk
+        self._executor = environment.executor
+        self._log = environment.log
+
+    async def write(self, identity: bytes, tasks: list[SavedTask]) -> None:
+        """Replace the file."""
+        position = msgspec.json.encode(SavedPosition(identity=identity, tasks=tasks))
+        try:
+            await self._executor.run(self._disk.write, STATE_FILE, position)
+        except OSError as error:
+            self._log.warning("dispatch_position_not_written", reason=str(error))
+
+    async def read(self, identity: bytes) -> list[SavedTask]:
+        """The tasks that an earlier start held of the same queue."""
+        try:
+            content = await self._executor.run(self._disk.read, STATE_FILE)
+            saved = None if content is None else msgspec.json.decode(content, type=SavedPosition)
+        except (OSError, msgspec.DecodeError) as error:
+            self._log.warning("dispatch_position_not_read", reason=str(error))
+            return []
+        return saved.tasks if saved is not None and saved.identity == identity else []

@@ -1,11 +1,13 @@
 """Endless batches over data in memory, shuffled in each epoch and resumable by two numbers.
 
-Also divides a data set among nodes, optionally with classes missing on each: functions of the labels only.
+Also divides a data set among nodes, optionally with classes missing on each, as a function of the labels only. Takes
+images and labels from records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,3 +83,15 @@ def divide(labels: npt.NDArray[np.integer], part: int, parts: int, lacking: int,
         if part in holders:
             mine.append(np.flatnonzero(labels == label)[holders.index(part) :: len(holders)])
     return np.sort(np.concatenate(mine)).astype(np.int64)
+
+
+def image_and_label(example: dict[str, Any], shape: tuple[int, ...]) -> tuple[npt.NDArray[Any], int]:
+    """The image, of this shape, and the label, of a record that `p2pnode records pack` wrote. Raises `TaskError`."""
+    try:
+        return np.ascontiguousarray(example["images"]).reshape(shape), int(example["labels"])
+    except (KeyError, TypeError, ValueError) as error:
+        names = ", ".join(map(str, example)) if isinstance(example, dict) else type(example).__name__
+        raise TaskError(
+            f"a record must have images and labels, an image of {' x '.join(map(str, shape))}; this one has {names}",
+            "pack images=FILE labels=FILE with `p2pnode records pack`",
+        ) from error

@@ -17,8 +17,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.batches import ShuffledBatches, divide
-from training.tasks.examples import image_and_label
+from training.tasks.batches import ShuffledBatches, divide, image_and_label
 from training.tasks.task import TaskError, TrainSpec, read_options
 
 DATA = Path(__file__).with_name("data") / "digits.csv.gz"

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training.tasks import idx
-from training.tasks.batches import ShuffledBatches, divide
-from training.tasks.examples import image_and_label
+from training.tasks.batches import ShuffledBatches, divide, image_and_label
 from training.tasks.task import TaskError, TrainSpec, read_options
 
 _BRIGHTEST = 255.0

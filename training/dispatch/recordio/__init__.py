@@ -1,8 +1,8 @@
 """RecordIO files (layout A): chunks of records, each chunk compressed and checked by itself.
 
-`layout`, `compression` and `chunk` are the bytes of a chunk, without I/O; `index` finds the chunks of a file by their
-headers; `reader` reads them; `writer` makes them; `files` has new files; `examples`
-turns arrays into records and back; `errors` has what can be wrong with a file. Scripts may use what is exported here:
+`layout`, `compression` and `chunk` are the bytes of a chunk, without I/O, and what can be wrong with it; `index` finds
+the chunks of a file by their headers; `reader` reads them; `writer` makes them; `files` has new files; `examples` turns
+arrays into records and back. Scripts may use what is exported here:
 
     from training.dispatch.recordio import RecordFile
     with RecordFile("train.recordio") as records:
@@ -12,11 +12,10 @@ Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current read
 """
 
 from training.dispatch.recordio.chunk import Chunk
-from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 from training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
 from training.dispatch.recordio.files import create_records
 from training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
-from training.dispatch.recordio.layout import Compressor
+from training.dispatch.recordio.layout import ChunkTooLarge, Compressor, CorruptChunk, RecordFileError, TornChunk
 from training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
 from training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from training.dispatch.recordio.errors import CorruptChunk, TornChunk
 from training.dispatch.recordio.layout import (
     HEADER_BYTES,
     MAGIC_BYTES,
     ChunkHeader,
+    CorruptChunk,
     MalformedChunk,
+    TornChunk,
     parse_header,
 )
 

@@ -16,6 +16,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from training.errors import TrainingError
+
 MAGIC = 0x01020304
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 HEADER = struct.Struct("<5I")
@@ -71,3 +73,39 @@ def parse_header(data: bytes) -> ChunkHeader:
     if records * LENGTH_BYTES > payload_bytes * _MOST_EXPANSION[compressor]:
         raise MalformedChunk(f"the header announces {records} records in {payload_bytes} bytes, which cannot hold them")
     return ChunkHeader(checksum, compressor, payload_bytes, records)
+
+
+class RecordFileError(TrainingError):
+    """A RecordIO file cannot be used as asked.
+
+    `path` is the file, `chunk` the number of the chunk from 0 (None: not known, or no particular one), `offset` the
+    byte of the file where that chunk's header begins, and `problem` the text without them.
+    """
+
+    def __init__(self, path: str, problem: str, *, chunk: int | None = None, offset: int | None = None) -> None:
+        self.path, self.problem, self.chunk, self.offset = path, problem, chunk, offset
+        where = [] if chunk is None else [f"chunk {chunk}"]
+        where += [] if offset is None else [f"offset {offset}"]
+        super().__init__(": ".join([path, *([", ".join(where)] if where else []), problem]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross processes: a data loader raises in its workers."""
+        return _again, (type(self), self.path, self.problem, self.chunk, self.offset)
+
+
+class CorruptChunk(RecordFileError):
+    """A chunk contradicts its header or its checksum, or there is something else where a header must be."""
+
+
+class TornChunk(RecordFileError):
+    """The file ends inside its last chunk: its writer was interrupted. All chunks before it are whole."""
+
+
+class ChunkTooLarge(RecordFileError):
+    """A chunk is larger than the reader's limit, compressed or not. It was not read."""
+
+
+def _again(
+    kind: type[RecordFileError], path: str, problem: str, chunk: int | None, offset: int | None
+) -> RecordFileError:
+    return kind(path, problem, chunk=chunk, offset=offset)

@@ -15,7 +15,6 @@ from typing import Self
 
 from training.dispatch.recordio.chunk import Chunk, decode
 from training.dispatch.recordio.compression import OutputTooLarge
-from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 from training.dispatch.recordio.index import (
     ChunkPlace,
     FileIndex,
@@ -25,7 +24,7 @@ from training.dispatch.recordio.index import (
     read_index,
     walk,
 )
-from training.dispatch.recordio.layout import MalformedChunk
+from training.dispatch.recordio.layout import ChunkTooLarge, CorruptChunk, MalformedChunk, RecordFileError, TornChunk
 
 #: Eight times what writers put into a chunk; larger chunks have one larger record, or are meant to exhaust memory.
 MAX_CHUNK_BYTES = 256 * 2**20

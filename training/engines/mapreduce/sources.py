@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 import fsspec
 
-from training.dispatch.recordio import read_chunk, read_index
-from training.dispatch.recordio.errors import RecordFileError
+from training.dispatch.recordio import RecordFileError, read_chunk, read_index
 from training.engines.mapreduce.errors import BadRequest, SourceFailed, shown
 from training.engines.mapreduce.stages import Begin
 

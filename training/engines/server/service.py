@@ -12,21 +12,22 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from training.engines.program import VerbFailed
 from training.engines.server import messages
 from training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
-from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord
+from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
 from training.engines.server.host import Asked, ServerHost
 from training.engines.server.losses import RunFailed, lost_update, raise_end
-from training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
+from training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
-from training.engines.server.parked import ParkedPoll, unknown_reports, whole_reports
 from training.engines.server.program import ServerContext, ServerVerbs
 from training.engines.server.takeover import Takeover
+from training.engines.server.tasks import LeasedTask
 from training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
 from training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
 
@@ -47,6 +48,38 @@ STORE_S = 60.0
 STORE_PAUSE_S = 0.2
 
 _LOG = logging.getLogger("p2pnode.server")
+
+
+@dataclass(slots=True)
+class ParkedPoll:
+    """A worker that waits for an answer, and what its reports had come to when it asked."""
+
+    asked: Asked
+    poll: Poll
+    outcomes: list[tuple[int, int, Outcome]]
+    since: float
+
+    def has_news(self, core: ServerCore, worker: bytes) -> bool:
+        """Whether it can be answered without a task."""
+        return not self.poll.wants or any(
+            outcome != "waits" or core.is_counted(worker, (task, attempt)) for task, attempt, outcome in self.outcomes
+        )
+
+    def names(self, lease: LeasedTask[Work]) -> bool:
+        """Whether the worker says that it is at work on this task."""
+        held = self.poll.holds
+        return held is not None and (held.task, held.attempt) == (lease.task, lease.attempt)
+
+    def fates(self, core: ServerCore, worker: bytes) -> tuple[list[tuple[int, int, Outcome]], list[Name]]:
+        """What has become of its reports by now, and which of them need not be sent whole again."""
+        outcomes: list[tuple[int, int, Outcome]] = []
+        keeps: list[Name] = []
+        for task, attempt, outcome in self.outcomes:
+            is_counted = outcome == "waits" and core.is_counted(worker, (task, attempt))
+            outcomes.append((task, attempt, "counted" if is_counted else outcome))
+            if outcome == "waits" and core.keeps(worker, (task, attempt)):
+                keeps.append((task, attempt))
+        return outcomes, keeps
 
 
 class Serving:
@@ -443,3 +476,15 @@ class Serving:
             else:
                 for gone in (await host.members(list(missing))).gone:
                     missing.pop(gone, None)
+
+
+def whole_reports(poll: Poll) -> list[Computed]:
+    """The reports that bring updates."""
+    return [one for one in poll.reports if not (one.failure or one.is_short)]
+
+
+def unknown_reports(core: ServerCore, worker: bytes, poll: Poll, *, is_settled: bool) -> list[Name]:
+    """The reports without their updates that are not here: of another epoch, or of a worker that counted as gone."""
+    is_other = poll.epoch != core.epoch or not is_settled
+    short = [one.name for one in poll.reports if one.is_short]
+    return [name for name in short if is_other or core.repeated(worker, name) == "unknown"]

@@ -285,7 +285,7 @@ def test_an_interrupted_pack_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         yield b"a"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("training.dispatch.conversion.formats.text_records", interrupted)
+    monkeypatch.setattr("training.dispatch.conversion.text_records", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         assert run("pack", "a.txt", "-o", "new.recordio") == 130
     assert everything() == {"a.txt"}

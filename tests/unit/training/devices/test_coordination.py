@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from overlay.addresses import Address
@@ -15,8 +16,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from training.devices.coordination import AVOID_S, MOST_SHARES, Coordination
-from training.devices.coordination_messages import LeaseSteps, StepsLeased, decode, encode
+from training.devices.coordination import AVOID_S, MOST_SHARES, Coordination, LeaseSteps, StepsLeased
 from training.swarm import Swarm
 
 ME, SERVER = b"m" * 20, b"s" * 20
@@ -45,11 +45,11 @@ def asked(answer: Answer, cycles: int = 1) -> tuple[list[tuple[int, int, bool]],
 
     @asynccontextmanager
     async def request(_to: Contact, _name: str, payload: bytes, **_: Any) -> AsyncIterator[Any]:
-        requests.append(decode(payload, LeaseSteps))
+        requests.append(msgspec.msgpack.decode(payload, type=LeaseSteps))
         found = answer(requests[-1])
         if isinstance(found, Exception):
             raise found
-        yield SimpleNamespace(head=found if isinstance(found, bytes) else encode(found))
+        yield SimpleNamespace(head=found if isinstance(found, bytes) else msgspec.msgpack.encode(found))
 
     async def candidates(_key: bytes) -> list[Contact]:
         return [Contact(SERVER, AT)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.tasks.examples import image_and_label
+from training.tasks.batches import image_and_label
 from training.tasks.task import TaskError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.dispatch.conversion.formats import common_format, records_of
+from training.dispatch.conversion import common_format, records_of
 from training.dispatch.conversion.sources import BadSource, Source, SourceFormat
 from training.dispatch.conversion.tables import TableFormat
 from training.dispatch.recordio import decode_example

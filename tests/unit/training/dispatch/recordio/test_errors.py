@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from training.dispatch.recordio.errors import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
+from training.dispatch.recordio.layout import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 
 
 @pytest.mark.parametrize(

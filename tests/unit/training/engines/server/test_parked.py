@@ -6,7 +6,7 @@ from tests.unit.training.engines.server.test_core import A, commit_all, done, gi
 from training.engines.server.acceptance import EachAtOnce
 from training.engines.server.core import ServerCore
 from training.engines.server.messages import Computed, HeldLease, Poll
-from training.engines.server.parked import ParkedPoll, unknown_reports, whole_reports
+from training.engines.server.service import ParkedPoll, unknown_reports, whole_reports
 
 
 class _Asked:
