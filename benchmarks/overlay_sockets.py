@@ -54,7 +54,7 @@ async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> 
         disk = FolderDisk(folder / str(number))
         return Overlay(
             identity=load_identity(disk, entropy),
-            incarnation=next_incarnation(disk),
+            incarnation=next_incarnation(disk, clock.wall()),
             boot_id=int.from_bytes(entropy.token(8), "big"),
             settings=OverlaySettings(
                 NodeSettings(host="127.0.0.1", port=0), SwarmSettings(run="benchmark"), LivenessSettings()

@@ -155,7 +155,7 @@ def _overlay(folder: Path) -> Any:
     disk = FolderDisk(folder)
     return Overlay(
         identity=load_identity(disk, entropy),
-        incarnation=next_incarnation(disk),
+        incarnation=next_incarnation(disk, clock.wall()),
         boot_id=int.from_bytes(entropy.token(8), "big"),
         settings=OverlaySettings(
             NodeSettings(host="127.0.0.1", port=0), SwarmSettings(run="benchmark"), LivenessSettings()

@@ -49,7 +49,7 @@ class ValueNode:
         clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
         disk = FolderDisk(folder)
         environment = Environment(clock=clock, entropy=entropy, disk=disk, executor=ThreadExecutor(), log=log)
-        self.incarnation = next_incarnation(disk)
+        self.incarnation = next_incarnation(disk, clock.wall())
         self.environment = environment
         self.overlay = Overlay(
             identity=load_identity(disk, entropy),

@@ -1,7 +1,8 @@
-"""The identity of a node: an Ed25519 key and a count of its starts (the incarnation), both in the state directory.
+"""The identity of a node: an Ed25519 key and the number of its start (the incarnation), both in the state directory.
 
 The key is generated on the first start, readable by its owner only. The incarnation is on disk *before* anything is
-sent, so that no two starts on one directory ever use the same number.
+sent, so that no two starts on one directory ever use the same number. It is the time of the start, in seconds since
+1970, or one more than the last: a directory that is restored from an old copy goes on above all that it used since.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def load_identity(disk: Disk, entropy: Entropy) -> Identity:
     return identity_from_seed(seed)
 
 
-def next_incarnation(disk: Disk) -> int:
-    """The incarnation of this start: one more than the last. It is on disk before it is returned."""
+def next_incarnation(disk: Disk, wall_s: float) -> int:
+    """The incarnation of this start, at `wall_s` seconds since 1970: above that of the last. It is on disk before it is
+    returned. Raises `UnreadableIdentity`, `OSError`."""
     try:
         stored = disk.read(INCARNATION_FILE)
     except OSError as error:
@@ -95,14 +97,7 @@ def next_incarnation(disk: Disk) -> int:
         except ValueError as error:
             raise UnreadableIdentity(INCARNATION_FILE, "it does not hold a number") from error
         if last < 0:
-            raise UnreadableIdentity(INCARNATION_FILE, f"it holds {last}, a count of starts is not negative")
-    return keep_incarnation(disk, last + 1)
-
-
-def keep_incarnation(disk: Disk, incarnation: int) -> int:
-    """Write an incarnation to disk and return it.
-
-    A directory restored from a backup has too low a count; the swarm then reports the last one it saw.
-    """
+            raise UnreadableIdentity(INCARNATION_FILE, f"it holds {last}, an incarnation is not negative")
+    incarnation = max(last + 1, int(wall_s))
     disk.write(INCARNATION_FILE, str(incarnation).encode("ascii"))
     return incarnation

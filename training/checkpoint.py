@@ -5,8 +5,8 @@ was written last counts, whatever its step: a new model begins at step 0 beside 
 The files are `vector.safetensors` (every tensor by its canonical name, float32), `trainer.state` (written by the
 trainer: optimiser, schedule, random state, data position; those of further ranks or devices are `trainer.state.1` and
 so on; if it could not be saved in time, `state.json` names that of an earlier checkpoint), `states-N.bin` (the shards
-that the node owned and backed up, see `training.exchange.store.state_files`), `deltas.msgpack` (which deltas the vector
-has), and `state.json`. That one is written last and marks the others as complete.
+that the node owned and backed up, see `training.exchange.store.state_files`), and `state.json`. That one is written
+last and marks the others as complete.
 
 All functions block and belong into a thread. They raise `OSError`, and leave the earlier checkpoints as they were.
 """
@@ -14,7 +14,7 @@ All functions block and belong into a thread. They raise `OSError`, and leave th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -24,31 +24,21 @@ from msgspec import Meta
 from overlay.environment import Disk, Log
 from training import vector_file
 from training.encoding.codecs import Vector
-from training.exchange.ownership_messages import ForgottenRows, Identities, set_of
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
-from training.exchange.terms import TERM_LIMIT, ShardIndex, Term
+from training.exchange.terms import TERM_LIMIT, Term
 from training.layout import Layout
 from training.shard_count import Partition
-from training.shards.applied import Applied
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"
 TRAINER_FILE = "trainer.state"
-LISTED_FILE = "deltas.msgpack"
 MARKER = "state.json"
 
 #: Bytes read at a time.
 PIECE_BYTES = 4 * 1024 * 1024
 
 _NAME = re.compile(r"(?:(\d+)-)?step-(\d+)")
-
-
-class _Set(msgspec.Struct, frozen=True, array_like=True):
-    """The deltas of one shard in `LISTED_FILE`."""
-
-    rows: Identities
-    forgotten: ForgottenRows | None = None
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,12 +108,6 @@ def write_states(disk: Disk, folder: str, number: int, parts: Sequence[bytes | m
     except BaseException:
         file.discard()
         raise
-
-
-def write_listed(disk: Disk, folder: str, listed: Mapping[int, Applied]) -> None:
-    """Write which deltas the vector has, per shard."""
-    sets = {shard: _Set(one.rows(), ForgottenRows.of(one)) for shard, one in listed.items()}
-    disk.write(f"{folder}/{LISTED_FILE}", msgspec.msgpack.encode(sets))
 
 
 def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
@@ -212,26 +196,6 @@ def _read_values(disk: Disk, folder: str, offset: int, into: Vector) -> None:
         if len(raw) != piece.size:
             raise OSError(f"{name} became shorter while it was read")
         np.copyto(piece, np.frombuffer(raw, np.uint8))
-
-
-def read_listed(disk: Disk, checkpoint: Checkpoint, log: Log) -> dict[int, Applied]:
-    """Which deltas the vector has, per shard; a damaged file is logged and skipped."""
-    name = f"{checkpoint.folder}/{LISTED_FILE}"
-    try:
-        raw = disk.read(name)
-        sets = {} if raw is None else _decoded_sets(raw)
-    except (msgspec.DecodeError, OSError) as error:
-        log.warning("stored_states_unreadable", file=name, reason=str(error))
-        return {}
-    return {shard: set_of(one.rows, one.forgotten) for shard, one in sets.items()}
-
-
-def _decoded_sets(raw: bytes) -> dict[int, _Set]:
-    try:
-        return msgspec.msgpack.decode(raw, type=dict[ShardIndex, _Set])
-    except msgspec.ValidationError:  # of an earlier version: the rows alone
-        rows = msgspec.msgpack.decode(raw, type=dict[ShardIndex, Identities])
-        return {shard: _Set(one) for shard, one in rows.items()}
 
 
 def read_states(

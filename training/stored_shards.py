@@ -17,16 +17,13 @@ from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.manifest import Manifest
 from training.shard_count import Partition
-from training.shards.applied import Applied
 from training.shards.splitting import split
 
 
 class StoredShards(NamedTuple):
-    """Term and version of each shard of the vector, which deltas it has where that is known, and the shards that the
-    node owned or backed up."""
+    """Term and version of each shard of the vector, and the shards that the node owned or backed up."""
 
     versions: list[tuple[Term, int]]
-    listed: dict[int, Applied]
     states: dict[int, StoredState]
 
 
@@ -51,7 +48,7 @@ def read(disk: Disk, stored: Checkpoint, manifest: Manifest, log: Log) -> Stored
     former = shard_bounds(layout.total, *cut)
     outer_momentum = manifest.rule.outer_momentum
     states = checkpoint.read_states(disk, stored, former, layout.parameter_total, outer_momentum, log)
-    found = StoredShards(state.terms(), checkpoint.read_listed(disk, stored, log), states)
+    found = StoredShards(state.terms(), states)
     if factor == 1:
         return found
     log.info("shards_divided", stored=cut.shards, shards=len(bounds), step=state.step)
@@ -70,6 +67,5 @@ def divided(found: StoredShards, factor: int, bounds: list[tuple[int, int]]) -> 
             states[place] = StoredState(one.term, part, one.clean)
     return StoredShards(
         [version for version in found.versions for _ in range(factor)],
-        {shard * factor + part: one.copy() for shard, one in found.listed.items() for part in range(factor)},
         states,
     )

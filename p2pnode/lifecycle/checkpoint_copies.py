@@ -75,6 +75,4 @@ class CheckpointCopies:
             return None
         if not has_length(value, MAX_STATE_LENGTH):
             return None
-        listed = checkpoint.read_listed(self._disk, found, self._log)
-        whole = shard // factor
-        return StoredCopy(found.folder, value, *terms[whole], listed=listed.get(whole))
+        return StoredCopy(found.folder, value, *terms[shard // factor])

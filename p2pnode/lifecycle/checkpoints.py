@@ -28,7 +28,6 @@ from training.exchange.exchange import Exchange, Reading
 from training.exchange.store import state_files
 from training.manifest import Manifest
 from training.progress import Progress
-from training.shards.applied import Applied
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Trainer, TrainerFailed
 
@@ -51,7 +50,6 @@ class _Begun(NamedTuple):
     #: When the trainer was free for its next order; empty until then.
     copied_s: list[float]
     #: Which deltas the vector has, as its owners answered when it had been read.
-    listed: dict[int, Applied]
 
 
 @dataclass(slots=True)
@@ -197,7 +195,7 @@ class CheckpointWriter:
             shard_parts=self._manifest.shard_parts,
         )
         reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
-        return _Begun(folder, began_s, state, reading, saving, copied_s, {})
+        return _Begun(folder, began_s, state, reading, saving, copied_s)
 
     async def _write(self, begun: _Begun) -> None:
         try:
@@ -227,16 +225,12 @@ class CheckpointWriter:
             )
         finally:
             begun.reading.close()
-        if self._config.exchange.enabled:
-            begun.listed.update(await self._exchange.lister.deltas_of(begun.reading.versions))
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
         if begun.state.shard_parts != self._manifest.shard_parts:
             raise OSError("the shards were divided while it was written")
         await self._write_states(begun.folder)
-        if self._config.exchange.enabled:
-            await self._executor.run(checkpoint.write_listed, self._disk, begun.folder, begun.listed)
         try:
             async with asyncio.timeout(trainer_s):
                 await asyncio.shield(begun.saving)

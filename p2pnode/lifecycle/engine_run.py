@@ -132,7 +132,6 @@ class EngineRun:
         await exchange.start()
         manifest_check.register(overlay, manifest)
         await self._startup.get_vector(exchange, source, owns=owns)
-        await self._startup.avoid_identity_reuse(exchange)
         node_id = overlay.node_id
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)
         self._trainer.send_data(EngineReady(node_id, seed, barrier.synchronous, part.pause_s))

@@ -409,7 +409,6 @@ class Node:
         self._division.start(exchange, [notes_it, copies.on_divided, self.checkpoints.on_divided])
         self.beside.start(exchange.context.run_genesis, loop, manifest.layout)
         await self._startup.get_vector(exchange, source)
-        await self._startup.avoid_identity_reuse(exchange)
         return exchange, loop
 
     async def _wait_for_nodes(self) -> None:

@@ -91,7 +91,6 @@ class Startup:
         #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
         self.resumes = False
         #: The step with which this node begins is what a single other node has said.
-        self._told_by_one = False
         #: No member of the swarm has answered yet, and this node may not open it again.
         self.waits_for_swarm = False
         #: Why the run has as many shards as it has; None before that is known.
@@ -287,7 +286,7 @@ class Startup:
         found = await run(stored_shards.read, disk, self._checkpoint, manifest, self._log)
         if found is None:
             return
-        exchange.offer_versions(found.versions, found.listed)
+        exchange.offer_versions(found.versions)
         if self._config.exchange.enabled:
             exchange.offer_states(found.states)
 
@@ -396,7 +395,7 @@ class Startup:
     async def get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
         may own shards in this run."""
-        willing = owns and not self._config.node.client_only
+        willing, told_by_one = owns and not self._config.node.client_only, False
         if source is None:
             self._overlay.set_willing(willing)
             if self.resumes:
@@ -406,10 +405,11 @@ class Startup:
         elif self._config.exchange.enabled:
             await self._fetch_vector(exchange, source)
             median = exchange.view.median_step()
-            self._told_by_one = median > self._progress.step and len(self._overlay.members()) <= 1
+            told_by_one = median > self._progress.step and len(self._overlay.members()) <= 1
             self._progress.step = max(self._progress.step, median)
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self._overlay.set_willing(willing)
+        exchange.context.run.begins_at(self._progress.step, told_by_one=told_by_one)
 
     async def _resume_from_disks(self, exchange: Exchange) -> None:
         await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
@@ -431,22 +431,9 @@ class Startup:
                 source = found.source
         self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
 
-    async def avoid_identity_reuse(self, exchange: Exchange) -> None:
-        """Use no delta id twice and count no step twice, even if the state directory was restored from an old copy."""
-        incarnation, step = await exchange.highest_pushed()
-        if incarnation >= self._directory.incarnation:
-            self._log.warning("incarnation_raised", counted=self._directory.incarnation, seen=incarnation)
-            await self._directory.raise_incarnation(incarnation)
-            exchange.use_incarnation(self._directory.incarnation)
-        if step > self._progress.step:
-            # Trained after the last checkpoint: the swarm has these deltas, so these steps must not be trained again.
-            self._log.info("steps_passed_over", checkpoint=self._progress.step, step=step)
-            self._progress.step = step
-        exchange.context.run.begins_at(self._progress.step, told_by_one=self._told_by_one)
-
     async def new_incarnation(self) -> int:
         """For a node that goes on as a later start of itself; it is on disk."""
-        await self._directory.raise_incarnation(self._directory.incarnation)
+        await self._directory.begin_incarnation()
         return self._directory.incarnation
 
 

@@ -1,6 +1,6 @@
 """What a node keeps about itself in its state directory: identity, incarnation, genesis of its swarm, and the record.
 
-Each start takes the next incarnation, so that two runs of one node never use the same id for two deltas. The record
+Each start takes a higher incarnation, so that two runs of one node never use the same id for two deltas. The record
 (`p2pnode.config.directory_record`) says which run and which model the directory belongs to, whether this node founded
 the swarm, and with which settings it was started. A missing or unwritable state directory is an error of the user's
 set-up and is raised as `UserError`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overlay.environment import Environment
-from overlay.identity import UnreadableIdentity, keep_incarnation, load_identity, next_incarnation
+from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
 from p2pnode.config.directory_record import (
     RECORD_FILE,
     DirectoryRecord,
@@ -36,9 +36,10 @@ class StateDirectory:
         self._path = path
         self._disk = disk = environment.disk
         self._executor = environment.executor
+        self._clock = environment.clock
         try:
             self.identity = load_identity(disk, environment.entropy)
-            self.incarnation = next_incarnation(disk)
+            self.incarnation = next_incarnation(disk, self._clock.wall())
             self.genesis = disk.read(GENESIS_FILE)
             content = disk.read(RECORD_FILE)
         except (UnreadableIdentity, OSError) as error:
@@ -86,11 +87,11 @@ class StateDirectory:
             self.record = record
         await self.keep_genesis(genesis)
 
-    async def raise_incarnation(self, above: int) -> None:
-        """Use an incarnation higher than `above` from now on."""
+    async def begin_incarnation(self) -> None:
+        """Use a new incarnation from now on, which is on disk."""
         try:
-            self.incarnation = await self._executor.run(keep_incarnation, self._disk, above + 1)
-        except OSError as error:
+            self.incarnation = await self._executor.run(next_incarnation, self._disk, self._clock.wall())
+        except (UnreadableIdentity, OSError) as error:
             raise state_directory_unusable(self._path, error) from error
 
     async def _write(self, name: str, content: bytes, *, private: bool = False) -> None:

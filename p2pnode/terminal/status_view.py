@@ -143,11 +143,7 @@ def _connected(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     up = f", up {duration(node['uptime_seconds'])}" if "uptime_seconds" in node else ""
     rows = [
         ("connected", f"{population(status.get('population'))}; run {status.get('run', '?')}{kind}"),
-        (
-            "",
-            f"this node: {short(node.get('id'))} at {node.get('address', '?')}, "
-            f"start {node.get('incarnation', '?')}{up}",
-        ),
+        ("", f"this node: {short(node.get('id'))} at {node.get('address', '?')}{up}"),
     ]
     recent = [entry for entry in listed(status, "lost") if isinstance(entry, dict)][:3]
     return rows + [("lost" if at == 0 else "", lost_peer(entry)) for at, entry in enumerate(recent)]

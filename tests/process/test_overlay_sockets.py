@@ -79,7 +79,7 @@ class Real:
         entropy = SystemEntropy()
         self.overlay = Overlay(
             identity=load_identity(disk, entropy),
-            incarnation=next_incarnation(disk),
+            incarnation=next_incarnation(disk, SystemClock().wall()),
             boot_id=int.from_bytes(os.urandom(4), "big"),
             settings=OverlaySettings(NodeSettings(host=host, port=0), SwarmSettings(run="tests"), LivenessSettings()),
             transport=SocketTransport(host, 0, log=log, clock=SystemClock()),

@@ -70,7 +70,6 @@ def test_parts_go_on_as_the_whole_would_have(
     for event in events[:when]:
         play(whole, slice(None), event, rule)
     whole.era_step, whole.unlisted = 3, unlisted
-    whole.written_off.add(DeltaId(NODES[3], 5, 1))
 
     parts = split(whole, sizes)
     starts = np.cumsum([0, *sizes[:-1]])
@@ -91,7 +90,6 @@ def test_parts_go_on_as_the_whole_would_have(
         assert part.applied.rows() == whole.applied.rows()
         assert (part.version, part.known_count) == (whole.version, whole.known_count)
         assert (part.folded_step, part.era_step, part.unlisted) == (whole.folded_step, 3, unlisted)
-        assert part.written_off.rows() == whole.written_off.rows()
         for version in range(whole.version + 1):
             assert rows(part.applied_at(version)) == rows(whole.applied_at(version))
         held = {one.identity: one for one in whole.pending_deltas()}

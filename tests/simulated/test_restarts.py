@@ -1,4 +1,4 @@
-"""Five nodes are killed at once and start again in any order: what is lost is reported, and nothing else is lost."""
+"""Five nodes are killed at once and start again in any order: each shard goes on from its highest copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.histories.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, restart
+from tests.harness.histories.restarts import SETTINGS, SHARDS, WIDTH, CountingTrainer, restart
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import exponential, initial_vector
@@ -16,34 +16,33 @@ from tests.harness.trainers.stub_trainer import exponential, initial_vector
 
 @pytest.mark.parametrize(
     "restarts",
-    [((1, 30.0, 6.0),), *more((((2, 30.0, 6.0), (3, 30.0, 6.0), (34, 60.0, 6.0)),), (((2079, 30.0, 10.0),),))],
+    [((1, 10.0, 6.0),), *more((((2, 10.0, 6.0), (3, 10.0, 6.0), (34, 10.0, 6.0)),), (((2079, 10.0, 10.0),),))],
 )
 @pytest.mark.promise(6)
-def test_what_a_restart_loses_was_on_no_two_disks_and_is_reported(
+def test_a_restart_goes_on_from_the_highest_copies_and_reports_what_they_lack(
     restarts: tuple[tuple[int, float, float], ...],
 ) -> None:
-    """The values say what is lost. Two disks had none of it; the log has all of it, and at most the step that each node
-    was pushing when it was killed beside it. Who owns a shard at the end knows it, whoever has reported it. No delta is
-    in a value twice."""
+    """All come in time. The values say what is lost: no disk had more of a shard; and what the shards lack of the steps
+    that the disks show is counted. No delta is in a value twice."""
     lost = 0
     for seed, spread_s, checkpoint_s in restarts:
         found = restart(seed, spread_s=spread_s, checkpoint_s=checkpoint_s)
         print(found)
-        assert (found.unreported, found.lost_from_two_disks, found.doubled) == (0, 0, 0)
-        assert found.lost <= found.reported <= found.lost + NODES * SHARDS
+        assert (found.lost_from_the_highest, found.doubled) == (0, 0)
+        assert found.lost_from_disks <= found.reported
         lost += found.lost
     assert lost > 0
 
 
-@pytest.mark.parametrize(("seed", "spread_s"), [(5, 60.0), *more((1, 30.0))])
+@pytest.mark.parametrize(("seed", "spread_s"), [(5, 10.0), *more((1, 10.0))])
 def test_a_restart_that_divides_the_shards_loses_no_more_and_doubles_nothing(seed: int, spread_s: float) -> None:
     """The founder, which may come back last, starts with three parts of each shard; the others take them over, and what
     their disks have. Deltas are counted in each part by itself."""
     parts = 3
     found = restart(seed, spread_s=spread_s, checkpoint_s=6.0, divides=parts)
     print(found)
-    assert (found.unreported, found.lost_from_two_disks, found.doubled) == (0, 0, 0)
-    assert 0 < found.lost <= found.reported <= found.lost + NODES * SHARDS * parts
+    assert (found.lost_from_the_highest, found.doubled) == (0, 0)
+    assert found.lost > 0
 
 
 def test_a_node_that_missed_a_division_changes_nothing() -> None:

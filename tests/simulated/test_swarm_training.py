@@ -256,7 +256,7 @@ def test_a_killed_node_comes_back_under_a_new_incarnation() -> None:
         await swarm.until(lambda: again.living.state in ("training", "waiting"), within_s=15, what="it trains again")
 
         assert again.living.overlay.node_id == node_id
-        assert again.living.incarnation == incarnation + 1
+        assert again.living.incarnation > incarnation
         assert again.living.progress.step >= 10
 
     simulate(scenario, seed=17)

@@ -337,7 +337,8 @@ def test_a_node_that_joins_gets_its_share_of_the_keys() -> None:
         assert len(await few.store("b").get_many(keys)) == 400
         assert sorted(await few.store("c").keys()) == sorted(keys)
         held = [one.exchange.store for one in few.world.running() if one.exchange is not None]
-        entries = [len(state.table.entries) for store in held for state in store._states() if state.table is not None]
+        kept = [one.state for store in held for one in (*store.owned.values(), *store.backed.values())]
+        entries = [len(state.table.entries) for state in kept if state is not None and state.table is not None]
         assert sum(entries) == 800
 
     play(scenario)
@@ -401,7 +402,6 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
         found = await few.store("b").get_many([f"k{number}" for number in range(50)])
         assert found == {f"k{number}": Stamped(number, number) for number in range(50)}
         assert few.events("swarm_resumed")[0]["deltas_lost"] == 0
-        assert await first.highest_pushed() == (1, 0)
 
     play(scenario)
 

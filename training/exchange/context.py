@@ -18,7 +18,6 @@ from training.exchange.recovery.acknowledged import AcknowledgedDeltas
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.good_copies import StoredCopies
-from training.exchange.store.push_record import PushRecord
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
@@ -57,8 +56,6 @@ class ExchangeContext:
     counters: Counters = field(default_factory=Counters)
     #: This node's own deltas on their way.
     kept: KeptDeltas = field(default_factory=KeptDeltas)
-    #: Which they were, for the time after a restart.
-    record: PushRecord = field(default_factory=PushRecord)
     #: Those that have arrived, for as long as they may have to be sent again.
     acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
     #: How long this node's steps may still wait for owners that give no results.

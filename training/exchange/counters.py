@@ -30,5 +30,5 @@ class Counters:
     values_refused: int = 0  # and those that it has refused for ever
     values_read: int = 0  # keys of which it has answered a read
     value_batches: int = 0  # batches of updates that it has added
-    lost_in_restarts: int = 0  # recorded before the whole swarm was started again, and in no copy that it went on with
+    lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
     sent_again: int = 0  # shards of deltas that an owner acknowledged and lost

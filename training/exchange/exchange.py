@@ -22,8 +22,6 @@ from training.exchange.counters import Counters
 from training.exchange.divider import Divider
 from training.exchange.divisions import Divisions
 from training.exchange.ownership_messages import (
-    DeltaHistory,
-    DeltaHistoryAnswer,
     FinalDone,
     TransferResult,
 )
@@ -34,8 +32,6 @@ from training.exchange.run_state import Phase, RunState
 from training.exchange.services import ExchangeServices, divided_context, store_of
 from training.exchange.store.copy_status import has_known_owner
 from training.exchange.store.good_copies import StoredCopies
-from training.exchange.store.history import MAX_STARTS_AHEAD, highest_step_of
-from training.exchange.store.losses import named
 from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_reading import ReplicaReading
@@ -46,7 +42,6 @@ from training.exchange.terms import Term
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shard_count import Partition
-from training.shards.applied import Applied
 from training.shards.delta_range import is_delta_in_range
 from training.shards.state import ShardState
 from training.swarm import Swarm
@@ -56,9 +51,8 @@ from training.swarm import Swarm
 RELAXED_PULL_S = 5.0
 #: Under bsp it waits through this long a silence, which is enough to replace a failed owner.
 DETECTION_BOUND_S = 10.0
-#: For `highest_pushed`, which detects a state directory that was restored from an old copy.
-HISTORY_TIMEOUT_S, HISTORY_ATTEMPTS = 2.0, 3
-
+#: For what a node says before it leaves.
+FAREWELL_TIMEOUT_S = 2.0
 
 #: What a checkpoint reads the vector from.
 Reading = VectorSnapshot | ReplicaReading
@@ -127,7 +121,7 @@ class Exchange:
         self.store, self.view = self.context.store, self.context.view
         self._replica = self.context.replica
         self.deltas, self.reads, self.backup = services.deltas, services.reads, services.backup
-        self.publisher, self.directory, self.lister = services.publisher, services.directory, services.lister
+        self.publisher, self.directory = services.publisher, services.directory
         self.codec_control, self.values = services.codec_control, services.values
         self.push_client, self.pull_client = services.push_client, services.pull_client
         self.reconciler, self.rebalancer = services.reconciler, services.rebalancer
@@ -174,10 +168,6 @@ class Exchange:
     def set_overlap(self, is_on: bool) -> None:
         """Whether the trainer goes on while a step is exchanged: then an exchange may take longer."""
         self._run.overlaps = is_on
-
-    def use_incarnation(self, incarnation: int) -> None:
-        """Use this incarnation for later pushes."""
-        self._run.incarnation = incarnation
 
     async def start(self) -> None:
         """Serve requests and start the rebalancer."""
@@ -245,9 +235,9 @@ class Exchange:
             if not self.store.holds_values:
                 self._replica.set_version(shard, term, version)
 
-    def offer_versions(self, versions: list[tuple[Term, int]], listed: dict[int, Applied] | None = None) -> None:
-        """Declare the terms, versions and known deltas of the replica's shards, which then count as copies."""
-        self._replica.restore_versions(versions, listed)
+    def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
+        """Declare the terms and versions of the replica's shards, which then count as copies."""
+        self._replica.restore_versions(versions)
 
     def offer_states(self, states: dict[int, StoredState]) -> None:
         """Offer states read from disk as copies in take-overs until the owners are known."""
@@ -259,7 +249,7 @@ class Exchange:
 
     async def resume(self, expected: int, wait_s: float) -> None:
         """Resume a swarm that was shut down. Waits for `expected` nodes, takes over every shard without a known owner
-        from its best copy, and founds the rest from this node's replica. Logs deltas that are known to be lost."""
+        from its best copy, and founds the rest from this node's replica. Logs how many deltas the shards lost."""
         await self._divider.over(lambda: self._resume(expected, wait_s))
 
     async def _resume(self, expected: int, wait_s: float) -> None:
@@ -269,8 +259,8 @@ class Exchange:
         await self._found(rest)
         if not self.store.holds_values:
             await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
-        lost = self.rebalancer.write_off()
-        self.counters.lost_in_restarts += (count := sum(high - low + 1 for _, _, low, high in lost))
+        lost = self.rebalancer.lost_in_restart()
+        self.counters.lost_in_restarts += (count := sum(lost.values()))
         log = self._log.info if clean and not count else self._log.warning
         log(
             "swarm_resumed",
@@ -280,48 +270,13 @@ class Exchange:
             founded=len(rest),
             clean=clean,
             deltas_lost=count,
-            deltas=named(lost),
+            deltas_lost_by_shard=lost,
         )
         self._settle()
-        await self.reconciler.late.pass_on_all()
 
     def _settle(self) -> None:
-        self.reconciler.remember_disk()
-        self._run.is_settled = True
         self.store.settle_stored()
         self.rebalancer.allow_takeover()
-
-    async def highest_pushed(self) -> tuple[int, int]:
-        """The highest incarnation and, separately, the highest step of this node's deltas, in all states of the owners
-        and of this node. Each is 0 if there is none. An answer that nothing explains is passed over."""
-        return await self._divider.over(self._highest_pushed)
-
-    async def _highest_pushed(self) -> tuple[int, int]:
-        me = self.context.swarm.node_id
-        groups, _ = self.directory.by_owner(range(len(self.store)))
-        starts, likely = self._run.incarnation, self.view.likely_step()
-        found = [highest_step_of(me, self.store.known_deltas(), starts=starts, steps=likely)]
-
-        async def ask(owner: Contact) -> None:
-            for _ in range(HISTORY_ATTEMPTS):
-                try:
-                    answer = await self.context.rpc.ask(
-                        owner, "past", DeltaHistory(self.context.genesis, me), DeltaHistoryAnswer, HISTORY_TIMEOUT_S
-                    )
-                except TransportError as error:
-                    self._log.debug("past_not_had", owner=owner.node_id.hex()[:8], reason=str(error))
-                    continue
-                if answer.incarnation <= starts + MAX_STARTS_AHEAD and answer.step <= likely:
-                    found.append((answer.incarnation, answer.step))
-                else:
-                    past = f"{answer.incarnation}:{answer.step}"
-                    self._log.warning("past_not_believed", owner=owner.node_id.hex()[:8], past=past)
-                return
-
-        await asyncio.gather(*(ask(owner) for owner, _ in groups if owner.node_id != me))
-        # The numbers of batches and updates are no steps.
-        steps = [0] if self.store.holds_values else [step for _, step in found]
-        return max(incarnation for incarnation, _ in found), max(steps)
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
@@ -404,7 +359,7 @@ class Exchange:
 
         async def tell(owner: Contact) -> None:
             with contextlib.suppress(TransportError):  # it leaves a little later
-                await self.context.rpc.ask(owner, "final_done", message, TransferResult, HISTORY_TIMEOUT_S)
+                await self.context.rpc.ask(owner, "final_done", message, TransferResult, FAREWELL_TIMEOUT_S)
 
         await asyncio.gather(*(tell(owner) for owner in owners.values() if not self.view.is_gone(owner.node_id)))
 

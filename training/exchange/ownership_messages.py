@@ -107,8 +107,7 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
     chain: ChainName = b""
     exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
-    #: Deltas known to be lost, and how many the value has that are not in `applied`.
-    written_off: Identities = []
+    #: How many deltas the value has that are not in `applied`.
     unlisted: Number = 0
     #: What `applied` does not list any more.
     forgotten: ForgottenRows | None = None
@@ -277,14 +276,10 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner.
-
-    `recorded`: while the receiver has states from disk, every delta that it knows of an earlier start.
-    """
+    """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner."""
 
     statuses: Annotated[list[CopyStatus], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)] = []
-    recorded: Identities = []
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
@@ -294,64 +289,18 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     shards: Annotated[list[ShardIndex], Meta(max_length=MAX_FETCHED)]
 
 
-class DeltaHistory(msgspec.Struct, frozen=True, array_like=True):
-    """Asks what a node has pushed in earlier starts, as far as the receiver's states show.
-
-    A node whose state directory was restored from a copy must not use an identity twice.
-    """
-
-    genesis: Genesis
-    node: NodeId
-
-
-class DeltaHistoryAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The highest of each; 0 if the receiver has no delta of the node."""
-
-    incarnation: Number
-    step: Number
-
-
-class ListDeltas(msgspec.Struct, frozen=True, array_like=True):
-    """Asks which deltas the values have that the sender pulled: (shard, term, version). It writes them to its disk, so
-    that after a restart of the whole swarm its replica counts as a copy whose deltas are known."""
-
-    genesis: Genesis
-    pulled: Annotated[list[tuple[ShardIndex, TermNumber, TermNode, Number]], Meta(max_length=MAX_SHARDS)]
-
-
-class ListedDeltas(msgspec.Struct, frozen=True, array_like=True):
-    """Those that the receiver knows; others were published by a former owner, or too long ago.
-
-    `forgotten`: of these shards it does not list some any more. `is_full`: there was no room for the shards asked after
-    the last one here, which are asked for again.
-    """
-
-    listed: Annotated[list[tuple[ShardIndex, Identities]], Meta(max_length=MAX_SHARDS)]
-    forgotten: Annotated[list[tuple[ShardIndex, ForgottenRows]], Meta(max_length=MAX_SHARDS)] = []
-    is_full: bool = False
-
-
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them.
-
-    `recorded`: every delta that the sender knows of before the swarm was started again without it. The receiver reports
-    those that its shards lack. `is_passed_on`: the sender owns the shards, and `recorded` is what it has written off in
-    each; its backup and its learner write off the same.
-    """
+    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them."""
 
     genesis: Genesis
     shards: Shards
-    recorded: Identities = []
-    is_passed_on: bool = False
 
 
 class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     """`owner`: the receiver owns the shard under the given term, and `known` are all its identities, which its backup
     has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has.
 
-    `unlogged` of them are not in the receiver's repair log, so that only this state has them. `written_off` and
-    `unlisted` are those of the state. `counts`: the receiver's version sends these three. `forgotten`: what `known`
-    does not list any more.
+    `unlisted`: how many deltas the state has beside those. `forgotten`: what `known` does not list any more.
     """
 
     shard: ShardIndex
@@ -362,10 +311,7 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     era_term: tuple[TermNumber, TermNode] = (0, b"")
     known: Identities = []
     owner_info: OwnerInfo | None = None
-    unlogged: Number = 0
     unlisted: Number = 0
-    written_off: Identities = []
-    counts: bool = False
     forgotten: ForgottenRows | None = None
 
     @property
@@ -376,7 +322,7 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     def row_count(self) -> int:
         """Rows of identities, as `Applied.row_count` has them."""
         floors = 0 if self.forgotten is None else len(self.forgotten.floors)
-        return rows_like(ranges for rows in (self.known, self.written_off) for _, _, ranges in rows) + floors
+        return rows_like(ranges for _, _, ranges in self.known) + floors
 
     def known_deltas(self) -> Applied:
         """The deltas of the state."""

@@ -15,7 +15,6 @@ from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
 from training.exchange.client.buffers import BufferAgreement
 from training.exchange.client.codec_control import CodecControl
-from training.exchange.client.listing import DeltaLister
 from training.exchange.client.pull import PullClient
 from training.exchange.client.push import PushClient
 from training.exchange.client.values import SwarmValues
@@ -87,7 +86,6 @@ class ExchangeServices:
         self.directory = OwnerDirectory(context)
         self.buffers = BufferAgreement(context, self.directory, self.final_values)
         self.codec_control: CodecControl = CodecControl(context) if former is None else former.codec_control
-        self.lister = DeltaLister(context, self.directory)
         self.push_client: PushClient = (
             PushClient(context, self.directory, self.deltas) if former is None else former.push_client
         )
@@ -106,7 +104,6 @@ class ExchangeServices:
         self.codec_control.continue_with(self.context)
         self.deltas.take_from(former.deltas, factor)
         self.reconciler.returned = former.reconciler.returned
-        self.reconciler.late.take_from(former.reconciler.late, factor)
         self.rebalancer.take_from(former.rebalancer)
         self.comparison.take_from(former.comparison)
         self.push_client.divide(self.context, self.directory, self.deltas)
@@ -120,7 +117,6 @@ class ExchangeServices:
             "rebalancer": self.rebalancer.run,
             "fences": self.fences.run,
             "trust": self.trust.run,
-            "push-log": self.push_client.record.run,
             "start-comparison": self.comparison.run,
         }
         if self.context.store.holds_values:

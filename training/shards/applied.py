@@ -137,25 +137,6 @@ class Applied:
                 left[key] = rest
         return Applied(left)
 
-    def beyond(self, other: Applied) -> Applied:
-        """The identities listed in this set above the last step that the other has, or may have forgotten, of the same
-        (node, incarnation)."""
-        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            theirs = other._ranges.get(key)
-            begin = max(other._unlisted_below(key), theirs[-1][1] + 1 if theirs else 0)
-            if rest := _from(begin, ranges):
-                left[key] = rest
-        return Applied(left)
-
-    def up_to(self, step: int) -> Applied:
-        """The identities listed in this set of steps up to this one."""
-        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            if rest := [(low, min(high, step)) for low, high in ranges if low <= step]:
-                left[key] = rest
-        return Applied(left)
-
     @property
     def row_count(self) -> int:
         """How many rows describe the set, of what is listed and of what is forgotten: a measure of the size of a
@@ -165,27 +146,6 @@ class Applied:
     def count(self) -> int:
         """The number of identities, forgotten ones included."""
         return self.forgotten.count + sum(map(_length, self._ranges.values()))
-
-    def oldest(self, count: int) -> Applied:
-        """At most `count` of the identities listed: of each (node, incarnation) the first ones, so many that what is
-        left of each is about equally long."""
-        lengths = {key: _length(ranges) for key, ranges in self._ranges.items()}
-        low_cut, high_cut = 0, max(lengths.values(), default=0)
-        while low_cut < high_cut:
-            cut = (low_cut + high_cut) // 2
-            if sum(max(0, length - cut) for length in lengths.values()) <= count:
-                high_cut = cut
-            else:
-                low_cut = cut + 1
-        found: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            remaining = lengths[key] - low_cut
-            for low, high in ranges:
-                if remaining <= 0:
-                    break
-                found.setdefault(key, []).append((low, min(high, low + remaining - 1)))
-                remaining -= high - low + 1
-        return Applied(found)
 
     def merge(self, other: Applied) -> None:
         """Add all identities that the other set lists. Beyond `MAX_MERGED` ranges the lowest gaps are closed."""

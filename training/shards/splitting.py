@@ -52,7 +52,6 @@ def _part(state: ShardState, start: int, stop: int) -> ShardState:
         pending={step: [replace(one, delta=cut(one.delta)) for one in held] for step, held in state.pending.items()},
         folded_step=state.folded_step,
         norms=Norms((node, starts, step, norm * share) for node, starts, step, norm in state.norms.rows()),
-        written_off=state.written_off.copy(),
         unlisted=state.unlisted,
         recent=state.recent.copy(),
     )

@@ -65,8 +65,6 @@ class ShardState:
     folded_step: int = 0
     #: Lengths of the added deltas, by member: the reference for clipping.
     norms: Norms = field(default_factory=Norms)
-    #: Deltas known to be lost, and reported: recorded before a restart, in no copy that the swarm went on with.
-    written_off: Applied = field(default_factory=Applied)
     #: How many deltas the value has that are not in `applied`, because it began as a replica.
     unlisted: int = 0
     #: The deltas added last, in the order of their versions, since `own` of the store: what an earlier version had.
@@ -213,7 +211,6 @@ class ShardState:
             pending={step: list(items) for step, items in self.pending.items()},
             folded_step=self.folded_step,
             norms=self.norms.copy(),
-            written_off=self.written_off.copy(),
             unlisted=self.unlisted,
             table=None if self.table is None else self.table.copy(),
         )
@@ -242,3 +239,12 @@ class ShardState:
         pending = sum(item.delta.nbytes for items in self.pending.values() for item in items)
         pending += 0 if self.table is None else self.table.size_bytes
         return sum(array.nbytes for array in arrays if array is not None) + pending
+
+
+def last_steps(state: ShardState) -> dict[bytes, int]:
+    """By node the last step whose delta is in a state, visible or pending; of nodes that it lists."""
+    found: dict[bytes, int] = {}
+    pending = ((one.identity.node, one.identity.step) for one in state.pending_deltas())
+    for node, step in (*((node, ranges[-1][1]) for node, _, ranges in state.applied.iterate()), *pending):
+        found[node] = max(step, found.get(node, 0))
+    return found

@@ -34,7 +34,7 @@ const peers = new Table(byId("peers"), {
     { title: "Heard", kind: "number", hint: "the age of its step and state", value: (peer) => ago(peer.last_seen_seconds) },
     { title: "Shards", kind: "number", hint: "its share of the shards, as known here", value: (peer) => share(peer.shards) },
     { title: "Version", kind: "wide", hint: "what it says that it runs, once there was a request between it and this node", value: (peer) => peer.version ?? NONE },
-    { title: "Start", kind: "number wide", hint: "its incarnation: starts on its state directory", value: (peer) => count(peer.incarnation) },
+    { title: "Started", kind: "number wide", hint: "its incarnation, by its own clock", value: (peer) => new Date(peer.incarnation * 1000).toLocaleString() },
     { title: "Address", kind: "wide", value: (peer) => element("code", { text: peer.address }) },
   ],
 });
@@ -197,7 +197,7 @@ function draw(update, series) {
   byId("lost-section").hidden = status.lost === undefined;
   setText(byId("lost-amount"), status.lost?.length ? String(status.lost.length) : "");
   drawFacts(status);
-  const about = `p2pnode ${status.node.version}, up ${duration(status.node.uptime_seconds)}, start ${count(status.node.incarnation)}`;
+  const about = `p2pnode ${status.node.version}, up ${duration(status.node.uptime_seconds)}`;
   setText(byId("foot"), `${about} · ${plural(status.loop.tasks, "task")} · loop late by ${milliseconds(status.loop.delay_ms_p99)} (99 %)`);
 }
 

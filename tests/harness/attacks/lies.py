@@ -40,8 +40,6 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "final_buffers": (moves.FinalBuffers, moves.FinalBuffersAnswer),
     "survey": (moves.Survey, moves.SurveyAnswer),
     "fetch": (moves.Fetch, moves.StateTransfer),
-    "past": (moves.DeltaHistory, moves.DeltaHistoryAnswer),
-    "list": (moves.ListDeltas, moves.ListedDeltas),
     "offer": (moves.Offer, moves.OwnedHistories),
     "seek": (moves.FindDeltas, moves.FoundDeltas),
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),

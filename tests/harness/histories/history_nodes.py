@@ -233,7 +233,7 @@ class HistoryNodes:
             manifest = saved.manifest
             genesis = bytes.fromhex(manifest.genesis)
             found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES, manifest.rule.outer_momentum)
-        whole = StoredShards(saved.versions, {}, found)
+        whole = StoredShards(saved.versions, found)
         factor = saved.manifest.partition.divisor(present.partition)
         return whole if factor == 1 else divided(whole, factor, present.bounds())
 

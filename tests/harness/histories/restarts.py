@@ -58,13 +58,12 @@ class Restart:
     #: Acknowledged deltas that the model lacks after the restart, and deltas that it has twice.
     lost: int
     doubled: int
+    #: Deltas that the highest copy of each cell on any disk has more than the cell.
+    lost_from_the_highest: int
+    #: Deltas that the cells lack of the steps which the nodes had reached, as their disks say.
+    lost_from_disks: int
     #: What the log reported as lost.
     reported: int
-    taken_back: int
-    #: Lost deltas that no owner has written off, and those that two disks had, and that one had.
-    unreported: int
-    lost_from_two_disks: int
-    lost_from_a_disk: int
 
 
 def counted(swarm: Swarm, cells: int) -> np.ndarray:
@@ -73,15 +72,17 @@ def counted(swarm: Swarm, cells: int) -> np.ndarray:
     return np.rint(value.reshape(cells, WIDTH)[:, :NODES]).astype(int)
 
 
-def on_disks(swarm: Swarm, cells: int) -> np.ndarray:
-    """Deltas that each disk has, in the vector or the states of its newest checkpoint: int[disks, cells, nodes]."""
+def on_disks(swarm: Swarm, cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Deltas that each disk has, in the vector or the states of its newest checkpoint, int[disks, cells, nodes]; and
+    the step that its node had reached, int[disks]."""
     layout, initial = plain_layout(cells * WIDTH), initial_vector(0, cells * WIDTH)
     bounds = shard_bounds(layout.total, SHARDS)
     log = ListLog([], "", swarm.clock)
-    found = []
+    found, reached = [], []
     for host in swarm.hosts.values():
         newest = checkpoint.newest(host.disk, log)
         values = initial.copy()
+        reached.append(0 if newest is None else newest.state.step)
         if newest is None:
             found.append(values - initial)
             continue
@@ -90,18 +91,7 @@ def on_disks(swarm: Swarm, cells: int) -> np.ndarray:
         for shard, stored in states.items():
             values[slice(*bounds[shard])] = np.maximum(values[slice(*bounds[shard])], stored.state.value)
         found.append(values - initial)
-    return np.rint(np.array(found).reshape(-1, cells, WIDTH)[:, :, :NODES]).astype(int)
-
-
-def written_off(swarm: Swarm, cells: int) -> np.ndarray:
-    """Deltas that the owners have reported as lost, int[cells, nodes]; each cell is a shard now."""
-    names = {host.living.identity.node_id: int(name[1:]) for name, host in swarm.hosts.items()}
-    found = np.zeros((cells, NODES), int)
-    for host in swarm.running():
-        for shard, owned in host.living.exchange.store.owned.items():
-            for node, _, ranges in owned.state.written_off.rows():
-                found[shard, names[node]] += sum(high - low + 1 for low, high in ranges)
-    return found
+    return np.rint(np.array(found).reshape(-1, cells, WIDTH)[:, :, :NODES]).astype(int), np.array(reached)
 
 
 async def _pause(swarm: Swarm) -> None:
@@ -126,7 +116,7 @@ async def _restart(
     before = counted(swarm, cells)
     for name in names:
         await swarm.kill(name)
-    disks = np.sort(on_disks(swarm, cells), axis=0)
+    disks, reached = on_disks(swarm, cells)
     killed = len(swarm.records)
     order = chance.sample(names, NODES)
     delays = sorted(chance.uniform(0.0, spread_s) for _ in names)
@@ -149,24 +139,18 @@ async def _restart(
     after_kill = (one for one in swarm.records[killed:] if one.event == "delta_refused")
     refused = sum(sum(one.fields["reasons"].values()) for one in after_kill)
     kept = after - since[None, :]
-    reports = written_off(swarm, cells)
+    highest = disks.sum(axis=2).max(axis=0)
     if shows:
-        print("lost", missing.tolist(), "reported", reports.tolist(), sep="\n")
-    resumed = sum(record.fields["deltas_lost"] for record in swarm.of("swarm_resumed"))
-    split = sum(record.fields["count"] for record in swarm.of("deltas_lost_in_split"))
-    split += sum(record.fields["count"] for record in swarm.of("deltas_lost_in_restart"))
-    split -= sum(record.fields["recovered"] for record in swarm.of("shard_taken_back"))
+        print("lost", missing.tolist(), "reached", reached.tolist(), "kept", kept.tolist(), sep="\n")
     return Restart(
         seed,
         tuple(order),
         tuple(round(delay, 1) for delay in delays),
         int(missing[missing > 0].sum()) - refused,
         int(-missing[missing < 0].sum()),
-        resumed + split,
-        len(swarm.of("shard_taken_back")),
-        max(0, int(np.maximum(0, missing.sum(axis=1) - reports.sum(axis=1)).sum()) - refused),
-        max(0, int(np.maximum(0, disks[-2] - kept).sum()) - refused),
-        max(0, int(np.maximum(0, disks[-1] - kept).sum()) - refused),
+        max(0, int(np.maximum(0, highest - kept.sum(axis=1)).sum()) - refused),
+        max(0, int(np.maximum(0, reached[None, :] - kept).sum()) - refused),
+        sum(record.fields["deltas_lost"] for record in swarm.of("swarm_resumed")),
     )
 
 

@@ -200,7 +200,7 @@ class ValueHistory(History):
         for raw in saved.states:
             genesis = bytes.fromhex(self.world.manifest.genesis)
             found |= state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0, 0.0)
-        return StoredShards(saved.versions, {}, found)
+        return StoredShards(saved.versions, found)
 
     async def _calm(self) -> None:
         for member in self.world.running():

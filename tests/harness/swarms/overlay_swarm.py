@@ -95,7 +95,7 @@ class OverlayWorld:
         settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
         overlay = Overlay(
             identity=identity,
-            incarnation=next_incarnation(disk),
+            incarnation=next_incarnation(disk, 0.0),
             boot_id=int.from_bytes(entropy.token(8), "big"),
             settings=OverlaySettings(settings, SwarmSettings(run=run or self.run), LivenessSettings()),
             transport=transport,

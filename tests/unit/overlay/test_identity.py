@@ -40,12 +40,24 @@ def test_an_unreadable_identity_is_an_error() -> None:
         load_identity(disk, SeededEntropy(1))
 
 
-def test_incarnations_count_starts() -> None:
-    """1, 2, 3 …, each on disk before it is used; a damaged count is an error."""
+def test_incarnations_are_the_times_of_starts_and_rise() -> None:
+    """Also in one second, and when the clock was set back; each is on disk before it is used, and a damaged one is an
+    error."""
     disk = MemoryDisk()
-    assert [next_incarnation(disk) for _ in range(3)] == [1, 2, 3]
-    assert disk.files["incarnation"] == b"3"
+    assert [next_incarnation(disk, wall_s) for wall_s in (100.9, 100.9, 40.0, 200.0)] == [100, 101, 102, 200]
+    assert disk.files["incarnation"] == b"200"
 
     disk.write("incarnation", b"three")
     with pytest.raises(UnreadableIdentity, match="number"):
-        next_incarnation(disk)
+        next_incarnation(disk, 300.0)
+
+
+def test_a_directory_put_back_from_a_copy_goes_on_above_what_it_used_since() -> None:
+    """With the number that it had then, and without one."""
+    disk = MemoryDisk()
+    next_incarnation(disk, 100.0)
+    backup = dict(disk.files)
+    used = [next_incarnation(disk, wall_s) for wall_s in (110.0, 120.0, 130.0)]
+    for files in (backup, {}):
+        disk.files = dict(files)
+        assert next_incarnation(disk, 140.0) > max(used)

@@ -19,7 +19,6 @@ from training.checkpoint import Checkpoint, CheckpointState
 from training.encoding.codecs import Vector
 from training.exchange.terms import Term
 from training.layout import Layout, LayoutEntry
-from training.shards.applied import Applied, DeltaId
 
 LAYOUT = Layout(
     (
@@ -486,23 +485,3 @@ def test_a_vector_that_does_not_fit_changes_nothing() -> None:
         checkpoint.read_vector(replaced(tensors_without("c.mean")), folder(1, 1), LAYOUT, into)
 
     assert into.tolist() == [-1.0] * 9
-
-
-def test_the_deltas_of_the_vector_are_read_with_what_they_do_not_list() -> None:
-    """Also those that an earlier version has written, which lists everything."""
-    disk, log = MemoryDisk(), Lines()
-    folder = write(disk, 3)
-    known = Applied()
-    for start in (1, 2):
-        known.add(DeltaId(b"n" * 20, start, start))
-    whole = known.copy()
-    known.forget(b"n" * 20, 1)
-    newest = checkpoint.newest(disk, log)
-    assert newest is not None
-
-    checkpoint.write_listed(disk, folder, {0: known, 7: Applied()})
-    assert checkpoint.read_listed(disk, newest, log) == {0: known, 7: Applied()}
-
-    former = {0: whole.rows(), 7: list[object]()}
-    disk.write(f"{folder}/{checkpoint.LISTED_FILE}", msgspec.msgpack.encode(former))
-    assert checkpoint.read_listed(disk, newest, log) == {0: whole, 7: Applied()}

@@ -18,7 +18,7 @@ from training.exchange.terms import Term
 from training.layout import shard_bounds
 from training.manifest import PROTOCOL, Manifest
 from training.shard_count import Partition
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 from training.stored_shards import StoredShards
@@ -61,7 +61,6 @@ def written(disk: MemoryDisk, cut: Partition) -> Checkpoint:
         state.apply(DeltaId(NODE, 1, shard), 0.5, np.ones(stop - start, np.float32), Rule(1.0, 0.5))
         states.append((shard, Term(shard + 1, NODE), state))
     checkpoint.write_states(disk, folder, 0, state_files.encode(GENESIS, states, clean=True))
-    checkpoint.write_listed(disk, folder, {shard: listed_of(shard) for shard in range(len(bounds))})
     marks = [(shard + 1, NODE.hex(), shard) for shard in range(len(bounds))]
     state = CheckpointState(
         run="r",
@@ -75,12 +74,6 @@ def written(disk: MemoryDisk, cut: Partition) -> Checkpoint:
     )
     checkpoint.finish(disk, folder, state, 2)
     return Checkpoint(folder, state)
-
-
-def listed_of(shard: int) -> Applied:
-    found = Applied()
-    found.add(DeltaId(NODE, 9, shard))
-    return found
 
 
 def read(cut: Partition, manifest: Manifest) -> tuple[StoredShards | None, list[Record]]:
@@ -109,11 +102,10 @@ def test_each_part_is_offered_as_the_whole_was(cut: Partition, now: Partition) -
     assert found is not None
     factor, bounds = now.shards // cut.shards, shard_bounds(SIZE, *now)
 
-    assert len(found.versions) == len(found.listed) == len(found.states) == now.shards
+    assert len(found.versions) == len(found.states) == now.shards
     for part, (start, stop) in enumerate(bounds):
         shard = part // factor
         assert found.versions[part] == (Term(shard + 1, NODE), shard)
-        assert found.listed[part].rows() == listed_of(shard).rows()
         one = found.states[part]
         assert (one.term, one.clean, one.state.version) == (Term(shard + 1, NODE), True, 1)
         assert one.state.applied.rows() == [(NODE, 1, [(shard, shard)])]

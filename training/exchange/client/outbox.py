@@ -128,8 +128,6 @@ class Outbox:
         for item in waiting:
             del delivery.unacknowledged[item.shard]
             delivery.taken_back += 1
-        if waiting and not (delivery.unacknowledged or delivery.acknowledged or delivery.refused):
-            self._context.record.leave_out(delivery.identity)  # it counts as a part of the later one
         if not delivery.unacknowledged and delivery.task is not None:
             delivery.task.cancel()
         return [(item, delivery.push) for item in waiting]

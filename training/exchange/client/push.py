@@ -28,7 +28,6 @@ from training.encoding.codecs import Vector
 from training.exchange.client.delivery import Delivery, Outgoing
 from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Outbox
-from training.exchange.client.push_log import PushLog
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
@@ -92,7 +91,6 @@ class PushClient:
 
     def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
         self._context = context
-        self.record = PushLog(context)
         self._swarm = context.swarm
         self._store = context.store
         self._run = context.run
@@ -140,7 +138,6 @@ class PushClient:
         sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
         former = self._outbox
         self._context, self._store, self._deltas, self._directory = context, context.store, deltas, directory
-        self.record.continue_with(context)
         self._outbox = Outbox(context, directory, deltas)
         self._feedback.divide(self._store.bounds)
         self._runs = _runs(self._store.bounds)
@@ -169,14 +166,6 @@ class PushClient:
         Without `on_taken`, `delta` must not change before that. Otherwise `on_taken` is called once, as soon as it may:
         everything that is still to be sent is encoded or copied then.
         """
-        identity = self.record.begin(step)
-        report = await self._push(step, base_step, weight, delta, on_taken)
-        self.record.end(identity, is_added=bool(report.acknowledged or report.outstanding))
-        return report
-
-    async def _push(
-        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None
-    ) -> PushReport:
         sent_before, is_apart = self._counters.bytes_sent, self.apart_since is not None
         workers = max(1.0, self._context.view.worker_count())
         if is_apart:

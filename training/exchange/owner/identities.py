@@ -76,8 +76,6 @@ class IdentityKeeper:
         now = self._clock.monotonic()
         present = Present(now, silent_s, self._view.incarnation_of, settled)
         count = deltas.forget(state.applied, present)
-        if count:
-            state.written_off = state.written_off.without(state.applied)
         if state.table is not None:
             count += updates.forget(state.table.known, Present(now, silent_s, self._view.incarnation_of))
         return count

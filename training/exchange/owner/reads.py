@@ -30,17 +30,10 @@ from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
-    MAX_ROWS,
-    DeltaHistory,
-    DeltaHistoryAnswer,
     Fetch,
     FinalBuffers,
     FinalBuffersAnswer,
     FinalDone,
-    ForgottenRows,
-    Identities,
-    ListDeltas,
-    ListedDeltas,
     StateHead,
     StateTransfer,
     Survey,
@@ -49,8 +42,6 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status
-from training.exchange.store.history import highest_step_of
-from training.exchange.store.losses import recorded_deltas
 from training.exchange.store.replica import Position
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
@@ -129,8 +120,6 @@ class ReadHandler:
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
         self._rpc.register("survey", Survey, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
-        self._rpc.register("list", ListDeltas, self._on_list)
-        self._rpc.register("past", DeltaHistory, self._on_past)
         self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
         self._rpc.register("final_done", FinalDone, self._on_final_done)
 
@@ -233,26 +222,7 @@ class ReadHandler:
         pulled, step = self._replica.pulled_version, self._run.step
         statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
         known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
-        recorded = [] if self._run.is_settled else recorded_deltas(self._store, self._context.record).rows()
-        return Response(encode(SurveyAnswer(statuses, known, recorded)))
-
-    async def _on_list(self, _sender: Contact, message: ListDeltas, _stream: AsyncIterator[Buffer]) -> Response:
-        listed: list[tuple[int, Identities]] = []
-        forgotten: list[tuple[int, ForgottenRows]] = []
-        room, is_full = MAX_ROWS, False
-        for shard, number, node, version in sorted(message.pulled):
-            owned = self._store.owned.get(shard)
-            known = None if owned is None else owned.listed_at(Term(number, node), version)
-            if known is None:
-                continue
-            room -= known.row_count
-            if listed and room < 0:
-                is_full = True
-                break
-            listed.append((shard, known.rows()))
-            if (rows := ForgottenRows.of(known)) is not None:
-                forgotten.append((shard, rows))
-        return Response(encode(ListedDeltas(listed, forgotten, is_full)))
+        return Response(encode(SurveyAnswer(statuses, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
@@ -260,12 +230,6 @@ class ReadHandler:
         return Response(
             encode(StateTransfer(self._context.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
         )
-
-    async def _on_past(self, _sender: Contact, message: DeltaHistory, _stream: AsyncIterator[Buffer]) -> Response:
-        peer = self._context.swarm.peers.get(message.node)
-        starts, steps = 0 if peer is None else peer.incarnation, self._view.likely_step()
-        found = highest_step_of(message.node, self._store.known_deltas(), starts=starts, steps=steps)
-        return Response(encode(DeltaHistoryAnswer(*found)))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""

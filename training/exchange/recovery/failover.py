@@ -31,13 +31,10 @@ from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
-from training.exchange.store.losses import recorded_deltas, spans, write_off
-from training.exchange.store.repair_log import Span
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 from training.exchange.trust import Untrue
-from training.shards.applied import Applied
-from training.shards.state import ShardState
+from training.shards.state import ShardState, last_steps
 
 #: Candidates surveyed before a take-over: all of them, because any may be the backup.
 CANDIDATES_SURVEYED = 20
@@ -74,8 +71,10 @@ class Failover:
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
         self._resuming = False
-        #: The deltas of earlier starts that the surveyed nodes know of.
-        self._recorded = Applied()
+        #: The steps that the nodes which start again had reached, as their disks say. Of the replicas that shards go on
+        #: with: the step of the node that had pulled them.
+        self._reached: dict[bytes, int] = {}
+        self._replica_steps: dict[int, int] = {}
         self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
 
     async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
@@ -113,6 +112,8 @@ class Failover:
             if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
             copied, state = best
+            if self._resuming and state.unlisted:
+                self._era_begins_again(shard, state)
             from_replica += state.era_step > 0
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
             stored = self._store.stored.get(shard)
@@ -127,6 +128,12 @@ class Failover:
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
+
+    def _era_begins_again(self, shard: int, state: ShardState) -> None:
+        """After a restart of all nodes no delta of before is on its way: none of the node with the oldest disk is to
+        be refused."""
+        self._replica_steps[shard] = state.era_step
+        state.era_step = max(1, min([self._run.step, state.era_step, *self._reached.values()]))
 
     def _gone_owners(self, shards: list[int]) -> dict[bytes, Contact]:
         """Owners that this node alone counts as gone: others may reach them, and then nothing is taken from them. One
@@ -166,12 +173,18 @@ class Failover:
             self._resuming = False
         return answered
 
-    def write_off(self) -> list[Span]:
-        """After `resume`: the deltas that some node has recorded and the shards owned now lack, reported once."""
-        own = recorded_deltas(self._store, self._context.record)
-        recorded = self._recorded.up_to(self._view.furthest_step())
-        recorded.merge(own)
-        return [span for owned in self._store.owned.values() for span in spans(write_off(owned.state, recorded))]
+    def lost_in_restart(self) -> dict[int, int]:
+        """After `resume`: of each shard owned now how many steps it lacks of those that the nodes had reached, all
+        nodes together. Shards that lack none are left out, and all of a run of named values, which has no steps."""
+        if self._store.holds_values:
+            return {}
+        reached = {**self._reached, self._swarm.node_id: self._run.step}
+        found = {}
+        for shard, owned in self._store.owned.items():
+            last = last_steps(owned.state)
+            least = self._replica_steps.get(shard, 0)  # which deltas a replica has is unknown
+            found[shard] = sum(max(0, step - max(least, last.get(node, 0))) for node, step in reached.items())
+        return {shard: lost for shard, lost in found.items() if lost}
 
     async def ask_silent(self, node: bytes) -> None:
         """Ask a member that counts as gone whether it answers again; any answer ends its silence."""
@@ -223,6 +236,8 @@ class Failover:
                 if contact.node_id != self._swarm.node_id and shard not in wanted:
                     wanted.append(shard)
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
+        #: The others have trained on, and have what they pushed.
+        joining = {peer.node_id for peer in self._swarm.members() if peer.activity is Activity.JOINING}
 
         async def ask(contact: Contact, wanted: list[int], tries: int) -> None:
             asked_s = self._clock.monotonic()
@@ -243,12 +258,12 @@ class Failover:
             self._compare_with_claims(contact.node_id, wanted, answer, asked_s)
             # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)
-            if self._resuming:
-                self._recorded.merge(Applied.of_rows(answer.recorded))
             for copy in answer.statuses:
                 is_plausible = self._store.ownership.is_plausible
                 if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
                     found[copy.shard].append((contact, copy))
+                    if self._resuming and contact.node_id in joining:
+                        self._reached[contact.node_id] = min(copy.step, self._view.furthest_step())
 
         # When a whole swarm restarts any node may have the best copy, and all are busy starting.
         tries = RESUME_ROUNDS if self._resuming else 1

@@ -68,7 +68,7 @@ class Learners:
         for count, shard in enumerate(shards):
             left_bytes -= self._state_bytes(shard)
             owned = self._store.owned.get(shard)
-            left_rows -= 0 if owned is None else owned.state.applied.row_count + owned.state.written_off.row_count
+            left_rows -= 0 if owned is None else owned.state.applied.row_count
             if left_bytes < 0 or left_rows < 0:
                 return shards[: max(1, count)]
         return shards

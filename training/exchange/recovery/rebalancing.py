@@ -40,7 +40,6 @@ from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
-from training.exchange.store.repair_log import Span
 
 TICK_S = 0.5
 #: To rank the candidates of a shard after a change of membership takes as long as so many values to be added.
@@ -157,9 +156,9 @@ class Rebalancer:
         """See `Failover.resume`."""
         return await self._failover.resume(expected, wait_s)
 
-    def write_off(self) -> list[Span]:
-        """See `Failover.write_off`."""
-        return self._failover.write_off()
+    def lost_in_restart(self) -> dict[int, int]:
+        """See `Failover.lost_in_restart`."""
+        return self._failover.lost_in_restart()
 
     def _orphaned_copies(self) -> list[int]:
         """Shards that this node backs up, and whose owner is gone or has restarted."""

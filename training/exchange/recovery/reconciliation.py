@@ -7,7 +7,8 @@ identities.
 
 One exception: the winner started from a replica while the loser has the whole history. It is unknown which deltas the
 replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy. Where it cannot,
-its copy waits for a later owner that can tell what it has.
+its copy waits for a later owner that can tell what it has. A copy from before a restart of the swarm, in memory or on
+disk, takes its shard back only if it has more deltas than the owner.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ from training.exchange.ownership_messages import (
     OwnedHistories,
     OwnedHistory,
 )
-from training.exchange.recovery.late_copies import LateCopies
 from training.exchange.recovery.repair_handler import MAX_BATCH_BYTES, RepairHandler, as_message, logged_bodies
-from training.exchange.store.losses import is_worth_more, only_here, spans
-from training.exchange.store.repair_log import Difference, LogEntry, Span, SupersededCopy, compare, identities_of
+from training.exchange.store.repair_log import (
+    Difference,
+    LogEntry,
+    Span,
+    SupersededCopy,
+    compare,
+    identities_of,
+    only_here,
+    spans,
+)
 from training.exchange.terms import OwnerInfo, Term, generation_of
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
 CLAIMS_INTERVAL_S = 2.0
@@ -68,9 +76,7 @@ class SplitReconciler:
         self._log = context.environment.log
         self._random = context.environment.entropy.random
         self._directory = directory
-        #: What this node knows of a time before its swarm was started again.
-        self.late = LateCopies(context, directory)
-        self.repairs = RepairHandler(context, self.late, deltas)
+        self.repairs = RepairHandler(context, deltas)
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         #: Peers that were declared dead and are back: they are sent the claims.
@@ -87,15 +93,13 @@ class SplitReconciler:
         now = self._clock.monotonic()
         self._report_mended(now)
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
-        if (now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled()) or self.late.due():
+        if now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled():
             return True
         return bool(self._store.owned) and (bool(self.returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
         """Send the claims of this node, and offer the deltas of its superseded copies."""
         await self._send_claims()
-        if self.late.due():
-            await self.late.tell()
         if not (unsettled := self._unsettled()):
             return
         self._offered_at = self._clock.monotonic()
@@ -179,67 +183,54 @@ class SplitReconciler:
                 batch.append(wanted.pop())
             await self._send(owner, batch)
 
-    def remember_disk(self) -> None:  # `LateCopies.remember`
-        self.late.remember()
-
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
         if copy.is_broken:
             return False
-        is_of_before = copy.is_late or generation_of(history.term) > generation_of(copy.term)
-        if is_of_before and history.counts:
-            # The owner began without this node: what only its state has, and what only the copy has, is counted.
-            is_same_era = (history.era_step, history.era_term) == (copy.state.era_step, copy.state.era_term)
-            log = self._store.log.entries(history.shard)
-            return not is_same_era and not self._run.is_leaving and is_worth_more(copy, history, log)
-        # Both sides of a split went on, and have their deltas in logs.
+        known = history.known_deltas()
+        is_of_before = copy.is_stored or generation_of(history.term) > generation_of(copy.term)
+        if is_of_before and copy.state.known_count <= known.count() + history.unlisted:
+            return False
         newer_era = history.era_step > copy.state.era_step
         # A term with the same number is the other side's: its state cannot descend from this copy.
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
             return False
         # A new era that started from a state on disk has its identities, and may have all of this copy's.
-        return bool(copy.known().without(history.known_deltas()).rows())
+        return bool(copy.known().without(known).rows())
 
     def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
         shard = history.shard
         if shard in self._store.owned or self._store.ownership.fence(shard) > history.term:
             return
-        self._own_again(shard, copy, history.term, Applied.of_rows(history.written_off))
+        self._own_again(shard, copy, history.term)
         self._claimed_at = 0.0  # the other node is informed at once
         self.returned[history.term.node] = None
 
-    def _own_again(self, shard: int, copy: SupersededCopy, above: Term, written_off: Applied) -> None:
+    def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
         term = self._store.next_term(shard, above)
         now = self._clock.monotonic()
         self._store.own(shard, copy.state, term, self._context.me(), now, by_handover=False)
-        lost = written_off.without(copy.known())
-        recovered = written_off.count() - lost.count()
-        copy.state.written_off.merge(lost)
-        self._context.counters.lost_in_restarts -= recovered
-        self._log.warning("shard_taken_back", shard=shard, term=term.number, recovered=recovered)
+        self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
 
     async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
         """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
         known = history.known_deltas()
         # An old copy against a newer replica: it is unknown which deltas that one has, so none is added.
-        is_counted = copy.is_late and history.counts
-        unclear = bool(history.unlisted) if is_counted else history.era_step > copy.state.era_step
+        unclear = bool(history.unlisted) if copy.is_stored else history.era_step > copy.state.era_step
         difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
         if difference.wanted:
             return [(shard, entry) for entry in difference.wanted]
-        is_sought = difference.lost and not unclear and not copy.is_late and copy.sought < MAX_SEARCHES
+        is_sought = difference.lost and not unclear and not copy.is_stored and copy.sought < MAX_SEARCHES
         if is_sought and await self._seek(shard, difference):
             copy.sought += 1
             return []  # offered in the next round
         if self._store.superseded.get(shard) is copy:
-            missing = only_here(copy, history, () if unclear else self._store.log.entries(shard))
-            if copy.is_late and missing.count():
-                await self.late.keep_aside(shard, copy, missing)
-                if self._store.superseded.get(shard) is not copy:
-                    return []  # it was settled meanwhile, or another copy was merged with it, which has deltas too
-            missing = missing.without(Applied.of_rows(history.written_off))  # the owner has told those itself
-            self._report_lost(shard, copy, [] if is_counted else spans(missing))  # `LateCopies` counts those from disk
-            if unclear and not copy.is_late:
+            missing = only_here(copy, known, () if unclear else self._store.log.entries(shard))
+            if copy.is_stored:
+                self._report_stored(shard, max(0, missing.count() - history.unlisted))
+            else:
+                self._report_lost(shard, copy, spans(missing))
+            if unclear and not copy.is_stored:
                 copy.wait_for_another_owner(history.term, self._clock.monotonic())
             else:
                 del self._store.superseded[shard]
@@ -280,7 +271,7 @@ class SplitReconciler:
             # The owned state started from a replica and the former copy has the whole history: exchange them.
             del self._store.superseded[shard]
             self._store.step_down(shard)
-            self._own_again(shard, copy, owned.term, owned.state.written_off)
+            self._own_again(shard, copy, owned.term)
             return
         for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
             item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
@@ -298,6 +289,12 @@ class SplitReconciler:
         self._mended += 1
         self._mended_lost += count
         self._mended_at = self._clock.monotonic()
+
+    def _report_stored(self, shard: int, count: int) -> None:
+        """How many deltas a copy from this node's disk had that its shard goes on without."""
+        if count:
+            self._counters.lost_in_restarts += count
+            self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
 
     def _report_mended(self, now: float) -> None:
         if self._mended and now - self._mended_at >= OCCASION_S:

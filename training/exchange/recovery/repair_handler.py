@@ -29,7 +29,6 @@ from training.exchange.ownership_messages import (
     OwnedHistories,
     OwnedHistory,
 )
-from training.exchange.recovery.late_copies import LateCopies
 from training.exchange.store.repair_log import LogEntry, identities_of
 from training.exchange.terms import MAX_BELIEVED
 
@@ -42,7 +41,7 @@ MAX_BATCHES = 16
 class RepairHandler:
     """Handles `offer`, `mend` and `seek` of other nodes."""
 
-    def __init__(self, context: ExchangeContext, late: LateCopies, deltas: DeltaHandler) -> None:
+    def __init__(self, context: ExchangeContext, deltas: DeltaHandler) -> None:
         self._context = context
         self._swarm = context.swarm
         self._store = context.store
@@ -51,17 +50,13 @@ class RepairHandler:
         self._counters = context.counters
         self._clock = context.environment.clock
         self._log = context.environment.log
-        self._late = late
         self._deltas = deltas
         context.rpc.register("offer", Offer, self._on_offer, waits=True)
         context.rpc.register("seek", FindDeltas, self._on_seek)
         context.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
-    async def _on_offer(self, sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
         histories: list[OwnedHistory] = []
-        if message.is_passed_on:
-            await self._late.note(message, sender)
-            return Response(encode(OwnedHistories(histories)))
         left_rows = MAX_ROWS
         for shard in message.shards:
             if shard < len(self._store):
@@ -70,10 +65,7 @@ class RepairHandler:
                 if histories and left_rows < 0:
                     break  # the sender asks again for the others
                 histories.append(history)
-        owned = [one.shard for one in histories if one.status == "owner"]
-        again = await self._late.count_offered(owned, message, sender)
-        found = [OwnedHistory(one.shard, "retry") if one.shard in again else one for one in histories]
-        return Response(encode(OwnedHistories(found)))
+        return Response(encode(OwnedHistories(histories)))
 
     def history(self, shard: int) -> OwnedHistory:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
@@ -84,7 +76,6 @@ class RepairHandler:
             return OwnedHistory(shard, "retry")
         state = owned.state
         known = identities_of(state)
-        logged = sum(entry.identity in known for entry in self._store.log.entries(shard))
         return OwnedHistory(
             shard,
             "owner",
@@ -92,10 +83,7 @@ class RepairHandler:
             state.era_step,
             state.era_term,
             known.rows(),
-            unlogged=min(max(0, known.count() - logged), MAX_BELIEVED),
             unlisted=state.unlisted,
-            written_off=state.written_off.rows(),
-            counts=True,
             forgotten=ForgottenRows.of(known),
         )
 

@@ -20,7 +20,6 @@ from training.exchange.owner.final_values import value_digest
 from training.exchange.ownership_messages import CopyStatus, Fetch, StateTransfer, Survey, SurveyAnswer
 from training.exchange.store import state_stream
 from training.exchange.store.good_copies import PulledValue, add_missing, agreed, has_all_of, state_at
-from training.exchange.store.losses import named, spans
 from training.exchange.store.records import Owned
 from training.exchange.terms import Term
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
@@ -93,7 +92,6 @@ class ShardRepair:
         added, lost = await off_loop(
             self._executor, work, add_missing, state, owned.state, entries, self._store.rule, is_listed=is_listed
         )
-        state.written_off.merge(owned.state.written_off)
         if not await off_loop(self._executor, state.value.size, state.is_in_range):
             return False
         if self._store.owned.get(shard) is not owned or owned.moving:
@@ -115,7 +113,6 @@ class ShardRepair:
             version=state.version,
             added=added,
             lost=count,
-            deltas=named(spans(lost)),
         )
         self._context.rebalance.wake()
         return True
@@ -157,10 +154,6 @@ class ShardRepair:
         if found is None:
             return None, False
         state = found.state
-        if state is None and found.listed is not None:
-            # At least 1: an era of 0 would have the whole history.
-            state = self._store.fresh_state(shard, found.value, version=found.version, era_step=1, era_term=found.term)
-            state.applied = found.listed.copy()
         is_listed = state is not None and not state.unlisted
         if state is None:
             state = self._as_new_era(shard, PulledValue(found.term, found.version, found.value, b""))

@@ -22,7 +22,6 @@ from training.exchange.store.records import Backed, Owned, StoredState
 from training.exchange.store.repair_log import SupersededCopy
 from training.exchange.store.replica import NO_POSITION, Replica
 from training.exchange.store.shard_store import ShardStore
-from training.shards.applied import Applied
 from training.shards.splitting import split
 from training.shards.state import ShardState
 
@@ -92,7 +91,7 @@ def _part_of_owned(owned: Owned, state: ShardState) -> Owned:
 def _part_of_backed(backed: Backed, state: ShardState) -> Backed:
     """Also of a learner that has its state: its owner may rely on it already. No other snapshot of this catch-up will
     come, so what was kept for one is not needed."""
-    return replace(backed, state=state, buffered=[], written_off=Applied(), base=None)
+    return replace(backed, state=state, buffered=[], base=None)
 
 
 def _part_of_superseded(copy: SupersededCopy, state: ShardState) -> SupersededCopy:
@@ -103,11 +102,7 @@ def divide_replica(whole: Replica, parts: Replica) -> None:
     """Give a fresh replica over the same vector the versions of another one, and its places in chains: who holds a
     published value holds those of its parts."""
     factor = len(sizes_of_parts(whole.bounds, parts.bounds)[0])
-    listed: dict[int, Applied] = {}
-    for shard in range(len(whole.bounds)):
-        if (known := whole.listed(shard)) is not None:
-            listed |= {place: known.copy() for place in range(factor * shard, factor * (shard + 1))}
-    parts.restore_versions([version for version in whole.versions() for _ in range(factor)], listed)
+    parts.restore_versions([version for version in whole.versions() for _ in range(factor)])
     for shard in range(len(parts.bounds)):
         if (position := whole.position_of(shard // factor)) != NO_POSITION:
             parts.set_version(shard, *parts.version_of(shard), position)

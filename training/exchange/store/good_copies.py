@@ -16,7 +16,6 @@ import numpy as np
 
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.store.losses import write_off
 from training.exchange.store.records import Owned
 from training.exchange.store.repair_log import LogEntry, identities_of
 from training.exchange.terms import Term
@@ -39,15 +38,13 @@ class PulledValue:
 @dataclass(frozen=True, slots=True)
 class StoredCopy:
     """A shard as a checkpoint of this node has it: its value, `float32[n]`, under this term and version. `state`: that
-    of a shard which the node owned or backed up then; otherwise it had pulled the value. `listed`: which deltas that
-    value has, if the checkpoint says so."""
+    of a shard which the node owned or backed up then; otherwise it had pulled the value."""
 
     folder: str
     value: Vector
     term: Term
     version: int
     state: ShardState | None = None
-    listed: Applied | None = None
 
 
 class StoredCopies(Protocol):
@@ -87,7 +84,6 @@ def state_at(owned: Owned, pulled: PulledValue) -> ShardState | None:
         applied=known,
         folded_step=broken.folded_step,
         norms=broken.norms.copy(),
-        written_off=broken.written_off.copy(),
         unlisted=broken.unlisted,
     )
     for one in broken.pending_deltas():
@@ -105,7 +101,7 @@ def add_missing(
     Where the momentum is the broken state's own it has taken these deltas already.
     """
     if not is_listed:
-        return 0, write_off(state, identities_of(broken))
+        return 0, identities_of(broken)
     missing = identities_of(broken).without(identities_of(state))
     added = 0
     for entry in log:
@@ -116,6 +112,4 @@ def add_missing(
         has_momentum = entry.momentum and state.momentum is None
         state.apply(entry.identity, entry.weight, delta, rule, momentum=has_momentum, plain=is_plain(entry.codec))
         added += 1
-    lost = missing.without(identities_of(state))
-    state.written_off.merge(lost)
-    return added, lost
+    return added, missing.without(identities_of(state))

@@ -168,8 +168,6 @@ class Backed:
     owner_restarted: bool = False
     #: Tells this copy from later ones of the shard, without a reference to its arrays.
     token: object = field(default_factory=object)
-    #: What its owner has reported as lost since the copy that is still to come was taken.
-    written_off: Applied = field(default_factory=Applied)
     #: Of a learner: the first published value of a chain, as it held it when it accepted the catch-up, and its chain.
     base: tuple[bytes, Vector] | None = None
 
@@ -180,12 +178,7 @@ class Backed:
 
     def take(self, state: ShardState, promised: Term) -> None:
         """The copy of a learner has come; this node becomes the backup under the promised term."""
-        state.written_off.merge(self.written_off)
         self.state, self.promised, self.base = state, promised, None
-
-    def note_written_off(self, lost: Applied) -> None:
-        """The owner has reported deltas as lost."""
-        (self.written_off if self.state is None else self.state.written_off).merge(lost)
 
     def activate(self, term: Term) -> None:
         """The owner uses the term promised to this learner: no other snapshot will arrive."""

@@ -48,9 +48,8 @@ class SupersededCopy:
     earlier: Applied = field(default_factory=Applied)
     #: How often other nodes were asked for deltas that the own log does not reach.
     sought: int = 0
-    #: Read from disk, by a node that came after the others had gone on. What the swarm lost of it is reported by the
-    #: owners (`training.exchange.store.losses`).
-    is_late: bool = False
+    #: Read from disk, by a node that came after the others had gone on.
+    is_stored: bool = False
     #: Its values are of no use: it only says which deltas there were.
     is_broken: bool = False
     #: The term of an owner that began a new era from a replica: which of these deltas that one has is unknown. The copy
@@ -228,6 +227,21 @@ def identities_of(state: ShardState) -> Applied:
     return known
 
 
+def spans(lost: Applied) -> list[Span]:
+    """The form in which losses are reported."""
+    return [(node, incarnation, low, high) for node, incarnation, ranges in lost.rows() for low, high in ranges]
+
+
+def only_here(copy: SupersededCopy, theirs: Applied, log: Iterable[LogEntry] = ()) -> Applied:
+    """The deltas of a superseded copy that its owner lacks. So do those of the `log` that the owner may have forgotten:
+    it will not take them, and forgets nothing that a log should still reach."""
+    missing = copy.known().without(theirs)
+    for entry in log:
+        if theirs.may_have_forgotten(entry.identity):
+            missing.add(entry.identity)
+    return missing
+
+
 def compare(lost_copy: SupersededCopy, winner: Applied, log: Iterable[LogEntry]) -> Difference:
     """The deltas that the winner lacks: those in the log, of any copy, and those of `lost_copy` that the log lacks. It
     takes none that it may have forgotten."""
@@ -236,6 +250,5 @@ def compare(lost_copy: SupersededCopy, winner: Applied, log: Iterable[LogEntry])
     difference = Difference(lacks)
     for entry in difference.wanted:
         winner.add(entry.identity)
-    unreached = lost_copy.known().without(winner)
-    difference.lost = [(node, inc, low, high) for node, inc, ranges in unreached.rows() for low, high in ranges]
+    difference.lost = spans(lost_copy.known().without(winner))
     return difference

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from training.encoding.codecs import Vector
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.terms import ZERO_TERM, Term
-from training.shards.applied import Applied
 
 
 class Position(NamedTuple):
@@ -49,8 +48,6 @@ class Replica:
         self.shard_versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
         self._positions: list[Position] = [NO_POSITION] * len(bounds)
         self._snapshot: VectorSnapshot | None = None
-        #: The deltas of values that came from a checkpoint, where it lists them.
-        self._listed: dict[int, Applied] = {}
 
     def slice_of(self, shard: int) -> Vector:
         """The values of one shard, as a view to be read."""
@@ -100,7 +97,6 @@ class Replica:
         """The shard holds this version now and, if it was pulled from a chain, is in this position of it."""
         self.shard_versions[shard] = (term, version)
         self._positions[shard] = position
-        self._listed.pop(shard, None)
 
     def position_of(self, shard: int) -> Position:
         """Where the shard is in its owner's chain; `NO_POSITION` if what it holds is not a published value."""
@@ -111,13 +107,8 @@ class Replica:
         the whole. As a copy it ranks lowest under its term."""
         self.set_version(shard, self.shard_versions[shard][0], 0)
 
-    def listed(self, shard: int) -> Applied | None:
-        """The deltas that the shard's value has; None where it is not known."""
-        return self._listed.get(shard)
-
-    def restore_versions(self, versions: list[tuple[Term, int]], listed: Mapping[int, Applied] | None = None) -> None:
+    def restore_versions(self, versions: list[tuple[Term, int]]) -> None:
         """Adopt the versions of a checkpoint; those of another number of shards are ignored."""
         if len(versions) == len(self.shard_versions):
-            self._listed = dict(listed or {})
             self.shard_versions[:] = versions
             self._positions[:] = [NO_POSITION] * len(versions)

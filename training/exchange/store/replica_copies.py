@@ -34,14 +34,8 @@ def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> 
 
 
 def replica_state(store: ShardStore, replica: Replica, step: int, shard: int) -> ShardState:
-    """A state of value and version. Where the checkpoint does not list its deltas, those with a base before it are
-    refused: it is unknown which of them it has."""
+    """A state of value and version. Deltas with a base before it are refused: it is unknown which of them it has."""
     term, version = replica.version_of(shard)
-    listed = replica.listed(shard)
-    if listed is not None:
-        state = store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=1, era_term=term)
-        state.applied = listed.copy()
-        return state
     # At least 1: an era of 0 would have the whole history.
     state = store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=max(1, step), era_term=term)
     state.unlisted = version

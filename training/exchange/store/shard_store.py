@@ -25,9 +25,9 @@ from training.encoding.codecs import Vector
 from training.exchange.messages import ForwardStatus
 from training.exchange.store.ownership import Ownership
 from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
-from training.exchange.store.repair_log import RepairLog, SupersededCopy, identities_of
+from training.exchange.store.repair_log import RepairLog, SupersededCopy
 from training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, generation_of
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 from training.shards.value_table import ValueTable
@@ -194,10 +194,11 @@ class ShardStore:
         self._keep_superseded(shard, backed.term, backed.state, is_broken=True)
 
     def _keep_superseded(
-        self, shard: int, term: Term, state: ShardState | None, *, is_late: bool = False, is_broken: bool = False
+        self, shard: int, term: Term, state: ShardState | None, *, is_stored: bool = False, is_broken: bool = False
     ) -> None:
         if state is not None:
-            copy, former = SupersededCopy(term, state, is_late=is_late, is_broken=is_broken), self.superseded.get(shard)
+            copy = SupersededCopy(term, state, is_stored=is_stored, is_broken=is_broken)
+            former = self.superseded.get(shard)
             self.superseded[shard] = copy if former is None else copy.merged_with(former)
 
     def next_term(self, shard: int, *above: Term, begins_generation: bool = False) -> Term:
@@ -398,17 +399,7 @@ class ShardStore:
             if owned is not None or shard in self.ownership.known_owners:
                 del self.stored[shard]
                 if owned is None or owned.state.value is not stored.state.value:
-                    self._keep_superseded(shard, stored.term, stored.state, is_late=True)
-
-    def known_deltas(self) -> list[Applied]:
-        """The identities in every state of this node, visible or pending."""
-        tables = [state.table.known for state in self._states() if state.table is not None]
-        return [*tables, *map(identities_of, self._states()), *(copy.known() for copy in self.superseded.values())]
-
-    def _states(self) -> list[ShardState]:
-        backed = [backed.state for backed in self.backed.values() if backed.state is not None]
-        stored = [stored.state for stored in self.stored.values()]
-        return [*(owned.state for owned in self.owned.values()), *backed, *stored]
+                    self._keep_superseded(shard, stored.term, stored.state, is_stored=True)
 
     def unowned_copy(self, shard: int) -> tuple[Term, ShardState] | None:
         """The state of a shard that this node does not own but could continue from, and its term."""

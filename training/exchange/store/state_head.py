@@ -13,7 +13,7 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import ForgottenRows, StateHead, set_of
 from training.exchange.terms import MAX_BELIEVED, Term
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.robust import Norms
 from training.shards.state import ShardState
 
@@ -38,7 +38,6 @@ def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = Fal
         norms=state.norms.rows(),
         plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
         is_joined=is_joined,
-        written_off=state.written_off.rows(),
         unlisted=state.unlisted,
         forgotten=ForgottenRows.of(state.applied),
     )
@@ -108,7 +107,6 @@ def restore(
         applied=set_of(head.applied, head.forgotten),
         folded_step=head.folded_step,
         norms=Norms(head.norms),
-        written_off=Applied.of_rows(head.written_off),
         unlisted=head.unlisted,
     )
     plain = dict.fromkeys(head.plain)

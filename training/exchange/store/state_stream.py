@@ -88,7 +88,7 @@ async def read_state(
     or names a value which this node does not hold; `Untrue` for values that no training gives."""
     if not 0 <= head.shard < len(store):
         raise BadFrame(f"shard {head.shard} of {len(store)}")
-    rows = len(head.applied) + len(head.pending) + len(head.written_off)
+    rows = len(head.applied) + len(head.pending)
     rows += 0 if head.forgotten is None else len(head.forgotten.floors)
     if reason := await off_loop(executor, VALUES_PER_ROW * rows, implausible, head, most):
         raise BadFrame(f"the state of shard {head.shard} is not plausible: {reason}")

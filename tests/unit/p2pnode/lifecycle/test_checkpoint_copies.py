@@ -18,7 +18,6 @@ from training.exchange.store import state_files
 from training.exchange.store.good_copies import StoredCopy
 from training.exchange.terms import Term
 from training.manifest import PROTOCOL, Manifest
-from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 
@@ -42,9 +41,6 @@ def write(
         state = ShardState(np.full(WIDTH, state_1, np.float32), WIDTH, version=step)
         parts = state_files.encode(bytes.fromhex(GENESIS), [(1, TERM, state)], clean=False)
         checkpoint.write_states(disk, folder, 0, parts)
-    known = Applied()
-    known.add(DeltaId(ME, 1, step))
-    checkpoint.write_listed(disk, folder, {1: known})
     marks = [(TERM.number, TERM.node.hex(), step)] * SHARDS
     fields = {"run": "r", "genesis": GENESIS, "layout_digest": LAYOUT.digest(), "samples": 0, "optimizer_steps": 0}
     checkpoint.finish(disk, folder, CheckpointState(**(fields | {"step": step, "marks": marks} | other)), 9)
@@ -95,7 +91,7 @@ def test_the_newest_is_taken_and_its_state_before_its_vector() -> None:
     assert owned.state is not None
     assert pulled is not None
     assert (pulled.folder, pulled.version, pulled.value.tolist()) == (folder, 5, [5.0] * WIDTH)
-    assert (pulled.state, pulled.listed) == (None, None)
+    assert pulled.state is None
 
 
 def test_a_checkpoint_from_before_a_division_has_the_part() -> None:
@@ -121,27 +117,6 @@ def test_a_checkpoint_from_before_a_division_has_the_part() -> None:
     assert first is not None
     assert second is not None
     assert first.value.tolist() == second.value.tolist() == [50.0]
-
-
-def test_the_listed_deltas_of_a_part_are_those_of_the_whole() -> None:
-    """They are in every part of it."""
-    disk = MemoryDisk()
-    write(disk, 4)
-    for shard in (2, 3):
-        found = newest_good(disk, shard, parts=2)
-        assert found is not None
-        assert found.listed is not None
-        assert found.listed.rows() == [(ME, 1, [(4, 4)])]
-
-
-def test_a_value_comes_with_the_deltas_that_it_has() -> None:
-    """As the checkpoint lists them."""
-    disk = MemoryDisk()
-    write(disk, 4)
-    found = newest_good(disk)
-    assert found is not None
-    assert found.listed is not None
-    assert found.listed.rows() == [(ME, 1, [(4, 4)])]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])

@@ -26,7 +26,7 @@ from training.exchange.terms import ZERO_TERM, Term
 from training.layout import shard_bounds
 from training.progress import Progress
 from training.settings import TrainingSettings
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
 from training.trainer_link.interface import TrainerFailed
@@ -76,12 +76,8 @@ class World:
             reading=lambda _lock, pause: ReplicaReading(self.replica, pause),
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
-            lister=SimpleNamespace(deltas_of=self._deltas_of),
             context=SimpleNamespace(run_genesis=GENESIS),
         )
-        #: What the owners say of the vector, after so many seconds.
-        self.listed: dict[int, Applied] = {}
-        self.list_s = 0.0
         manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE), shard_parts=1)
         environment: Any = SimpleNamespace(
             clock=self.clock,
@@ -101,10 +97,6 @@ class World:
             on_saved=self.saved.append,
             trainer_state=trainer_state,
         )
-
-    async def _deltas_of(self, _versions: Any) -> dict[int, Applied]:
-        await asyncio.sleep(self.list_s)
-        return self.listed
 
     async def periodic(self, step: int) -> None:
         """The checkpoint of a step, when one is due; returns when it is written."""
@@ -139,7 +131,7 @@ class World:
 
 
 #: Those of a checkpoint, in the order in which they are written.
-FILES = ("vector.safetensors", "states-000000.bin", "deltas.msgpack", "state.json")
+FILES = ("vector.safetensors", "states-000000.bin", "state.json")
 
 
 def in_world(folder: Path, scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
@@ -461,23 +453,6 @@ def test_a_disk_that_cannot_be_read_ends_no_node() -> None:
         assert [record.fields["folder"] for record in unreadable] == ["checkpoints"] * 2
 
     simulate(scenario)
-
-
-def test_a_checkpoint_lists_the_deltas_of_its_vector(tmp_path: Path) -> None:
-    """As the owners answer while the vector is written; a damaged list is logged, and the checkpoint counts."""
-
-    async def scenario(world: World) -> None:
-        world.listed, world.list_s = {1: Applied.of_rows([(b"n" * 20, 2, [(1, 7)])])}, 1.0
-        await world.periodic(3)
-        log = ListLog(world.records, "", world.clock)
-        read = checkpoint.read_listed(world.disk, world.newest(), log)
-        assert {shard: known.rows() for shard, known in read.items()} == {1: [(b"n" * 20, 2, [(1, 7)])]}
-
-        world.disk.write(f"{world.newest().folder}/{checkpoint.LISTED_FILE}", b"\x81")
-        assert checkpoint.read_listed(world.disk, world.newest(), log) == {}
-        assert world.events("stored_states_unreadable")
-
-    in_world(tmp_path, scenario)
 
 
 def test_the_last_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_founder_that_starts_again_resumes_its_swarm_from_disk() -> None:
         assert after.founder
         assert after.identity.node_id == before.identity.node_id
         assert after.overlay.genesis == before.overlay.genesis
-        assert after.incarnation == before.incarnation + 1
+        assert after.incarnation > before.incarnation
         assert after.progress.step >= step
 
     simulate(scenario, training__checkpoint_s=1.0)

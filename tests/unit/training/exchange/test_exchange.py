@@ -23,7 +23,6 @@ from training.exchange.count_comparison import LASTING_S
 from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
-from training.exchange.ownership_messages import DeltaHistoryAnswer
 from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.terms import OwnerInfo
@@ -229,7 +228,7 @@ def test_steps_and_incarnation_are_told_by_calls() -> None:
         assert exchange.view.median_step() == 6
         swarm.gone.clear()
 
-        exchange.use_incarnation(3)
+        exchange.context.run.incarnation = 3
         await exchange.push(7, 6, 1.0, np.ones(VALUES, np.float32))
         await asyncio.sleep(LASTING_S)
         await exchange.push(8, 7, 1.0, np.ones(VALUES, np.float32))
@@ -320,24 +319,6 @@ def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete()
         assert exchange.is_clean()
         assert [shard for shard, _, _ in exchange.states_to_save()] == list(range(SHARDS))
         assert exchange.context.run.is_drained
-
-    run(scenario())
-
-
-def test_the_highest_delta_that_the_owners_know_is_asked_for() -> None:
-    """The highest incarnation and the highest step count, also of different owners; a silent one is asked again."""
-
-    async def scenario() -> None:
-        swarm = ScriptedSwarm(ME, [OTHER])
-        answers: list[Any] = [
-            TransportError("timeout", OTHER.address, "was silent"),
-            DeltaHistoryAnswer(incarnation=4, step=90),
-        ]
-        swarm.answers["past"] = lambda *_: answers.pop(0)
-        exchange = exchange_of(swarm, MemoryDisk())
-        exchange.store.note_owner(0, term(1, "b"), OTHER)
-        assert await exchange.highest_pushed() == (4, 90)
-        assert len(swarm.requests) == 2
 
     run(scenario())
 

@@ -19,7 +19,13 @@ from training.encoding.frames import BadFrame
 from training.exchange import large_messages
 from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis
 from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, LocateOwnersAnswer, decode, encode
-from training.exchange.ownership_messages import FindDeltas, Survey, SurveyAnswer, TransferResult
+from training.exchange.ownership_messages import (
+    FindDeltas,
+    Offer,
+    OwnedHistories,
+    OwnedHistory,
+    TransferResult,
+)
 from training.exchange.reliability import FIRST_S, MISBEHAVIOURS, Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.terms import OwnerInfo
@@ -128,12 +134,12 @@ def test_who_answers_with_more_than_its_share_is_left_out_for_a_while(monkeypatc
         swarm, trust = ScriptedSwarm(ME, [PEER]), MemberTrust()
         rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), trust)  # type: ignore[arg-type]
         rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(3_000)]
-        swarm.answers["survey"] = lambda *_: SurveyAnswer([], [], rows)
+        swarm.answers["offer"] = lambda *_: OwnedHistories([OwnedHistory(0, "owner", known=rows)])
 
-        async def ask() -> SurveyAnswer:
-            return await rpc.ask(PEER, "survey", Survey(GENESIS, []), SurveyAnswer, 1.0)
+        async def ask() -> OwnedHistories:
+            return await rpc.ask(PEER, "offer", Offer(GENESIS, []), OwnedHistories, 1.0)
 
-        assert (await ask()).recorded == rows
+        assert (await ask()).histories[0].known == rows
         for _ in range(MISBEHAVIOURS):
             assert PEER.node_id in trust
             with pytest.raises(TransportError) as caught:

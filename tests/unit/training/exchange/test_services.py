@@ -106,7 +106,7 @@ def test_requests_are_served_from_the_start_on() -> None:
         services.start()
         assert {"push", "pull", "forward", "where_is", "learn", "state", "hand_over", "survey"} <= swarm.handlers.keys()
         names = [task.get_name() for task in services._tasks]
-        assert names == ["rebalancer", "fences", "trust", "push-log", "start-comparison"]
+        assert names == ["rebalancer", "fences", "trust", "start-comparison"]
 
     play(scenario)
 
@@ -192,7 +192,7 @@ def test_services_of_the_parts_share_what_is_not_of_single_shards() -> None:
         assert context.rpc.timeouts is whole.rpc.timeouts
         assert np.shares_memory(context.replica.vector, whole.replica.vector)
         assert len(context.replica.versions()) == 8
-        for name in ("counters", "view", "run", "codec", "record", "environment", "settings"):
+        for name in ("counters", "view", "run", "codec", "environment", "settings"):
             assert getattr(context, name) is getattr(whole, name), name
         for name in ("rpc", "rebalance", "claims", "kept"):
             assert getattr(context, name) is not getattr(whole, name), name

@@ -119,20 +119,6 @@ def test_applied_sets_subtract_and_merge_by_ranges() -> None:
     assert sorted(other.rows()) == sorted(one.rows())
 
 
-def test_the_oldest_identities_leave_equally_many_of_each_node() -> None:
-    """Of a node with few, all are left; never more than asked for are taken."""
-    whole = Applied.of_rows([(b"a", 1, [(1, 4), (6, 11)]), (b"b", 1, [(1, 10)]), (b"c", 1, [(5, 6)])])
-    assert whole.oldest(16).rows() == [(b"a", 1, [(1, 4), (6, 9)]), (b"b", 1, [(1, 8)])]
-    assert [whole.oldest(count).count() for count in (0, 1, 15, 22, 50)] == [0, 0, 14, 22, 22]
-
-
-def test_what_is_beyond_is_above_the_last_step_of_the_same_start() -> None:
-    """A gap of the other below that is not, and another incarnation is as a whole."""
-    whole = Applied.of_rows([(b"a", 1, [(1, 4), (6, 11)]), (b"a", 2, [(1, 2)])])
-    other = Applied.of_rows([(b"a", 1, [(1, 2), (7, 7)])])
-    assert whole.beyond(other).rows() == [(b"a", 1, [(8, 11)]), (b"a", 2, [(1, 2)])]
-
-
 def test_rows_from_elsewhere_are_put_in_order() -> None:
     """Empty, reversed, overlapping and repeated rows give a set that works, or nothing."""
     found = Applied.of_rows(

@@ -18,22 +18,16 @@ from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.delivery import Outgoing
-from training.exchange.directory import OwnerDirectory
 from training.exchange.large_messages import LARGE_MESSAGE_BYTES
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, encode
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     HandOver,
     Learn,
-    Offer,
-    OwnedHistories,
     Release,
     StateTransfer,
     TransferResult,
 )
-from training.exchange.recovery.late_copies import LateCopies
-from training.exchange.recovery.repair_handler import RepairHandler
 from training.exchange.reliability import MISBEHAVIOURS
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
@@ -153,30 +147,6 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         entry = Forwarded(0, *promised, 0)
         await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
         assert store.backed[0].is_active
-
-    run(scenario())
-
-
-def test_a_learner_writes_off_what_its_owner_has_reported_since_the_copy() -> None:
-    """The state that arrives was copied before. Other nodes are no owners of it."""
-
-    async def scenario() -> None:
-        store = store_of("b")
-        swarm, context = handler_of(store)
-        RepairHandler(context, LateCopies(context, OwnerDirectory(context)), DeltaHandler(context))
-        state = zeros(store)
-        state.written_off.add(DeltaId(IDS["x"], 1, 1))
-        await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [2]), TransferResult)
-        for sender, step in ((OWNER, 3), (contact("c"), 4)):
-            passed_on = Offer(GENESIS, [0], [(IDS["x"], 1, [(2, step)])], is_passed_on=True)
-            await swarm.deliver("offer", sender, passed_on, OwnedHistories)
-        message = StateTransfer(GENESIS, [describe(0, term(2, "a"), state)])
-        body = [bytes(buffer) for buffer in state_stream.body([(message.states[0], state)])]
-        assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
-
-        found = store.backed[0].state
-        assert found is not None
-        assert found.written_off.rows() == [(IDS["x"], 1, [(1, 3)])]
 
     run(scenario())
 

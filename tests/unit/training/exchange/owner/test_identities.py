@@ -169,20 +169,3 @@ def test_sets_are_looked_at_once_a_minute() -> None:
         assert not keeper.is_due()
 
     run(scenario())
-
-
-def test_what_was_written_off_is_forgotten_with_what_was_applied() -> None:
-    """A delta of a forgotten start is refused either way; it need not be listed twice."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        keeper, _, _ = keeper_of(store)
-        state = store.owned[0].state
-        add(state, 1, 1)
-        add(state, 2, 1)
-        state.written_off.add(DeltaId(NODE, 1, 5))
-        await silence(keeper, LEAST_SILENT_S)
-        assert state.may_have_forgotten(DeltaId(NODE, 1, 5))
-        assert state.written_off.count() == 0
-
-    run(scenario())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
@@ -27,8 +26,6 @@ from training.exchange.owner.published import digest_of
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
-    DeltaHistory,
-    DeltaHistoryAnswer,
     Fetch,
     StateTransfer,
     Survey,
@@ -265,22 +262,5 @@ def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
             (0, term(1, "a"), 0),
             (1, term(3, "c"), 12),
         ]
-
-    run(scenario())
-
-
-def test_the_history_of_a_node_is_its_highest_incarnation_and_step() -> None:
-    """Over all states of this node."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        for step in (3, 8):
-            store.add(0, delta(step))
-        swarm, _ = handler_of(store)
-
-        answer = await swarm.deliver("past", PEER, DeltaHistory(GENESIS, IDS["x"]), DeltaHistoryAnswer)
-
-        assert (answer.incarnation, answer.step) == (1, 8)
-        assert np.all(store.owned[0].state.value == 2.0)
 
     run(scenario())

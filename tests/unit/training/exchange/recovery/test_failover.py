@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
-from overlay.peers import Activity
+from overlay.peers import Activity, Contact
 from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, encode
+from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
 from training.exchange.ownership_messages import (
     CopyStatus,
     StateTransfer,
+    Survey,
     SurveyAnswer,
     TakeoverRequest,
     TransferResult,
@@ -27,6 +29,7 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import describe
 from training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
+from training.shards.applied import Applied
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 
@@ -279,23 +282,58 @@ def test_an_owner_that_serves_no_exchange_owns_nothing() -> None:
 
 def test_a_restart_begins_a_generation_above_every_copy_of_before() -> None:
     """The term of a copy that no node of this restart has seen ranks below the first one of the new generation. A later
-    take-over raises the term by one, as ever. What the others have recorded is reported."""
+    take-over raises the term by one, as ever."""
 
     async def scenario() -> None:
         store = store_of("a")
         failover, swarm, context = failover_of(store)
-        recorded = [(IDS["x"], 1, [(1, 8)])]
-        swarm.answers["survey"] = lambda *_: SurveyAnswer([], recorded=recorded)
+        swarm.answers["survey"] = lambda *_: SurveyAnswer([])
         context.replica.set_version(0, term(3, "x"), 6)
         await failover.resume(2, 1.0)
 
         assert store.owned[0].term == Term(GENERATION, IDS["a"])
         assert store.owned[0].term > term(50_000, "x")
-        assert failover.write_off() == [(IDS["x"], 1, 7, 8)]
         assert store.next_term(0) == Term(GENERATION + 1, IDS["a"])
         assert store.next_term(0, begins_generation=True) == Term(2 * GENERATION, IDS["a"])
 
     run(scenario())
+
+
+@pytest.mark.promise(6)
+def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show() -> None:
+    """This node had reached step 9, and two others that start with it steps 8 and 7; a fourth one trains on. The state
+    from disk has steps 7, 8 and 5 of the three: what is lost is 2 + 0 + 2. Of a replica only its step is known."""
+
+    async def scenario(*, from_disk: bool) -> dict[int, int]:
+        store = store_of("a")
+        steps = {"b": 8, "c": 7, "d": 99}
+        failover, swarm, context = failover_of(store)
+        swarm.peers[IDS["d"]] = ScriptedSwarm._peer(contact("d"))
+        for name in steps:
+            swarm.peers[IDS[name]].activity = Activity.TRAINING if name == "d" else Activity.JOINING
+
+        def answer(to: Contact, payload: bytes) -> SurveyAnswer:
+            step = {IDS[name]: step for name, step in steps.items()}[to.node_id]
+            shards = decode(payload, Survey).shards
+            return SurveyAnswer([CopyStatus(shard, "none", *ZERO_TERM, 0, *ZERO_TERM, step) for shard in shards])
+
+        swarm.answers["survey"] = answer
+        context.run.step = 9
+        if from_disk:
+            state = zeros(store)
+            for name, last in (("a", 7), ("b", 8), ("c", 5)):
+                state.applied = Applied.of_rows([*state.applied.rows(), (IDS[name], 1, [(1, last)])])
+            state.version = 20
+            store.offer_stored({0: StoredState(term(3, "x"), state, clean=False)})
+        else:
+            context.replica.set_version(0, term(3, "x"), 6)
+        await failover.resume(3, 1.0)
+        # No node that starts again is refused a delta.
+        assert store.owned[0].state.era_step == (1 if from_disk else 7)
+        return failover.lost_in_restart()
+
+    assert run(scenario(from_disk=True)) == {0: 4}
+    assert run(scenario(from_disk=False)) == {}
 
 
 def test_a_survey_with_a_term_that_no_history_explains_changes_nothing() -> None:

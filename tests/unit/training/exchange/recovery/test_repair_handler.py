@@ -8,12 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.transport import TransportError
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import decode
 from training.exchange.owner.delta_item import logged_frames
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
@@ -26,7 +23,6 @@ from training.exchange.ownership_messages import (
     OwnedHistories,
 )
 from training.exchange.recovery import repair_handler
-from training.exchange.recovery.late_copies import LateCopies
 from training.exchange.recovery.repair_handler import RepairHandler, as_message, logged_bodies
 from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.shard_store import ShardStore
@@ -49,7 +45,7 @@ class Owner:
         self.context = context_of(self.swarm, self.store, settings=settings)
         self.context.run.step = 10
         deltas = DeltaHandler(self.context)
-        self.handler = RepairHandler(self.context, LateCopies(self.context, OwnerDirectory(self.context)), deltas)
+        self.handler = RepairHandler(self.context, deltas)
 
     def set_step(self, step: int) -> None:
         """Node b announces this step."""
@@ -89,9 +85,8 @@ def test_an_owner_tells_which_deltas_it_has() -> None:
     async def scenario(owner: Owner) -> None:
         owner.store.add(0, delta(1))
         history = owner.handler.history(0)
-        assert (history.status, history.term, history.counts) == ("owner", term(5, "a"), True)
+        assert (history.status, history.term) == ("owner", term(5, "a"))
         assert history.known_deltas().rows() == owner.store.owned[0].state.applied.rows()
-        assert history.unlogged == 0
         assert owner.handler.history(2).status == "not_owner"
         assert owner.handler.history(2).owner_info == OwnerInfo.of(2, term(3, "b"), contact("b"))
 
@@ -247,66 +242,3 @@ def test_a_logged_delta_is_offered_with_the_workers_that_there_were() -> None:
     message = as_message(0, entry)
     assert (message.node, message.step, message.weight, message.workers) == (IDS["x"], 4, 0.25, 1.0)
     assert b"".join(bytes(one) for one in logged_bodies([(0, entry)], is_batch=False)).endswith(payload)
-
-
-def test_what_an_owner_has_written_off_is_passed_on_to_its_backup_and_its_learner() -> None:
-    """Once, and each loss is reported once. Where one of them does not answer, the late node is asked to offer that
-    shard again."""
-
-    async def scenario(owner: Owner) -> None:
-        owner.store.owned[0].backup, owner.store.owned[1].backup = contact("b"), contact("b")
-        owner.store.owned[1].learner = contact("c")
-        answers: dict[bytes, Any] = {
-            IDS["b"]: OwnedHistories([]),
-            IDS["c"]: TransportError("timeout", contact("c").address, "silent"),
-        }
-        owner.swarm.answers["offer"] = lambda to, _: answers[to.node_id]
-        recorded = [(IDS["x"], 1, [(1, 3)])]
-
-        async def statuses() -> list[str]:
-            found = await owner.swarm.deliver("offer", contact("d"), Offer(GENESIS, [0, 1], recorded), OwnedHistories)
-            return [one.status for one in found.histories]
-
-        def passed_on() -> list[tuple[bytes, Offer]]:
-            sent = [(to.node_id, decode(raw, Offer)) for _, to, raw in owner.swarm.requests]
-            owner.swarm.requests.clear()
-            return sent
-
-        def losses_of(*shards: int) -> Offer:
-            return Offer(GENESIS, list(shards), recorded, is_passed_on=True)
-
-        assert await statuses() == ["owner", "retry"]
-        assert passed_on() == [(IDS["b"], losses_of(0, 1)), (IDS["c"], losses_of(1))]
-        answers[IDS["c"]] = OwnedHistories([])
-        assert await statuses() == ["owner", "owner"]
-        assert passed_on() == [(IDS["b"], losses_of(1)), (IDS["c"], losses_of(1))]
-        assert await statuses() == ["owner", "owner"]
-        assert passed_on() == []
-        lost = [one.fields["count"] for one in records_of(owner.context) if one.event == "deltas_lost_in_restart"]
-        assert lost == [6]
-
-    play(scenario, msgspec.structs.replace(SETTINGS, replicas=1))
-
-
-def test_a_backup_writes_off_what_its_owner_has_reported_and_reports_it_not_again() -> None:
-    """Also where it owns the shard by then. From other nodes it takes nothing."""
-
-    async def scenario(node: Owner) -> None:
-        store = node.store
-        assert store.begin_catch_up(2, term(5, "b"), contact("b"))
-        assert store.take_state(2, term(6, "b"), contact("b"), zeros(store, 2))
-        backed = store.backed[2].state
-        assert backed is not None
-        store.owned[1].backup = contact("b")
-        recorded = [(IDS["x"], 1, [(1, 3)])]
-        passed_on = Offer(GENESIS, [0, 1, 2, 9], recorded, is_passed_on=True)
-        for sender, lost in (("c", 0), ("b", 3)):
-            assert await node.swarm.deliver("offer", contact(sender), passed_on, OwnedHistories) == OwnedHistories([])
-            written_off = [store.owned[0].state, store.owned[1].state, backed]
-            assert [state.written_off.count() for state in written_off] == [0, lost, lost]
-
-        store.own(2, backed, term(7, "a"), contact("a"), 0.0, by_handover=True)
-        await node.swarm.deliver("offer", contact("c"), Offer(GENESIS, [1, 2], recorded), OwnedHistories)
-        assert [one for one in records_of(node.context) if one.event == "deltas_lost_in_restart"] == []
-
-    play(scenario)

@@ -131,14 +131,11 @@ def test_the_replica_keeps_its_vector_and_its_versions() -> None:
     """It is where it was in the owner's chain: the parts of a published value are published."""
     vector = np.arange(16, dtype=np.float32)
     whole, parts = Replica(vector, BOUNDS), Replica(vector, HALVES)
-    whole.restore_versions(
-        [(term(shard, "a"), 7) for shard in range(4)], {1: Applied.of_rows([(IDS["d"], 1, [(1, 4)])])}
-    )
+    whole.restore_versions([(term(shard, "a"), 7) for shard in range(4)])
     whole.set_version(3, term(9, "a"), 8, Position(b"chain", 2))
     divide_replica(whole, parts)
 
     assert parts.versions() == [*[(term(shard, "a"), 7) for shard in (0, 0, 1, 1, 2, 2)], *[(term(9, "a"), 8)] * 2]
-    assert [known and known.count() for known in map(parts.listed, range(8))] == [None, None, 4, 4, *[None] * 4]
     assert [parts.position_of(shard) for shard in (5, 6, 7)] == [NO_POSITION, *[Position(b"chain", 2)] * 2]
     assert parts.slice_of(3).tolist() == [6, 7]
 

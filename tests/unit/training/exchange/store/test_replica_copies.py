@@ -8,7 +8,6 @@ from tests.harness.builders.stores import BOUNDS, delta, store_of, term, zeros
 from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_copies import replica_copy, replica_state
-from training.shards.applied import Applied
 from training.shards.outer_rule import Rule
 
 SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
@@ -62,18 +61,3 @@ def test_a_state_from_disk_is_preferred_unless_the_replica_is_newer() -> None:
     _, state = replica_copy(store, replica, 5, 0) or (None, None)
     assert state is not None
     assert (state.version, state.era_step) == (2, 5)
-
-
-def test_a_replica_whose_deltas_are_listed_refuses_none() -> None:
-    """The checkpoint lists them: the state has them, and its era begins before every step. A later value has none."""
-    store, replica = store_of("a"), replica_of()
-    listed = Applied.of_rows([(b"n" * 20, 1, [(1, 17)])])
-    replica.restore_versions([(term(4, "b"), 17)] * len(BOUNDS), {1: listed})
-
-    state = replica_state(store, replica, 12, 1)
-    assert (state.applied.rows(), state.unlisted, state.era_step) == (listed.rows(), 0, 1)
-    other = replica_state(store, replica, 12, 0)
-    assert (other.applied.count(), other.unlisted, other.era_step) == (0, 17, 12)
-
-    replica.set_version(1, term(4, "b"), 18)
-    assert replica_state(store, replica, 12, 1).unlisted == 18
