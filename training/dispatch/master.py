@@ -286,9 +286,9 @@ class MasterService:
             return TryAgain(str(error)[:MAX_TEXT])
         except StoreLost as error:
             return TryAgain(str(error)[:MAX_TEXT], self._other_record())
-        except DatasetDiffers as error:
-            return DatasetTold(is_wanted=False, differs=str(error)[:MAX_TEXT], identity=b"")
-        except (BadRequestToQueue, BadDataset, DatasetDamaged) as error:
+        except (DatasetDiffers, BadDataset) as error:
+            return DatasetTold(is_wanted=False, refused=str(error)[:MAX_TEXT], identity=b"")
+        except (BadRequestToQueue, DatasetDamaged) as error:
             raise RequestRejected(str(error)) from error
 
     def _other_record(self) -> MasterRecord | None:
@@ -300,8 +300,8 @@ class MasterService:
         match request:
             case ReportDataset(_, files):
                 if queue.registration is None:
-                    return DatasetTold(is_wanted=True, differs="", identity=b"")
-                return DatasetTold(is_wanted=False, differs="", identity=queue.agree(files).identity)
+                    return DatasetTold(is_wanted=True, refused="", identity=b"")
+                return DatasetTold(is_wanted=False, refused="", identity=queue.agree(files).identity)
             case RegisterDataset(table):
                 return await self._register(queue, table)
             case GetTask(identity, held, avoid):
@@ -339,7 +339,7 @@ class MasterService:
         )
         registered = await queue.register(table, wanted)
         self._wake.set()  # the record has an identity now
-        return DatasetTold(is_wanted=False, differs="", identity=registered.identity)
+        return DatasetTold(is_wanted=False, refused="", identity=registered.identity)
 
     def _told(self, queue: StoredQueue, handout: Handout) -> TaskTold:
         lease, facts, table = handout.lease, queue.registration, queue.table

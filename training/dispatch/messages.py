@@ -124,10 +124,11 @@ class RequestSave(msgspec.Struct, frozen=True, array_like=True, tag="save"):
 
 
 class DatasetTold(msgspec.Struct, frozen=True, array_like=True, tag="dataset"):
-    """`is_wanted`: nothing is registered, send the table. Otherwise `differs` is the first difference, or empty."""
+    """`is_wanted`: nothing is registered, send the table. Otherwise `refused` says why the sender
+    gets no tasks, or is empty."""
 
     is_wanted: bool
-    differs: Text
+    refused: Text
     identity: Identity
 
 

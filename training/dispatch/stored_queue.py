@@ -136,7 +136,9 @@ class StoredQueue:
             self._check()
             tasks = table.tasks(wanted.chunks_per_task)
             if tasks > MAX_TASKS:
-                raise BadDataset(f"{tasks} tasks, {MAX_TASKS} at most: raise dispatch.chunks_per_task of the master")
+                raise BadDataset(
+                    f"{tasks} tasks, {MAX_TASKS} at most: set a higher dispatch.chunks_per_task at the master"
+                )
             encoded = await self._environment.executor.run(table.encode)
             pieces = [encoded[at : at + PIECE_BYTES] for at in range(0, len(encoded), PIECE_BYTES)]
             for number, piece in enumerate(pieces):  # nothing refers to them before the registration
@@ -155,7 +157,7 @@ class StoredQueue:
             raise BadRequestToQueue("no data set is registered yet")
         found = difference(self._summary, summary)
         if found:
-            raise DatasetDiffers(f"this run has another data set registered: {found}. Give all nodes the same files")
+            raise DatasetDiffers(f"this node's records differ from those of the run: {found}")
         return first
 
     # -- requests, each as that of `TaskQueue` ---------------------------------------------------------------------

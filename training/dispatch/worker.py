@@ -352,14 +352,14 @@ class RecordsService:
                 self._refuse(str(error), hint)
             else:
                 told = await self._told(dataset, ReportDataset(digest_of(files), files))
-                if not told.differs:
+                if not told.refused:
                     self._paths = dataset.paths
                     self.refused = None
                     await self._take_over(told.identity)
                     return
                 self._refuse(
-                    f"this node's records differ from those of the run: {told.differs}",
-                    "copy the same files to all nodes, and give all the same dispatch.records",
+                    told.refused,
+                    "give all nodes the same files and dispatch.records; see docs/dispatch.md",
                 )
             await asyncio.sleep(RESCAN_S)
 

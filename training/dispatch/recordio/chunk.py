@@ -70,13 +70,6 @@ class Chunk(Sequence[bytes]):
         """All records at once: about the memory of the chunk once more."""
         return self._between(0, len(self))
 
-    def views(self) -> Iterator[memoryview]:
-        """The records without a copy; each view keeps the whole payload alive."""
-        payload, start = memoryview(self.payload), LENGTH_BYTES
-        for end in self._ends if isinstance(self._ends, range) else self._ends.tolist():
-            yield payload[start:end]
-            start = end + LENGTH_BYTES
-
     def matrix(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Records of one length as an array of uint8, shape [records, length]: read-only, without a copy. Raises
         `ValueError` if the lengths differ."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.harness.environment.memory_store import MemoryStore, StoreContents
@@ -24,7 +25,7 @@ from training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from training.dispatch.chunks import ChunkTable, DatasetChunk, DatasetDiffers, digest_of
+from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers, digest_of
 from training.dispatch.queue import StateDamaged
 from training.dispatch.store import StoreLost, StoreRefused
 from training.dispatch.stored_queue import StoredQueue, recovered
@@ -195,6 +196,23 @@ def test_another_data_set_is_refused_by_name() -> None:
         assert second.queue.table is not None
         assert second.queue.table.chunks[99] == DatasetChunk("data", 99, 4950, 10)
         await second.queue.close()
+
+    simulate(scenario)
+
+
+def test_too_many_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which setting makes fewer; with that the data set is registered."""
+    monkeypatch.setattr(stored_queue, "MAX_TASKS", 49)
+
+    async def scenario() -> None:
+        scene = Scene()
+        await scene.queue.open()
+        with pytest.raises(BadDataset, match=r"50 tasks, 49 at most: .* dispatch.chunks_per_task"):
+            await scene.queue.register(TABLE, WANTED)
+        assert scene.queue.registration is None
+        wanted = msgspec.structs.replace(WANTED, chunks_per_task=3)
+        assert (await scene.queue.register(TABLE, wanted)).tasks == 34
+        await scene.queue.close()
 
     simulate(scenario)
 
