@@ -135,7 +135,7 @@ class SynchronousSgd(RuleBasedStateMachine):
     def computes_from(self, worker: Worker) -> None:
         """The worker has the values of the present version, unless they are changing."""
         lease = worker.lease
-        if lease is not None and not self.core.is_committing:
+        if lease is not None and self.core._in_flight is None:
             updates = [(key, 1.0) for key in KEYS]
             worker.report = Contribution(
                 lease.worker, lease.task, lease.attempt, lease.step, self.core.version, updates

@@ -18,7 +18,6 @@ from training.dispatch.store import StoreLost
 
 #: Share of the lease that is given up for clocks that run at different speeds.
 MARGIN = 0.1
-_NOT_FOUND = 5
 
 
 class EtcdLock:

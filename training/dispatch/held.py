@@ -34,7 +34,6 @@ class Complete(NamedTuple):
 
     task: int
     attempt: int
-    is_finished: bool
     trained: int
 
 
@@ -120,7 +119,7 @@ class HeldTasks:
             held.reports = {known: trained for known, trained in held.reports.items() if known > step}
             held.counted = max([held.counted, *done])
             if held.counted >= held.task.records:
-                found.append(Complete(*held.key, is_finished=True, trained=held.counted))
+                found.append(Complete(*held.key, trained=held.counted))
                 del self._tasks[held.key]
         return found
 
@@ -135,7 +134,7 @@ class HeldTasks:
     def _leave(self, tasks: list[HeldTask]) -> list[Complete]:
         for held in tasks:
             del self._tasks[held.key]
-        return [Complete(*held.key, is_finished=False, trained=held.counted) for held in tasks]
+        return [Complete(*held.key, trained=held.counted) for held in tasks]
 
     # -- the master and the disk ---------------------------------------------------------------------------------
 

@@ -232,7 +232,7 @@ class RecordsService:
             while len(self._avoid) > MAX_AVOIDED:
                 del self._avoid[next(iter(self._avoid))]
         self._log.error("dispatch_task_failed", task=message.task, cause=str(cause), reason=message.reason)
-        self._give_back(Complete(*key, is_finished=False, trained=held.counted), cause, message.reason)
+        self._give_back(Complete(*key, trained=held.counted), cause, message.reason)
         self._wake_fetch.set()
 
     async def _ask_to_save(self, message: SaveWanted) -> None:

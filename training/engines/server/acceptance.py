@@ -80,14 +80,6 @@ class Policy(Protocol):
         may have had others beside them."""
         ...
 
-    def waiting(self) -> list[Contribution]:
-        """The buffer."""
-        ...
-
-    def drop(self) -> list[Contribution]:
-        """Empty the buffer at the end of a run; what was in it reaches the values no more."""
-        ...
-
 
 class EachAtOnce:
     """Asynchronous: what has come in since the last commit is one commit."""
@@ -101,7 +93,7 @@ class EachAtOnce:
         return "accepted"
 
     def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
-        held = self.drop()
+        held = self._drop()
         return self.commit_of(held, version) if held else None
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
@@ -112,10 +104,7 @@ class EachAtOnce:
             weights = tuple(1.0 / max(1, stamp - 1 - one.version) for stamp, one in numbered)
         return Commit(max(stamps), tuple(contributions), weights, stamps)
 
-    def waiting(self) -> list[Contribution]:
-        return list(self._held)
-
-    def drop(self) -> list[Contribution]:
+    def _drop(self) -> list[Contribution]:
         held, self._held = self._held, []
         return held
 
@@ -159,17 +148,14 @@ class Quota:
         return "accepted"
 
     def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
-        return self.commit_of(self.drop(), version) if len(self._held) >= self.grads_to_wait else None
+        return self.commit_of(self._drop(), version) if len(self._held) >= self.grads_to_wait else None
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
         del places  # one update: all have the same timestamp
         weights = (1.0 / self.grads_to_wait,) * len(contributions)
         return Commit(version + 1, tuple(contributions), weights, (version + 1,) * len(contributions))
 
-    def waiting(self) -> list[Contribution]:
-        return list(self._held)
-
-    def drop(self) -> list[Contribution]:
+    def _drop(self) -> list[Contribution]:
         held, self._held = self._held, []
         return held
 

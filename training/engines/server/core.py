@@ -308,11 +308,6 @@ class ServerCore:
         """The version that all values have, whatever becomes of the commit under way."""
         return self._version_before
 
-    @property
-    def is_committing(self) -> bool:
-        """Whether a commit is under way: the values belong to no version."""
-        return self._in_flight is not None
-
     def committed(self, commit: Commit) -> None:
         """The values have it."""
         assert commit is self._in_flight
@@ -352,11 +347,9 @@ class ServerCore:
         waiting = [one.step for one in self._waiting.get(worker, {}).values()]
         return min([self.gate.steps[worker], *(step - 1 for step in waiting)])
 
-    def end(self) -> list[Contribution]:
-        """The run has ended. Returns the updates that were accepted and are in no commit: they reach the values no
-        more."""
+    def end(self) -> None:
+        """The run has ended: the updates that were accepted and are in no commit reach the values no more."""
         self._waiting.clear()
-        return self._policy.drop()
 
     def counts(self) -> TaskCounts:
         """What has become of the tasks, since this server serves."""

@@ -116,8 +116,6 @@ class Serving:
         self._is_draining = False
         self._ended = ""
         self._failure: Failure | None = None
-        #: Updates that were accepted, and came too late for the values: the run had ended.
-        self.too_late: list[Contribution] = []
 
     def _core(self, record: ServerRecord) -> ServerCore:
         options, host = self._options, self._host
@@ -205,7 +203,7 @@ class Serving:
         if not self._is_draining:
             self._schedule(now)
         elif not len(self.core.leases) and not self.core.unheard:
-            self.too_late = self.core.end()
+            self.core.end()
             await self._end("stopped")
             return
         await self._answer_parked()

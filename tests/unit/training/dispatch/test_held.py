@@ -31,7 +31,7 @@ def test_a_task_is_finished_only_when_the_steps_that_trained_it_are_counted() ->
 
     assert held.count(1) == []
     assert held.held() == [Held(1, 1, 6)]
-    assert held.count(2) == [Complete(1, 1, is_finished=True, trained=10)]
+    assert held.count(2) == [Complete(1, 1, trained=10)]
     assert len(held) == 0
 
 
@@ -55,7 +55,7 @@ def test_a_dropped_step_gives_its_tasks_back() -> None:
     held.count(1)
     held.report(2, [TaskTrained(1, 1, 8)])
 
-    assert held.drop(2) == [Complete(1, 1, is_finished=False, trained=4)]
+    assert held.drop(2) == [Complete(1, 1, trained=4)]
     assert held.held() == [Held(2, 1, 0)]
     assert held.drop(2) == []
 
@@ -67,7 +67,7 @@ def test_reports_of_tasks_that_are_no_longer_held_have_no_effect() -> None:
 
     assert held.count(1) == []
     held.report(2, [TaskTrained(1, 2, 99)])
-    assert held.count(2) == [Complete(1, 2, is_finished=True, trained=10)]
+    assert held.count(2) == [Complete(1, 2, trained=10)]
 
 
 def test_leaving_gives_everything_back_with_what_is_counted() -> None:
@@ -77,7 +77,7 @@ def test_leaving_gives_everything_back_with_what_is_counted() -> None:
     held.count(1)
     held.report(2, [TaskTrained(1, 1, 9)])
 
-    assert held.give_back() == [Complete(1, 1, False, 3), Complete(2, 1, False, 2)]
+    assert held.give_back() == [Complete(1, 1, 3), Complete(2, 1, 2)]
     assert held.saved() == []
 
 
@@ -127,4 +127,3 @@ def test_over_random_histories_counted_records_are_a_prefix_and_none_is_lost(see
             finished += held.count(step)
         held.reopen()
     assert sorted(one.task for one in finished) == list(range(8))
-    assert all(one.is_finished for one in finished)

@@ -64,7 +64,7 @@ def test_a_quota_is_averaged_to_one_update():
     assert found["w"].value.dtype == np.float32
     assert found["only"].value == 3.0
     assert {each.timestamp for each in found.values()} == {4}
-    assert quota.waiting() == []
+    assert quota._held == []
 
 
 @pytest.mark.parametrize("update", ["text", [1.0], True, None])
@@ -116,7 +116,7 @@ def test_a_whole_step_waits_for_its_last_task():
     policy.judge(one(b"c", task=3, step=2), 0)
     commit = policy.due(0, [2], 1)
     assert [each.task for each in commit.contributions] == [1, 2]
-    assert [each.task for each in policy.waiting()] == [3]
+    assert [each.task for each in policy._held] == [3]
 
 
 def test_a_repeated_commit_has_the_timestamps_of_the_first():

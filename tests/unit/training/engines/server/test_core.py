@@ -159,7 +159,6 @@ def test_updates_are_judged_by_the_version_of_the_commit_under_way():
     leases = give(core)
     core.report(done(leases[A], 0), 1.0)
     commit = core.due()
-    assert core.is_committing
     assert core.report(done(leases[B], 0), 1.0) == "stale"
     core.committed(commit)
 
@@ -220,15 +219,6 @@ def test_a_worker_that_the_record_does_not_have_brings_no_task():
     core.join(A)
     core.claim(lease, 0.0)
     assert core.report(done(lease), 0.0) == "superseded"
-
-
-def test_at_the_end_the_buffer_is_dropped():
-    """Updates that fill no quota reach the values no more, and are named."""
-    core = server("asp", Quota(2))
-    lease = give(core)[A]
-    core.report(done(lease), 1.0)
-    assert [one.worker for one in core.end()] == [A]
-    assert core.due() is None
 
 
 def test_the_counts_follow_every_task():
