@@ -1,51 +1,52 @@
-"""The order of the tasks in one pass: a seeded permutation, computed element by element.
+"""The order of samples in an epoch, or of records in a task: a pseudo-random permutation, computed place by place.
 
-A Feistel network with modular addition on the rectangle a × b, a = b = ⌈√n⌉, is a bijection of a·b ≥ n numbers; whoever
-lands at n or above is sent through again (cycle walking, Black and Rogaway 2002), which keeps it a bijection of n. So
-the start of a pass costs nothing, whatever its number of tasks, and nothing of it needs to be stored but the seed.
-The mixing function is the finaliser of splitmix64. It shuffles; it hides nothing. Pure.
+A Feistel network over a power of four with cycle walking (Black and Rogaway 2002): no node has to hold or shuffle a
+list of all samples, and all nodes have the same order. The quality is that of a shuffle, not of a cipher. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 
-_ROUNDS = 6
-_MASK = (1 << 64) - 1
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.uint64]
+
+ROUNDS = 6
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-class PassOrder:
-    """The permutation of `range(tasks)` of one pass. `shuffle=False` is the order of the files."""
+class EpochOrder:
+    """The samples 0 … `size` − 1 in the order of one epoch; `shuffle=False` keeps theirs."""
 
-    def __init__(self, tasks: int, seed: int, pass_number: int, *, shuffle: bool) -> None:
-        self._tasks = tasks
-        self._shuffle = shuffle and tasks > 1
-        self._side = max(math.isqrt(max(tasks, 1) - 1) + 1, 2)
-        key = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8 * _ROUNDS).digest()
-        self._keys = tuple(int.from_bytes(key[at : at + 8], "little") for at in range(0, len(key), 8))
+    def __init__(self, size: int, seed: int, epoch: int, *, shuffle: bool = True) -> None:
+        self._size = size
+        self._shuffle = shuffle and size > 1
+        self._half_bits = max(1, -(-(size - 1).bit_length() // 2))
+        keys = hashlib.blake2b(f"{seed}/{epoch}/order".encode(), digest_size=8 * ROUNDS).digest()
+        self._keys = np.frombuffer(keys, dtype="<u8").astype(np.uint64)
 
-    def __call__(self, position: int) -> int:
-        """The task at a position of the pass, `0 ≤ position < tasks`; raises `IndexError` outside of it."""
-        if not 0 <= position < self._tasks:
-            raise IndexError(f"a pass of {self._tasks} tasks has no position {position}")
+    def samples(self, start: int, stop: int) -> list[int]:
+        """The samples at the places `start` … `stop` − 1."""
         if not self._shuffle:
-            return position
-        side = self._side
-        while True:
-            left, right = divmod(position, side)
-            for number, key in enumerate(self._keys):
-                if number & 1:
-                    right = (right + _mixed(left, key)) % side
-                else:
-                    left = (left + _mixed(right, key)) % side
-            position = left * side + right
-            if position < self._tasks:
-                return position
+            return list(range(start, stop))
+        values = self._mixed(np.arange(start, stop, dtype=np.uint64))
+        while (outside := values >= self._size).any():
+            values[outside] = self._mixed(values[outside])
+        return [int(value) for value in values]
+
+    def _mixed(self, values: Indices) -> Indices:
+        bits = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = values >> bits, values & mask
+        for key in self._keys:
+            left, right = right, left ^ (_scrambled(right ^ key) & mask)
+        return (left << bits) | right
 
 
-def _mixed(value: int, key: int) -> int:
-    value = (value * 0x9E3779B97F4A7C15 + key) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+def _scrambled(values: Indices) -> Indices:
+    """The first half of SplitMix64's finalizer, and its upper bits."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * _MULTIPLIER
+    return values >> np.uint64(29)

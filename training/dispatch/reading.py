@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from training.dispatch.permutation import PassOrder
+from training.dispatch.permutation import EpochOrder
 from training.dispatch.recordio import read_chunk
 from training.trainer_link.record_messages import RecordTask
+
+#: Places are computed so many at a time: a chunk of tiny records has millions.
+_BLOCK_RECORDS = 4096
 
 
 def places_in_order(task: RecordTask) -> Iterator[tuple[int, int]]:
     """(number of the chunk in the task, number of the record in the chunk), without the first `task.skip`."""
     shuffle, left = task.order != 0, task.skip
-    chunks = PassOrder(len(task.chunks), task.order, 0, shuffle=shuffle)
-    for position in range(len(task.chunks)):
-        number = chunks(position)
+    count = len(task.chunks)
+    for number in EpochOrder(count, task.order, 0, shuffle=shuffle).samples(0, count):
         records = task.chunks[number].records
         if left >= records:
             left -= records
             continue
-        inside = PassOrder(records, task.order, number + 1, shuffle=shuffle)
-        for place in range(left, records):
-            yield number, inside(place)
+        inside = EpochOrder(records, task.order, number + 1, shuffle=shuffle)
+        for start in range(left, records, _BLOCK_RECORDS):
+            for place in inside.samples(start, min(start + _BLOCK_RECORDS, records)):
+                yield number, place
         left = 0
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from training.dispatch.dataset import LocalDataset, read_dataset
-from training.dispatch.permutation import PassOrder
+from training.dispatch.permutation import EpochOrder
 from training.trainer.connection import DaemonConnection, DaemonGone
 from training.trainer_link.messages import SignOfLife
 from training.trainer_link.record_messages import (
@@ -157,8 +157,8 @@ class LocalTasks:
         if self.is_over or self.stopped:
             return None
         number, (before, position) = self._number, divmod(self._number, len(table))
-        order = PassOrder(len(table), self._seed, before, shuffle=self._source.shuffle)
-        chunk = table[order(position)]
+        order = EpochOrder(len(table), self._seed, before, shuffle=self._source.shuffle)
+        chunk = table[order.samples(position, position + 1)[0]]
         path = self._dataset.paths[chunk.path]
         skip, self._skip = self._skip, 0
         self._number += 1

@@ -1,48 +1,56 @@
-"""The order of a pass: every task once, and each place for each task equally often."""
+"""The order of an epoch, computed place by place."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
-from training.dispatch.permutation import PassOrder
+from training.dispatch.permutation import EpochOrder
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 16, 17, 1000, 1025])
-def test_every_task_comes_once(tasks: int) -> None:
-    """For any number of tasks, shuffled or not."""
-    for pass_number in range(3):
-        order = PassOrder(tasks, 11, pass_number, shuffle=True)
-        assert sorted(order(place) for place in range(tasks)) == list(range(tasks))
-    order = PassOrder(tasks, 11, 1, shuffle=False)
-    assert [order(place) for place in range(tasks)] == list(range(tasks))
-    for place in (-1, tasks):
-        with pytest.raises(IndexError):
-            order(place)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])
+def test_every_sample_has_one_place(size: int) -> None:
+    """The places of any pieces together hold each sample once."""
+    order = EpochOrder(size, 3, 1)
+
+    found = [sample for start in range(0, size, 7) for sample in order.samples(start, min(size, start + 7))]
+
+    assert sorted(found) == list(range(size))
 
 
-def test_each_task_is_equally_often_at_each_place() -> None:
-    """Over 8,000 passes of seven tasks each of the 49 pairs comes up within an eighth of its share, and all orders of
-    four tasks do."""
-    seen: Counter[tuple[int, int]] = Counter()
-    orders: Counter[tuple[int, ...]] = Counter()
-    for pass_number in range(8_000):
-        order = PassOrder(7, 5, pass_number, shuffle=True)
-        seen.update((place, order(place)) for place in range(7))
-        if pass_number < 5_000:
-            four = PassOrder(4, 5, pass_number, shuffle=True)
-            orders[tuple(four(place) for place in range(4))] += 1
-    share = 8_000 / 7
-    assert all(0.875 * share < count < 1.125 * share for count in seen.values())
-    assert len(seen) == 49
-    assert len(orders) == 24
+def test_seed_and_epoch_change_the_order() -> None:
+    """The same seed and epoch give the same order; another of either gives another."""
+    orders = [EpochOrder(1000, seed, epoch).samples(0, 1000) for seed, epoch in [(1, 1), (1, 1), (1, 2), (2, 1)]]
+
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_the_order_looks_random() -> None:
+    """Neighbouring places hold samples that lie a third of the data set apart, as in a shuffle."""
+    size = 20_000
+    order = EpochOrder(size, 5, 0).samples(0, size)
+
+    apart = sum(abs(one - next_one) for one, next_one in itertools.pairwise(order)) / size
+
+    assert apart == pytest.approx(size / 3, rel=0.02)
+
+
+def test_a_large_data_set_needs_no_list() -> None:
+    """A piece of 10¹² samples is computed alone."""
+    samples = EpochOrder(10**12, 1, 1).samples(10**11, 10**11 + 50)
+
+    assert len(set(samples)) == 50
+    assert max(samples) < 10**12
+
+
+def test_each_record_is_equally_often_at_each_place() -> None:
+    """Over 8,000 orders of seven records each of the 49 pairs comes up within an eighth of its share, and all orders of
+    four records do."""
+    seen = Counter(pair for seed in range(8_000) for pair in enumerate(EpochOrder(7, 5, seed).samples(0, 7)))
+    orders = Counter(tuple(EpochOrder(4, 5, seed).samples(0, 4)) for seed in range(5_000))
+    assert all(7 / 8 < 7 * count / 8_000 < 9 / 8 for count in seen.values())
+    assert (len(seen), len(orders)) == (49, 24)
     assert min(orders.values()) > 5_000 / 24 / 2
-
-
-def test_neighbours_are_torn_apart() -> None:
-    """In a shuffled pass of 10,000 tasks hardly any task is followed by its successor."""
-    order = PassOrder(10_000, 1, 1, shuffle=True)
-    places = [order(place) for place in range(10_000)]
-    assert sum(after == before + 1 for before, after in pairwise(places)) < 10
