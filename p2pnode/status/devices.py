@@ -18,14 +18,14 @@ def device_status(trainer: Trainer) -> list[DeviceStatus]:
     return [
         DeviceStatus(
             index=one.index,
-            device=one.device,
+            device=one.name,
             state=one.state,
             pid=one.pid,
             failures=one.failures,
             optimizer_steps=one.optimizer_steps,
             samples=one.samples,
-            loss=None if one.loss is None or not math.isfinite(one.loss) else one.loss,
-            step_seconds=one.step_seconds,
+            loss=one.last.loss if one.last is not None and math.isfinite(one.last.loss) else None,
+            step_seconds=one.last.seconds if one.last is not None else 0.0,
             leads=one.leads,
         )
         for one in trainer.devices()

@@ -164,7 +164,7 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
             assert leading is not None
             seen.append((values, leading.copy()))
             await follow(values)
-            assert np.array_equal(follows.leaders[1], values)
+            assert np.array_equal(follows._leaders()[1], values)
 
         follows.follow = look  # type: ignore[method-assign]
         begun = step_of(swarm)

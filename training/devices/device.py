@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from overlay.environment import Environment
@@ -30,23 +29,6 @@ class DeviceTrainer(Trainer, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """One trainer of a node, for `/status`. `failures`: how often it has failed; `loss` and `step_seconds` are of its
-    last part of a step."""
-
-    index: int
-    device: str
-    state: str
-    pid: int | None
-    failures: int
-    optimizer_steps: int
-    samples: int
-    loss: float | None
-    step_seconds: float
-    leads: bool
-
-
 class Device:
     """Trainer number `index` of a node. `start` starts its process anew, from its own saved state."""
 
@@ -67,6 +49,8 @@ class Device:
         self.samples = 0
         self.last: StepReport | None = None
         self.pid: int | None = None
+        #: The others of the node follow it.
+        self.leads = False
         #: It is given up: `TrainerLeft` if its script has ended.
         self.gone: TrainerFailed | None = None
         #: The order under way, also one whose cycle has gone on without it.
@@ -91,21 +75,6 @@ class Device:
     def is_free(self) -> bool:
         """Whether it takes an order now."""
         return self.gone is None and self.task is None and self._restarting is None
-
-    def facts(self, *, leads: bool) -> DeviceFacts:
-        last = self.last
-        return DeviceFacts(
-            self.index,
-            self.name,
-            self.state,
-            self.pid,
-            self.failures,
-            self.optimizer_steps,
-            self.samples,
-            None if last is None else last.loss,
-            0.0 if last is None else last.seconds,
-            leads,
-        )
 
     # -- orders --------------------------------------------------------------------------------------------------
 

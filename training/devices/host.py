@@ -16,7 +16,7 @@ import numpy as np
 from overlay.environment import Environment
 from training.devices.coordination import Coordination
 from training.devices.data_routes import DataRoutes
-from training.devices.device import Device, DeviceFacts, DeviceTrainer
+from training.devices.device import Device, DeviceTrainer
 from training.devices.groups import DeviceGroups
 from training.devices.node_step import CycleParts, NodeBuffers, NodeStep
 from training.devices.opening import device_file, joint_hello, start_all
@@ -111,10 +111,12 @@ class HostTrainer:
         """What the trainers have found wrong, each with what to do."""
         return list(dict.fromkeys(found for device in self._devices for found in device.trainer.findings))
 
-    def devices(self) -> list[DeviceFacts]:
+    def devices(self) -> list[Device]:
         """Every trainer, for `/status`."""
         leader = None if self._step is None else self._step.positions.leader
-        return [device.facts(leads=device.index == leader) for device in self._devices]
+        for device in self._devices:
+            device.leads = device.index == leader
+        return self._devices
 
     def trainer_state_changed(self, _: str = "") -> None:
         """Callback of each trainer's supervisor."""
@@ -263,11 +265,6 @@ class HostTrainer:
     @property
     def period(self) -> int:
         return self._period
-
-    @property
-    def leaders(self) -> list[Vector]:
-        """The memory of the leaders' values: of the node's, and of the swarm's where nodes have one in common."""
-        return self._leaders()
 
     @property
     def leader_loss(self) -> float | None:
