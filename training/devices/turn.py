@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from training.devices.coordination import Coordination
 from training.devices.cycle import CycleServer, GivenAnswer
 from training.devices.device import Device
 from training.trainer_link.handshake import BufferHandshake
@@ -24,14 +25,6 @@ class DeviceOrder(NamedTuple):
     handshake: BufferHandshake | None
 
 
-class StepLeases(Protocol):
-    """Where the local steps of a cycle come from, if not from the period of this node alone."""
-
-    def want(self, cycle: int, trainers: int, wants: int) -> None:
-        """`trainers` take part in this cycle, and `wants` more local steps are asked for; `CycleRun.leased` answers."""
-        ...
-
-
 class CycleRun:
     """Runs cycles on the devices of one node. `on_failure` is called with each device that failed, and why."""
 
@@ -39,13 +32,13 @@ class CycleRun:
         self._period = period
         self._server = CycleServer(period)
         self._on_failure = on_failure
-        self._leases: StepLeases | None = None
+        self._leases: Coordination | None = None
         #: The number of the present cycle, which is the same on all nodes; None between cycles.
         self._number: int | None = None
         self._devices: dict[int, Device] = {}
         self._moved = asyncio.Event()
 
-    def lease_from(self, leases: StepLeases) -> None:
+    def lease_from(self, leases: Coordination) -> None:
         """From the next cycle on local steps are leased."""
         self._leases = leases
         self._server = CycleServer(self._period, is_leased=True)

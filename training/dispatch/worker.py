@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -39,9 +39,9 @@ from training.dispatch.messages import (
     SaveTold,
     TaskTold,
 )
+from training.trainer_link.interface import Trainer
 from training.trainer_link.record_messages import (
     RecordChunk,
-    RecordsFromDaemon,
     RecordsFromTrainer,
     RecordsGranted,
     RecordsOpened,
@@ -74,24 +74,13 @@ MAX_REPORTS = 8
 STATE_FILE = "dispatch.json"
 
 
-class RecordsTrainer(Protocol):
-    """The trainer, as far as records are concerned."""
-
-    @property
-    def state(self) -> str: ...
-
-    def send_data(self, message: RecordsFromDaemon) -> None:
-        """Send a message, if the trainer runs."""
-        ...
-
-
 class RecordsService:
     """One node's records. `read_dataset` blocks, and raises `RecordFilesMissing` or `BadDataset`."""
 
     def __init__(
         self,
         client: MasterClient,
-        trainer: RecordsTrainer,
+        trainer: Trainer,
         read_dataset: Callable[[], LocalDataset],
         environment: Environment,
     ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 import msgspec
 
@@ -22,7 +21,6 @@ from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
 from training.swarm import Swarm
 from training.trainer_link.data_messages import (
-    DataFromDaemon,
     DataFromTrainer,
     DataGranted,
     DataKnown,
@@ -31,6 +29,7 @@ from training.trainer_link.data_messages import (
     DataTrained,
     DataWanted,
 )
+from training.trainer_link.interface import Trainer
 from training.trainer_link.record_messages import RecordsFromTrainer
 
 REQUEST = "share_data"
@@ -47,26 +46,10 @@ HURRY_S = 0.2
 KNOWN_S = 1.0
 
 
-class DataTrainer(Protocol):
-    """The trainer, as far as data is concerned."""
-
-    def on_data(self, handler: DataHandler) -> None:
-        """Call `handler` with every message about data that the trainer sends."""
-        ...
-
-    def send_data(self, message: DataFromDaemon) -> None:
-        """Send a message, if the trainer runs."""
-        ...
-
-
-class DataHandler(Protocol):
-    def __call__(self, message: DataFromTrainer | RecordsFromTrainer, /) -> None: ...
-
-
 class DataService:
     """One node's share of the data; does nothing until the script opens a data set."""
 
-    def __init__(self, swarm: Swarm, trainer: DataTrainer, incarnation: int, environment: Environment) -> None:
+    def __init__(self, swarm: Swarm, trainer: Trainer, incarnation: int, environment: Environment) -> None:
         self.member: DataMember | None = None
         self._swarm = swarm
         self._trainer = trainer
