@@ -166,18 +166,6 @@ def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
         _read_values(disk, folder, offset, into[entry.offset : entry.offset + entry.size])
 
 
-def read_slice(disk: Disk, folder: str, layout: Layout, start: int, stop: int) -> Vector:
-    """The values `start` to `stop` of the checkpoint's vector, `float32[stop − start]`. Raises `ValueError` when it is
-    missing, damaged or of another layout, and `OSError`."""
-    values = np.zeros(stop - start, np.float32)
-    for entry, offset in _places(disk, folder, layout):
-        first, end = max(start, entry.offset), min(stop, entry.offset + entry.size)
-        if first < end:
-            skipped_bytes = values.itemsize * (first - entry.offset)
-            _read_values(disk, folder, offset + skipped_bytes, values[first - start : end - start])
-    return values
-
-
 def _places(disk: Disk, folder: str, layout: Layout) -> list[vector_file.Place]:
     name = f"{folder}/{VECTOR_FILE}"
     size_bytes = disk.size(name)
@@ -205,10 +193,8 @@ def read_states(
     parameter_total: int,
     outer_momentum: float,
     log: Log,
-    only: int | None = None,
 ) -> dict[int, StoredState]:
-    """The shard states of a checkpoint, or the one of shard `only`; damaged files are logged and skipped. See
-    `state_files.decode`."""
+    """The shard states of a checkpoint; damaged files are logged and skipped. See `state_files.decode`."""
     found: dict[int, StoredState] = {}
     genesis = bytes.fromhex(checkpoint.state.genesis)
     for name in disk.names(checkpoint.folder):
@@ -217,8 +203,6 @@ def read_states(
         try:
             states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
             for shard, stored in states.items():
-                if only is not None and shard != only:
-                    continue
                 if not stored.state.is_in_range() or stored.term.number >= TERM_LIMIT:
                     log.warning("stored_state_out_of_range", shard=shard)
                 elif shard not in found or stored.rank > found[shard].rank:

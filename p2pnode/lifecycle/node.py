@@ -20,7 +20,6 @@ from overlay.settings import OverlaySettings
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
-from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.engine_run import EngineRun
@@ -363,7 +362,6 @@ class Node:
             trainer_bytes=hello.host_bytes,
             others_here=self._others_about_to_begin(),
         )
-        copies = CheckpointCopies(environment, manifest)
         self.exchange = exchange = Exchange(
             swarm=self.overlay,
             manifest=manifest,
@@ -372,7 +370,6 @@ class Node:
             replica=self.trainer.vector,
             incarnation=self.incarnation,
             environment=environment,
-            checkpoints=copies,
         )
         await self._startup.remember(manifest)
         await self._startup.offer_checkpoint(exchange, manifest)
@@ -406,7 +403,7 @@ class Node:
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         notes_it = partial(setattr, self, "manifest")
-        self._division.start(exchange, [notes_it, copies.on_divided, self.checkpoints.on_divided])
+        self._division.start(exchange, [notes_it, self.checkpoints.on_divided])
         self.beside.start(exchange.context.run_genesis, loop, manifest.layout)
         await self._startup.get_vector(exchange, source)
         return exchange, loop

@@ -172,12 +172,9 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
     found += _counts(node, exchange)
-    if broken := sum(owned.is_broken for owned in exchange.store.owned.values()):
-        what = f"{broken} shards of this node have values that no training makes, and wait for a good copy"
-        do = (
-            "one is found within seconds, in memory or in a checkpoint; see the log, and this machine's memory and disk"
-        )
-        found.append(Finding(level="error", what=what, do=do))
+    if resigned := exchange.counters.resigned_shards:
+        what = f"{resigned} shards of this node had values that no training makes, and were left to their backups"
+        found.append(Finding(level="error", what=what, do="look at this machine's memory and disk"))
     return found
 
 

@@ -307,8 +307,7 @@ class StatusReport:
             deltas_sent_again=counters.sent_again,
             lost_in_splits=counters.lost_in_splits,
             lost_in_restarts=max(0, counters.lost_in_restarts),
-            shards_repaired=counters.repaired_shards,
-            lost_in_repairs=counters.lost_in_repairs,
+            shards_resigned=counters.resigned_shards,
             shards_to_mend=len(to_mend(store.superseded)),
             merged=counters.merged,
         )

@@ -211,8 +211,7 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     deltas_sent_again: Count = 0
     lost_in_splits: Count = 0
     lost_in_restarts: Count = 0
-    shards_repaired: Count = 0
-    lost_in_repairs: Count = 0
+    shards_resigned: Count = 0
     shards_to_mend: Count = 0
     merged: Count = 0  # shards of deltas, as owner, since the start
 

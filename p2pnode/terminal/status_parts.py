@@ -90,14 +90,13 @@ def repair_rows(exchange: Mapping[str, Any]) -> list[Row]:
 
 #: Of one, and of several. A delta is counted in each shard by itself: one that is lost whole counts once per shard.
 _REPAIRS = {
-    "shards_repaired": ("broken shard repaired", "broken shards repaired"),
-    "shards_to_mend": ("broken shard waits for a good copy", "broken shards wait for a good copy"),
+    "shards_resigned": ("broken shard left to its backup", "broken shards left to their backups"),
+    "shards_to_mend": ("superseded copy waits for its owner", "superseded copies wait for their owners"),
     "shards_without_backup": ("shard has no backup yet", "shards have no backup yet"),
     "repaired": ("shard of a delta repaired after a split", "shards of deltas repaired after a split"),
     "lost": ("shard of a delta dropped before an owner took it", "shards of deltas dropped before an owner took them"),
     "lost_in_splits": ("shard of a delta lost in splits", "shards of deltas lost in splits"),
     "lost_in_restarts": ("shard of a delta lost in restarts", "shards of deltas lost in restarts"),
-    "lost_in_repairs": ("shard of a delta lost in repairs", "shards of deltas lost in repairs"),
 }
 
 

@@ -231,9 +231,8 @@ def fault() -> Scene:
             shards_without_backup=4,
             refused=12,
             lost=3,
-            shards_repaired=2,
+            shards_resigned=2,
             shards_to_mend=1,
-            lost_in_repairs=1,
         ),
         lost=[_lost(4, 14.0), _lost(5, 190.0)],
         health=[
@@ -383,7 +382,7 @@ def several_parts() -> Scene:
         ),
         data=DataStatus(kind="samples", size=60_000, epoch=3, open_epoch=3, trained=0.62, nodes=6, joining=False),
         members_distrusted=[DistrustedMember(id=node_id(77), reason="state", lies=3, seconds=600.0)],
-        exchange=replace(before.status.exchange, shards_repaired=2, shards_to_mend=1, lost_in_repairs=1),
+        exchange=replace(before.status.exchange, shards_resigned=2, shards_to_mend=1),
         progress=[
             *before.status.progress,
             Ongoing(

@@ -19,7 +19,6 @@ from overlay.peers import Activity, Contact
 from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from p2pnode.lifecycle import checkpoints
-from p2pnode.lifecycle.checkpoint_copies import CheckpointCopies
 from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.builders.stores import contact, owner_of, store_of, term
@@ -409,11 +408,7 @@ def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
 ) -> None:
     """The newest checkpoints of all nodes have broken values, of a version that took them: they are passed over."""
 
-    async def none(_copies: CheckpointCopies, _shard: int) -> None:
-        return None
-
     monkeypatch.setattr(checkpoints, "has_length", lambda _values, _limit: True)
-    monkeypatch.setattr(CheckpointCopies, "newest_good", none)
 
     async def scenario(swarm: Swarm) -> None:
         await swarm.until(lambda: min(map(step_of, swarm.running())) >= 12, within_s=100, what="a few checkpoints")

@@ -17,7 +17,6 @@ from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.acknowledged import AcknowledgedDeltas
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
-from training.exchange.store.good_copies import StoredCopies
 from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
@@ -48,8 +47,6 @@ class ExchangeContext:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     codec: CodecChoice
-    #: The checkpoints of this node; None where it writes none.
-    checkpoints: StoredCopies | None = None
     claims: SelfClaims = field(default_factory=SelfClaims)
     #: How high the terms are that other members know.
     reports: TermReports = field(default_factory=TermReports)

@@ -24,8 +24,7 @@ class Counters:
         0  # shards that had another digest after a pull than at their owner; pulled again as a whole
     )
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
-    repaired_shards: int = 0  # of this node whose values were not finite, or out of range
-    lost_in_repairs: int = 0  # acknowledged, and in nothing that such a shard could go on with
+    resigned_shards: int = 0  # of this node whose values were not finite, or out of range
     values_updated: int = 0  # updates of named values that this node has applied as their owner
     values_refused: int = 0  # and those that it has refused for ever
     values_read: int = 0  # keys of which it has answered a read

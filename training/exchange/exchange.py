@@ -31,7 +31,6 @@ from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.services import ExchangeServices, divided_context, store_of
 from training.exchange.store.copy_status import has_known_owner
-from training.exchange.store.good_copies import StoredCopies
 from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_reading import ReplicaReading
@@ -59,8 +58,7 @@ Reading = VectorSnapshot | ReplicaReading
 
 
 class Exchange:
-    """Owner and client of shards. `replica` is the trainer's shared vector, float32[total]. `checkpoints`: a shard that
-    is broken in memory goes back to them where no node has a better copy."""
+    """Owner and client of shards. `replica` is the trainer's shared vector, float32[total]."""
 
     def __init__(
         self,
@@ -72,7 +70,6 @@ class Exchange:
         replica: Vector,
         incarnation: int,
         environment: Environment,
-        checkpoints: StoredCopies | None = None,
     ) -> None:
         run_genesis = bytes.fromhex(manifest.genesis)
         divisions = Divisions(run_genesis, manifest.shard_parts)
@@ -104,7 +101,6 @@ class Exchange:
             rpc=ExchangeRpc(swarm, divisions.genesis, environment.clock, trust, reliability, len(store), divisions),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
-            checkpoints=checkpoints,
         )
         self._run = run
         self._is_alone = not settings.enabled
@@ -386,7 +382,7 @@ class Exchange:
 
     def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
         """Every state that other nodes may need after a restart, with the term by which it ranks; not copied."""
-        found = {at: (at, one.rank_term, one.state) for at, one in self.store.owned.items() if not one.is_broken}
+        found = {at: (at, one.rank_term, one.state) for at, one in self.store.owned.items()}
         for shard in range(len(self.store)):
             if shard not in found and (copy := self.store.unowned_copy(shard)) is not None:
                 found[shard] = (shard, *copy)

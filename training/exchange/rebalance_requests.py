@@ -92,7 +92,7 @@ class RebalanceRequests:
         ownership = self._store.ownership
         for shard, owned in self._store.owned.items():
             fence = ownership.fence(shard)
-            if fence > owned.term and not owned.is_held and ownership.is_plausible(fence):
+            if fence > owned.term and not owned.moving and ownership.is_plausible(fence):
                 self._challenges[shard] = max(fence, self._challenges.get(shard, ZERO_TERM))
 
     @property

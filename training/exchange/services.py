@@ -92,7 +92,7 @@ class ExchangeServices:
         self.values = SwarmValues(context, self.directory, self.deltas.values)
         self.pull_client = PullClient(context, self.directory, self.final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
-        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, inspector)
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
         self.comparison = StartComparison(context, self.directory)
         self._tasks: list[asyncio.Task[None]] = []
         if former is not None:

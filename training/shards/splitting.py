@@ -53,5 +53,4 @@ def _part(state: ShardState, start: int, stop: int) -> ShardState:
         folded_step=state.folded_step,
         norms=Norms((node, starts, step, norm * share) for node, starts, step, norm in state.norms.rows()),
         unlisted=state.unlisted,
-        recent=state.recent.copy(),
     )

@@ -11,9 +11,7 @@ Buffers of the model take `w · delta` and no momentum, and so does the whole sh
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
@@ -28,8 +26,6 @@ from training.shards.value_table import ValueTable
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6
-#: Deltas of a shard whose order is known.
-MAX_RECENT = 1024
 
 
 @dataclass(slots=True)
@@ -67,8 +63,6 @@ class ShardState:
     norms: Norms = field(default_factory=Norms)
     #: How many deltas the value has that are not in `applied`, because it began as a replica.
     unlisted: int = 0
-    #: The deltas added last, in the order of their versions, since `own` of the store: what an earlier version had.
-    recent: deque[DeltaId] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
     #: The named values, in a run without a model: the vector has no values then, and batches take the place of deltas.
     table: ValueTable | None = None
     #: When all of its values were last found to be in range, in monotonic seconds; see `ShardInspector`.
@@ -102,7 +96,6 @@ class ShardState:
         added with rate 1 and neither counts in Σw nor moves the momentum.
         """
         self.applied.add(identity)
-        self.recent.append(identity)
         self.version += 1
         if plain:
             rule = PLAIN
@@ -119,7 +112,6 @@ class ShardState:
         """Take over a batch of named values. The caller has checked that it is not known, and that there is a table."""
         assert self.table is not None
         self.applied.add(identity)
-        self.recent.append(identity)
         self.version += 1
         self.table.apply(batch)
 
@@ -151,18 +143,6 @@ class ShardState:
         if has_momentum:
             self.sum_weight = 0.0 if is_whole else self.sum_weight + weight
         return largest <= surely_short(self.value.size) and (has_momentum or self.momentum is None)
-
-    def applied_at(self, version: int) -> Applied | None:
-        """The deltas that the value had at a version; None for a version of too long ago, or with unlisted deltas."""
-        later = self.version - version
-        if self.unlisted or not 0 <= later <= len(self.recent):
-            return None
-        since = Applied()
-        for identity in islice(reversed(self.recent), later):
-            since.add(identity)
-        found = self.applied.without(since)
-        found.forgotten = self.applied.forgotten.copy()
-        return found
 
     def add_pending(
         self, identity: DeltaId, weight: float, delta: Vector, *, momentum: bool = True, plain: bool = False

@@ -50,10 +50,7 @@ export function exchangeFacts(status) {
   ];
   if (exchange.shards_without_backup) rows.push(["Without a backup", count(exchange.shards_without_backup)]);
   if (exchange.shards_to_mend) rows.push(["Superseded copies", count(exchange.shards_to_mend), "what their owners lack is sent to them"]);
-  if (exchange.shards_repaired) {
-    const undone = exchange.lost_in_repairs ? `${plural(exchange.lost_in_repairs, "shard")} of deltas undone` : "no delta undone";
-    rows.push(["Put back to a good copy", count(exchange.shards_repaired), undone]);
-  }
+  if (exchange.shards_resigned) rows.push(["Broken in memory", count(exchange.shards_resigned), "left to their backups"]);
   rows.push(["Memory of shards", bytes(exchange.state_bytes)]);
   rows.push(["Sent, received", `${bytes(exchange.bytes_sent)}, ${bytes(exchange.bytes_received)}`]);
   rows.push(["Deltas merged", count(exchange.merged_last_step), "in the last step"]);

@@ -104,19 +104,6 @@ def test_a_checkpoint_comes_back_as_it_was_written() -> None:
     assert load(disk, written).tobytes() == vector_of(7).tobytes()
 
 
-@pytest.mark.parametrize("start", range(9))
-def test_a_slice_of_the_vector_is_read_alone(start: int) -> None:
-    """Also one that begins in one tensor and ends in another; and after the file has ended it is an error."""
-    disk = MemoryDisk()
-    written = write(disk, 7)
-    for stop in range(start, 10):
-        assert checkpoint.read_slice(disk, written, LAYOUT, start, stop).tolist() == vector_of(7)[start:stop].tolist()
-    name = f"{written}/{checkpoint.VECTOR_FILE}"
-    disk.write(name, (disk.read(name) or b"")[:-4])
-    with pytest.raises((ValueError, OSError)):
-        checkpoint.read_slice(disk, written, LAYOUT, start, 9)
-
-
 def test_a_checkpoint_on_a_real_folder(tmp_path: Path) -> None:
     """The real disk returns the same, and keeps no temporary files."""
     disk = FolderDisk(tmp_path)

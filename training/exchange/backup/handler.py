@@ -27,6 +27,7 @@ from training.exchange.messages import (
 )
 from training.exchange.owner.delta_item import read_item
 from training.exchange.owner.final_values import value_digest
+from training.exchange.owner.inspection import is_good
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     CompareCopies,
@@ -133,8 +134,11 @@ class BackupHandler:
         term = Term(entry.term_number, entry.term_node)
         folded = entry.folded_step and min(entry.folded_step, self._context.view.plausible_steps().furthest)
         status, known = self._store.accept_forward(entry.shard, term, item, folded, sender.node_id)
-        if (backed := self._store.backed.get(entry.shard)) is not None and backed.state is not None:
-            backed.state.note_addition(self._clock.monotonic())
+        backed = self._store.backed.get(entry.shard)
+        if backed is not None and backed.state is not None and not is_good(backed.state, self._clock.monotonic()):
+            self._store.drop_copy(entry.shard)  # the owner hears of it now, and sends its state again
+            self._log.error("copy_broken", shard=entry.shard)
+            return ForwardResult(entry.shard, "unknown", *known)
         return ForwardResult(entry.shard, status, *known)
 
     async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:

@@ -349,7 +349,7 @@ class PullClient:
         versions, synchronous = replica.shard_versions, self._context.synchronous
         for shard in shards:
             owned = store.owned.get(shard)
-            if owned is None or owned.is_broken or (job.is_final and not self._final_values.is_final(shard)):
+            if owned is None or (job.is_final and not self._final_values.is_final(shard)):
                 continue
             if synchronous:
                 store.fold(shard, job.step)
@@ -369,7 +369,7 @@ class PullClient:
                     else:
                         replica.set_version(shard, *mark)
             if not is_good:
-                self._inspector.found(shard)
+                self._inspector.resign(shard)
                 continue
             self._settle(shard, job, changed=is_new)
 

@@ -197,7 +197,7 @@ class DeltaHandler:
             if self._in_flight and (shard, identity) in self._in_flight:
                 continue
             is_forgotten = owned.state.may_have_forgotten(identity)
-            if is_late or is_forgotten or not is_finite or owned.is_held or push.base_step < owned.state.era_step:
+            if is_late or is_forgotten or not is_finite or owned.moving or push.base_step < owned.state.era_step:
                 result = self._check_role(push, identity, shard)
                 if result is None and not is_finite and not is_delta_in_range(part):
                     reason: RefusalReason = "out_of_range" if codecs.all_finite(part) else "not_finite"
@@ -227,8 +227,8 @@ class DeltaHandler:
             if lacks_backup(self._context, owned):
                 return PushResult.retry(shard, "no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
-        if owned.is_held or self._run.is_closed:
-            return PushResult.retry(shard, "moving" if owned.is_held else "leaving")
+        if owned.moving or self._run.is_closed:
+            return PushResult.retry(shard, "moving" if owned.moving else "leaving")
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
         if repair and not push.apart:

@@ -61,7 +61,7 @@ class FinalValues:
     def is_final(self, shard: int) -> bool:
         """Whether the value of a shard owned here may be served: no node can get other bits, unless two die at once."""
         owned = self._store.owned.get(shard)
-        if owned is None or owned.is_held:
+        if owned is None or owned.moving:
             return False
         if owned.backup is None:
             # A learner is none: it has no state yet, and the former backup would take over with other bits.
@@ -82,7 +82,7 @@ class FinalValues:
                     continue
                 if self._context.synchronous:
                     self._store.fold(shard, step)
-                if owned.backup is not None and not self.is_final(shard) and not owned.is_held:
+                if owned.backup is not None and not self.is_final(shard) and not owned.moving:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
                 elif lacks_backup(self._context, owned):
                     self._context.rebalance.wake()

@@ -63,7 +63,7 @@ class IdentityKeeper:
 
     def _state(self, shard: int) -> ShardState | None:
         if (owned := self._store.owned.get(shard)) is not None:
-            return None if owned.is_broken else owned.state
+            return owned.state
         backed = self._store.backed.get(shard)
         return backed.state if backed is not None and backed.is_active else None
 

@@ -185,7 +185,7 @@ class Publisher:
         made = await self._executor.run(_made, due, codec, self._context.settings.sparse_values, pauses)
         for one, published in zip(due, made, strict=True):
             # What was told to a new owner meanwhile is the version before.
-            if self._store.owned.get(one.shard) is one.owned and not one.owned.is_held:
+            if self._store.owned.get(one.shard) is one.owned and not one.owned.moving:
                 self._put(one.shard, one.owned, published, now)
 
     def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
@@ -197,7 +197,7 @@ class Publisher:
 
     def _due(self, shard: int, position: Position, now: float, step_s: float) -> _Due | None:
         owned = self._store.owned.get(shard)
-        if owned is None or owned.is_held:
+        if owned is None or owned.moving:
             # While the shard moves the value does not change, and the new owner goes on from this version.
             return None
         chain = self._chains.get(shard)

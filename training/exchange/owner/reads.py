@@ -163,7 +163,7 @@ class ReadHandler:
         if owned is None:
             info = self._store.redirect(shard)
             return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), []
-        if owned.is_broken or (pull.is_final and not self._final_values.is_final(shard)):
+        if pull.is_final and not self._final_values.is_final(shard):
             return PullResult(shard, "later"), []
         self._make_visible(shard, pull.step)
         state, rank_term = owned.state, owned.rank_term

@@ -169,8 +169,6 @@ class DeltaReplicator:
         """Add a delta that every target has, unless this node is leaving or the shard has lost its backup."""
         if self._run.is_drained:
             return PushResult.retry(item.shard, "leaving")
-        if owned.is_broken:
-            return PushResult.retry(item.shard, "moving")
         if lacks_backup(self._context, owned):
             self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")

@@ -15,6 +15,7 @@ from overlay.peers import Activity, Contact
 from overlay.transport import Response, TransportError
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.owner.delta_item import NO_VALUES
@@ -112,6 +113,11 @@ class Failover:
             if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
             copied, state = best
+            if not await off_loop(self._context.environment.executor, state.value.size, state.is_in_range):
+                self._drop_broken(shard, copied)
+                continue
+            if shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
+                continue
             if self._resuming and state.unlisted:
                 self._era_begins_again(shard, state)
             from_replica += state.era_step > 0
@@ -128,6 +134,15 @@ class Failover:
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
+
+    def _drop_broken(self, shard: int, copied: Term) -> None:
+        """The best copy is this node's, and its values are broken. The next search takes another one."""
+        self._log.error("copy_broken", shard=shard)
+        if self._store.unowned_copy(shard) is not None:
+            self._store.drop_copy(shard)
+        elif self._replica.version_of(shard)[0] == copied:
+            self._replica.set_version(shard, ZERO_TERM, 0)  # it counts as never pulled
+        self._rebalance.take_over(shard)
 
     def _era_begins_again(self, shard: int, state: ShardState) -> None:
         """After a restart of all nodes no delta of before is on its way: none of the node with the oldest disk is to
@@ -407,7 +422,7 @@ class Failover:
                     self._store.note_owner(shard, copy.term, contact)
             owned = self._store.owned.get(shard)
             # While a hand-over is unanswered it is unknown which node owns the shard: that is resolved first.
-            if owned is None or owned.is_held or fence <= owned.term:
+            if owned is None or owned.moving or fence <= owned.term:
                 continue
             mine = rank_copy(copy_status(self._store, shard, None, self._run.step))
             ranked = [(rank_copy(one), contact) for contact, one in found]

@@ -31,7 +31,7 @@ class ShardHandover:
         new_owners = []
         for shard in shards:
             owned = self._store.owned.get(shard)
-            if owned is None or owned.is_broken:
+            if owned is None:
                 continue
             if owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.begin_move()

@@ -25,8 +25,6 @@ class JobKind(StrEnum):
     ASK_SILENT = "ask"
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
-    INSPECT = "inspect"
-    REPAIR = "repair"
     FORGET = "forget"
     CHECK_CLAIMS = "claims"
     RESEND = "resend"
@@ -72,7 +70,6 @@ class Jobs:
         except Exception as error:
             self._log.error("exchange_service_failed", service=kind.value, error=repr(error))
         finally:
-            # A job that took no time asked no node: another tick at once would start the same job, without end. An
-            # inspection changes nothing, and wakes the rebalancer itself where it finds something.
-            if kind is not JobKind.INSPECT and self._clock.monotonic() > began:
+            # A job that took no time asked no node: another tick at once would start the same job, without end.
+            if self._clock.monotonic() > began:
                 self._rebalance.wake()

@@ -88,7 +88,7 @@ class Learners:
         asked: list[OwnerInfo] = []
         for shard in shards:
             owned = self._store.owned.get(shard)
-            if owned is not None and owned.learner is None and not owned.is_held:
+            if owned is not None and owned.learner is None and not owned.moving:
                 promised[shard] = self._store.promise(shard)
                 asked.append(OwnerInfo.of(shard, owned.term, me))
         if not asked:
@@ -120,7 +120,7 @@ class Learners:
         # Where the term has risen since the request, its promise is void.
         if owned is None or term is None or owned.promised != term.number:
             return None
-        if owned.learner is not None or owned.is_held:
+        if owned.learner is not None or owned.moving:
             return None
         snapshot = describe(shard, term, owned.state, is_joined=is_joined), owned.state.copy()
         owned.learner = to

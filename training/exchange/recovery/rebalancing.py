@@ -11,7 +11,6 @@ transfer never delays a take-over:
 * `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
 * `resending`: what an owner had acknowledged and lost is sent again.
 * `route_finder`: owners and backups that do not answer are asked by way of other members.
-* `owner.inspection` and `shard_repair`: values out of range are found, and replaced by the last good copy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.identities import IdentityKeeper
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import ShardHandover
@@ -37,7 +35,6 @@ from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder
-from training.exchange.recovery.shard_repair import ShardRepair
 from training.exchange.run_state import Phase
 from training.exchange.store.records import Owned
 
@@ -64,7 +61,6 @@ class Rebalancer:
         deltas: DeltaHandler,
         reconciler: SplitReconciler,
         publisher: Publisher,
-        inspector: ShardInspector,
     ) -> None:
         self._context = context
         self._swarm = context.swarm
@@ -78,8 +74,6 @@ class Rebalancer:
         self._deltas = deltas
         self._reconciler = reconciler
         self._publisher = publisher
-        self._inspector = inspector
-        self._repair = ShardRepair(context)
         self._routes = RouteFinder(context, directory)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
@@ -131,14 +125,10 @@ class Rebalancer:
             orphans = []
         if silent := self._confirmation.due():
             self._jobs.start(JobKind.CONFIRM_BACKUP, b"", partial(self._confirmation.ask, silent))
-        if due := self._inspector.due():
-            self._jobs.start(JobKind.INSPECT, b"", partial(self._inspector.inspect, due))
         if self._identities.is_due():
             self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
         if not self._jobs.is_running(JobKind.RESEND) and (moved := self._resending.due()):
             self._jobs.start(JobKind.RESEND, b"", partial(self._resending.send, moved))
-        if broken := self._repair.due():
-            self._jobs.start(JobKind.REPAIR, b"", partial(self._repair.repair, broken))
         lost_owner = self._orphaned_copies()
         # A leaving node takes a shard over only to hand it on; without another node its copy stays on its disk.
         if (orphans or lost_owner) and not (self._run.is_leaving and not self._view.has_eligible_others()):
@@ -199,7 +189,7 @@ class Rebalancer:
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
         async for shard, ranked in self._ranked_candidates():
             owned = self._store.owned.get(shard)
-            if owned is None or owned.learner is not None or owned.is_broken:
+            if owned is None or owned.learner is not None:
                 continue
             others = [
                 contact for contact in ranked if contact.node_id != me and not self._swarm.is_suspect(contact.node_id)

@@ -184,8 +184,6 @@ class SplitReconciler:
             await self._send(owner, batch)
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
-        if copy.is_broken:
-            return False
         known = history.known_deltas()
         is_of_before = copy.is_stored or generation_of(history.term) > generation_of(copy.term)
         if is_of_before and copy.state.known_count <= known.count() + history.unlisted:

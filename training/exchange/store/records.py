@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from overlay.peers import Contact
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.terms import ZERO_TERM, Term
-from training.shards.applied import Applied, DeltaId
+from training.exchange.terms import Term
+from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule, is_plain
 from training.shards.state import ShardState
 from training.shards.value_batch import ValueBatch
@@ -24,8 +24,6 @@ class Owned:
     backup: Contact | None = None
     learner: Contact | None = None
     moving: bool = False
-    #: Its values are not finite, or out of range: nothing is added or served until they are replaced.
-    is_broken: bool = False
     #: The highest term number promised to a learner: no two snapshots share one.
     promised: int = 0
     #: The shard came by a hand-over, so that the minimum time as owner (`exchange.tenure_s`) applies. It does not apply
@@ -33,8 +31,6 @@ class Owned:
     by_handover: bool = False
     #: After a take-over: the term of the copy that it began with, and how many deltas that copy had.
     first_copy: tuple[Term, int] | None = None
-    #: The term with which this node became the owner: versions under it and later ones are in its own order.
-    first_term: Term = ZERO_TERM
 
     @property
     def rank_term(self) -> Term:
@@ -50,15 +46,6 @@ class Owned:
     def rank_as(self, term: Term) -> None:
         """After a take-over: the state ranks by this term until its first delta."""
         self.first_copy = term, self.state.known_count
-
-    def listed_at(self, term: Term, version: int) -> Applied | None:
-        """The deltas of the value that was published under this term and version; None if they are not known."""
-        return self.state.applied_at(version) if self.first_term <= term <= self.term else None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether no delta may be added for a while, and nothing copied."""
-        return self.moving or self.is_broken
 
     def begin_move(self) -> None:
         """Add no new delta until the hand-over has an answer."""

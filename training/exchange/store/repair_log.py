@@ -50,8 +50,6 @@ class SupersededCopy:
     sought: int = 0
     #: Read from disk, by a node that came after the others had gone on.
     is_stored: bool = False
-    #: Its values are of no use: it only says which deltas there were.
-    is_broken: bool = False
     #: The term of an owner that began a new era from a replica: which of these deltas that one has is unknown. The copy
     #: only waits, as long as a log reaches, for an owner that can tell.
     unclear_at: Term | None = None
@@ -60,14 +58,14 @@ class SupersededCopy:
     reported: int = 0
 
     @property
-    def rank(self) -> tuple[bool, int, Term]:
+    def rank(self) -> tuple[int, Term]:
         """A copy with the whole history ranks above one of a new era, then the higher term counts."""
-        return not self.is_broken, -self.state.era_step, self.term
+        return -self.state.era_step, self.term
 
     @property
     def is_usable(self) -> bool:
         """Whether a node may continue from it."""
-        return not self.is_broken and self.unclear_at is None
+        return self.unclear_at is None
 
     def wait_for_another_owner(self, term: Term, now_s: float) -> None:
         """The owner under this term cannot tell which of the copy's deltas it has."""

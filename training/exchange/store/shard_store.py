@@ -178,26 +178,29 @@ class ShardStore:
         backed = self.backed.pop(shard, None)
         if backed is not None and backed.state is not state:
             self._keep_superseded(shard, backed.term, backed.state)
-        state.recent.clear()
-        owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup, first_term=term)
+        owned = Owned(state, term, since=now, by_handover=by_handover, backup=backup)
         self.owned[shard] = owned
         self.ownership.assign(shard, term, me)
         return owned
 
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
-        self._keep_superseded(shard, (owned := self.owned.pop(shard)).term, owned.state, is_broken=owned.is_broken)
+        self._keep_superseded(shard, (owned := self.owned.pop(shard)).term, owned.state)
 
-    def drop_broken_backup(self, shard: int) -> None:
-        """The values of a copy are of no use. Which deltas it had is still of use."""
-        backed = self.backed.pop(shard)
-        self._keep_superseded(shard, backed.term, backed.state, is_broken=True)
+    def resign(self, shard: int) -> None:
+        """Stop owning the shard and drop its state, which is broken. The fence rises: this node had the shard."""
+        term = self.next_term(shard)
+        del self.owned[shard]
+        self.ownership.raise_fence(shard, term)
 
-    def _keep_superseded(
-        self, shard: int, term: Term, state: ShardState | None, *, is_stored: bool = False, is_broken: bool = False
-    ) -> None:
+    def drop_copy(self, shard: int) -> None:
+        """Drop the copy of a shard that this node does not own: its values are broken."""
+        if self.backed.pop(shard, None) is None:
+            self.superseded.pop(shard, None)
+
+    def _keep_superseded(self, shard: int, term: Term, state: ShardState | None, *, is_stored: bool = False) -> None:
         if state is not None:
-            copy = SupersededCopy(term, state, is_stored=is_stored, is_broken=is_broken)
+            copy = SupersededCopy(term, state, is_stored=is_stored)
             former = self.superseded.get(shard)
             self.superseded[shard] = copy if former is None else copy.merged_with(former)
 

@@ -84,19 +84,22 @@ def test_values_and_tasks_of_a_server_are_counted() -> None:
 def test_what_was_lost_or_repaired_has_a_row() -> None:
     """And a node to which nothing has happened has none; all keys are those of the schema."""
     assert repair_rows(msgspec.to_builtins(ExchangeStatus(arithmetic="numpy"))) == []
-    found = ExchangeStatus(arithmetic="numpy", shards_repaired=2, shards_to_mend=1, lost_in_repairs=3)
+    found = ExchangeStatus(arithmetic="numpy", shards_resigned=2, shards_to_mend=1)
     assert repair_rows(msgspec.to_builtins(found)) == [
-        ("", "2 broken shards repaired; 1 broken shard waits for a good copy; 3 shards of deltas lost in repairs")
+        (
+            "",
+            "2 broken shards left to their backups; 1 superseded copy waits for its owner",
+        )
     ]
     everything = dict.fromkeys(ExchangeStatus.__struct_fields__, 1)
-    assert repair_rows(everything)[0][1].count(";") == 7
+    assert repair_rows(everything)[0][1].count(";") == 6
 
 
 def test_the_status_shows_them_and_an_object_of_another_version() -> None:
     """Each has its label; missing keys are no error."""
     status = {
         "devices": DEVICES,
-        "exchange": {"shards_repaired": 1},
+        "exchange": {"shards_resigned": 1},
         "values": msgspec.to_builtins(VALUES),
         "server": msgspec.to_builtins(SERVER),
         "coordination": {"server": None, "serves": False, "trainers": 0, "leader": None},
@@ -104,6 +107,7 @@ def test_the_status_shows_them_and_an_object_of_another_version() -> None:
     text = status_text(status)
     assert "no node answers that divides the local steps" in text
     assert all(
-        label in text for label in ("devices    cuda:0", "1 broken shard repaired", "values     7", "server     v")
+        label in text
+        for label in ("devices    cuda:0", "1 broken shard left to its backup", "values     7", "server     v")
     )
     assert "devices    ? (?): ?" in status_text({"devices": [{}, 3], "values": {"x": 1}, "server": {"x": 1}})

@@ -299,25 +299,6 @@ def test_a_pending_delta_stays_plain() -> None:
         assert one.value.tolist() == [np.float32(2.0 * 0.5 + 2.0 * 0.5 * 0.7)]
 
 
-def test_what_an_earlier_version_had_is_known_for_a_while() -> None:
-    """The identities of the last versions, in the order of this state; of others, and with unlisted deltas, nothing."""
-    state = shard(0.0)
-    for step in (1, 2, 4, 3):
-        state.apply(identity(step), 1.0, vector(1.0), SUM)
-    assert [found.rows() for version in (4, 3, 1) if (found := state.applied_at(version))] == [
-        [(NODES[0], 1, [(1, 4)])],
-        [(NODES[0], 1, [(1, 2), (4, 4)])],
-        [(NODES[0], 1, [(1, 1)])],
-    ]
-    assert state.applied_at(5) is None
-    state.recent.clear()
-    state.apply(identity(5), 1.0, vector(1.0), SUM)
-    assert state.applied_at(4) is not None
-    assert state.applied_at(3) is None
-    state.unlisted = 1
-    assert state.applied_at(4) is None
-
-
 def test_a_copy_has_a_table_of_its_own() -> None:
     """What is applied to the one does not change the other: a snapshot is sent while its owner goes on."""
     state = ShardState(np.zeros(0, np.float32), 0, table=ValueTable())

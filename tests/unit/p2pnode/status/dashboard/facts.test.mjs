@@ -5,7 +5,7 @@ import { coordinationFacts, exchangeFacts, sections, work } from "../../../../..
 const exchange = {
   shards: 64, shards_owned: 16, shards_backed: 16, shards_without_backup: 0, state_bytes: 0, bytes_sent: 0,
   bytes_received: 0, merged_last_step: 0, outstanding_steps: [], refused: 0, lost: 0, shards_to_mend: 0,
-  shards_repaired: 0, lost_in_repairs: 0,
+  shards_resigned: 0,
 };
 const names = (rows) => rows.map(([name]) => name);
 
@@ -23,11 +23,11 @@ test("work: how far, how long still, and what nobody knows", () => {
   assert.deepEqual(work({}), [], "a node that does not tell");
 });
 
-test("shards that were put back stand beside what was undone, and only then", () => {
-  assert.ok(!names(exchangeFacts({ exchange })).includes("Put back to a good copy"));
-  const mended = { ...exchange, shards_repaired: 2, lost_in_repairs: 1, shards_to_mend: 3 };
+test("shards that broke in memory have a row, and only then", () => {
+  assert.ok(!names(exchangeFacts({ exchange })).includes("Broken in memory"));
+  const mended = { ...exchange, shards_resigned: 2, shards_to_mend: 3 };
   const rows = exchangeFacts({ exchange: mended });
-  assert.deepEqual(rows.find(([name]) => name === "Put back to a good copy"), ["Put back to a good copy", "2", "1 shard of deltas undone"]);
+  assert.deepEqual(rows.find(([name]) => name === "Broken in memory"), ["Broken in memory", "2", "left to their backups"]);
   assert.ok(names(rows).includes("Superseded copies"));
 });
 

@@ -32,6 +32,7 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import KnownOwner, Ownership
+from training.exchange.store.records import Owned
 from training.exchange.store.replica import Replica
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
@@ -85,6 +86,7 @@ class Store:
 
     def __init__(self) -> None:
         self.ownership = Ownership(SHARDS)
+        self.owned: dict[int, Owned] = {}
         self.backed: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -92,6 +94,9 @@ class Store:
 
     def size(self, _shard: int) -> int:
         return SIZE
+
+    def resign(self, shard: int) -> None:
+        del self.owned[shard]
 
     def note_owner(self, *_: Any) -> bool:
         return True
@@ -206,7 +211,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [ShardState(np.full(SIZE, shard + 1, np.float32), SIZE, version=1) for shard in range(SHARDS)]
     cast(Any, context.store).owned = {
-        shard: SimpleNamespace(state=state, rank_term=TERM, is_broken=False) for shard, state in enumerate(states)
+        shard: SimpleNamespace(state=state, rank_term=TERM) for shard, state in enumerate(states)
     }
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0
@@ -245,7 +250,7 @@ def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=2)
-    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM, is_broken=False)}
+    cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM)}
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     context.replica.set_version(0, TERM, 1)
 
@@ -399,8 +404,7 @@ def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=1)
-    owned = SimpleNamespace(state=state, rank_term=TERM, is_broken=False)
-    cast(Any, context.store).owned = {0: owned}
+    context.store.owned[0] = Owned(state, TERM, since=0.0)
     pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
 
     async def story() -> None:
@@ -412,7 +416,7 @@ def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
         assert 0 in report.missing
 
     asyncio.run(story())
-    assert owned.is_broken
+    assert 0 not in context.store.owned
     assert context.replica.vector[:SIZE].tolist() == [1.0] * SIZE
     assert context.replica.version_of(0) == (TERM, 2)
 

@@ -368,32 +368,6 @@ def test_a_shard_that_is_about_to_get_a_backup_is_not_unreplicated() -> None:
     run(scenario())
 
 
-def test_a_broken_shard_takes_no_delta_also_none_that_is_on_its_way() -> None:
-    """What is added while its good copy is fetched would be lost. The backup has the forwarded one, and a retry finds
-    it there."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        handler, swarm, _ = handler_of(store)
-        store.owned[0].backup = OTHER
-
-        def answer(_to: Contact, payload: bytes) -> ForwardAnswer:
-            store.owned[0].is_broken = True
-            message = decode(payload, Forward)
-            return ForwardAnswer([ForwardResult(entry.shard, "ok", 1, IDS["a"]) for entry in message.shards])
-
-        swarm.answers["forward"] = answer
-        for _ in range(2):
-            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "retry", 0, "moving")]
-        assert len(swarm.sent("forward", Forward)) == 1
-        store.owned[0].backup = None
-        own = handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))], is_finite=True)
-        assert own == {}
-        assert store.owned[0].state.version == 0
-
-    run(scenario())
-
-
 @pytest.mark.parametrize(("weight", "value"), [("population", 0.25), ("sum", 0.5)])
 def test_a_delta_that_was_trained_apart_is_added_as_from_the_other_side_of_a_split(weight: Any, value: float) -> None:
     """However old, without momentum, and with the weight that it has among all. Only an era that may have it refuses

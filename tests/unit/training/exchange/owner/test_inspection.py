@@ -11,9 +11,10 @@ from tests.harness.builders.stores import backup_of, contact, owner_of, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.owner import inspection
-from training.exchange.owner.inspection import INTERVAL_S, ShardInspector
+from training.exchange.owner.inspection import INTERVAL_S, ShardInspector, is_good
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
+from training.shards.state import ShardState
 
 
 def inspector_of(store: ShardStore):
@@ -23,42 +24,38 @@ def inspector_of(store: ShardStore):
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -3e38])
 @pytest.mark.parametrize("array", ["value", "momentum"])
-def test_a_shard_with_such_values_is_held(number: float, array: str) -> None:
-    """Whichever array has them."""
+def test_a_shard_with_such_values_is_resigned(number: float, array: str) -> None:
+    """Whichever array has them. The state is dropped, the fence rises, and the best copy is searched for."""
 
     async def scenario() -> None:
         store = owner_of("a")
         inspector, context = inspector_of(store)
+        former = store.owned[0].term
         store.owned[0].state.momentum = np.zeros(4, np.float32)
-        assert inspector.due() == [0]
         await inspector.inspect([0])
-        assert not store.owned[0].is_held
         getattr(store.owned[0].state, array)[2] = number
+        await inspector.inspect([0])
+        assert 0 in store.owned, "it was looked at a moment ago"
         await asyncio.sleep(INTERVAL_S)
-        await inspector.inspect(inspector.due())
-        assert store.owned[0].is_held
-        assert [(one.event, one.fields["role"]) for one in records_of(context)] == [("shard_broken", "owner")]
-        assert inspector.due() == []
+        await inspector.inspect([0])
+        assert (store.owned, store.superseded) == ({}, {})
+        assert store.ownership.fence(0) > former
+        assert context.rebalance.collect_orphans() == [0]
+        assert context.counters.resigned_shards == 1
+        assert [(one.event, one.fields) for one in records_of(context)] == [("shard_resigned", {"shard": 0})]
 
     run(scenario())
 
 
-def test_a_copy_of_a_backup_is_dropped_and_is_no_copy_any_more() -> None:
-    """Only its identities are kept, so that nothing that it had is forgotten."""
-
-    async def scenario() -> None:
-        store = backup_of("a", "b")
-        inspector, context = inspector_of(store)
-        state = store.backed[0].state
-        assert state is not None
-        state.value[:] = np.nan
-        await inspector.inspect(inspector.due())
-        assert 0 not in store.backed
-        assert store.unowned_copy(0) is None
-        assert store.superseded[0].is_broken
-        assert [one.fields["role"] for one in records_of(context)] == ["backup"]
-
-    run(scenario())
+def test_the_copy_of_a_backup_is_looked_at_once_a_second() -> None:
+    """Unless the pass that adds a delta has seen every value."""
+    store = backup_of("a", "b")
+    state = store.backed[0].state
+    assert state is not None
+    assert is_good(state, 1.0)
+    state.value[1] = np.nan
+    assert is_good(state, 1.0 + INTERVAL_S / 2)
+    assert not is_good(state, 1.0 + INTERVAL_S)
 
 
 def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,32 +64,31 @@ def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         looked: list[object] = []
-        monkeypatch.setattr(inspection, "_is_good", lambda state: looked.append(state) or True)
+        monkeypatch.setattr(ShardState, "is_in_range", lambda state: looked.append(state) or True)
         store = owner_of("a")
         inspector, context = inspector_of(store)
         state, clock = store.owned[0].state, context.environment.clock
         for step in range(1, 6):
             state.apply(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), store.rule)
             state.note_addition(clock.monotonic())
-            assert inspector.due() == []
             await inspector.inspect([0])
             await asyncio.sleep(INTERVAL_S / 2)
         assert looked == []
         await asyncio.sleep(INTERVAL_S)
-        assert inspector.due() == [0]
         await inspector.inspect([0])
         assert looked == [state]
         await asyncio.sleep(INTERVAL_S)
         state.value[1] = np.inf
         state.apply(DeltaId(b"x" * 20, 1, 9), 1.0, np.ones(4, np.float32), store.rule)
         state.note_addition(clock.monotonic())
-        assert inspector.due() == [0]
+        await inspector.inspect([0])
+        assert looked == [state, state]
 
     run(scenario())
 
 
 def test_one_broken_shard_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever it is of those that are looked at together; the others are not held."""
+    """Whichever it is of those that are looked at together; the others stay."""
 
     async def scenario(at_once: int, broken: int) -> None:
         monkeypatch.setattr(inspection, "VALUES_AT_ONCE", at_once)
@@ -101,31 +97,9 @@ def test_one_broken_shard_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -
             store.own(shard, zeros(store, shard), term(1, "a"), contact("a"), 0.0, by_handover=False)
         inspector, _ = inspector_of(store)
         store.owned[broken].state.value[1] = np.nan
-        assert inspector.due() == [0, 1, 2, 3]
-        await inspector.inspect(inspector.due())
-        assert [shard for shard, owned in store.owned.items() if owned.is_held] == [broken]
-        assert inspector.due() == []
+        await inspector.inspect(range(4))
+        assert [shard for shard in range(4) if shard not in store.owned] == [broken]
 
     for at_once in (1, 6, 100):
         for broken in range(4):
             run(scenario(at_once, broken))
-
-
-def test_a_shard_is_looked_at_once_a_second_and_a_large_one_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who serves it a hundred times a second does not look a hundred times; the turns of a large store are longer."""
-
-    async def scenario() -> None:
-        looked = []
-        monkeypatch.setattr(inspection, "_is_good", lambda state: looked.append(state) or True)
-        inspector, _ = inspector_of(owner_of("a"))
-        for _ in range(100):
-            await inspector.inspect([0])
-            await asyncio.sleep(0.01)
-        assert 1 <= len(looked) <= 2
-        monkeypatch.setattr(inspection, "BYTES_PER_S", 4)  # one value a second
-        await asyncio.sleep(2.0)
-        assert inspector.due() == []
-        await asyncio.sleep(3.0)
-        assert inspector.due() == [0]
-
-    run(scenario())

@@ -18,7 +18,6 @@ from training.exchange.directory import OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
@@ -61,7 +60,6 @@ def rebalancer_of(
             deltas,
             SplitReconciler(context, directory, deltas),
             Publisher(context),
-            ShardInspector(context),
         ),
         swarm,
         context,
