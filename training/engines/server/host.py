@@ -38,7 +38,7 @@ class Asked(Protocol):
 
 
 class NodeHost(Protocol):
-    """One node."""
+    """One node: a server, which alone receives requests and shows tasks, or a worker."""
 
     @property
     def node_id(self) -> bytes: ...
@@ -66,25 +66,13 @@ class NodeHost(Protocol):
         """Show the completed steps in the node's heartbeat."""
         ...
 
-
-class ServerHost(NodeHost, Protocol):
-    """The node of a server."""
+    async def show(self, step: int, counts: TaskCounts) -> None:
+        """As `announce`, with what has become of the tasks in the node's status."""
+        ...
 
     async def receive(self, timeout_s: float) -> Asked | None:
         """The next request; None after so many seconds."""
         ...
-
-    async def call(self, node: bytes, payload: bytes) -> bytes:
-        """Ask a server. Raises `NotAnswered`."""
-        ...
-
-    async def show(self, step: int, counts: TaskCounts) -> None:
-        """Show the completed steps in the node's heartbeat, and what has become of the tasks in its status."""
-        ...
-
-
-class WorkerHost(NodeHost, Protocol):
-    """The node of a worker."""
 
     async def call(self, node: bytes, payload: bytes) -> bytes:
         """Ask a server. Raises `NotAnswered`."""

@@ -28,7 +28,7 @@ SHOW_S = 0.25
 
 
 class ScriptHost:
-    """One node; implements `ServerHost` and `WorkerHost`."""
+    """One node; implements `NodeHost`."""
 
     def __init__(self, link: EngineLink, node_id: bytes, values: LinkedValues, script: Script) -> None:
         self.node_id = node_id

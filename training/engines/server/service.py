@@ -21,7 +21,7 @@ from training.engines.server import messages
 from training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
 from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
-from training.engines.server.host import Asked, ServerHost
+from training.engines.server.host import Asked, NodeHost
 from training.engines.server.losses import RunFailed, lost_update, raise_end
 from training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
@@ -89,7 +89,7 @@ class Serving:
     def __init__(
         self,
         verbs: ServerVerbs,
-        host: ServerHost,
+        host: NodeHost,
         options: ServerOptions,
         record: ServerRecord,
         run: int,

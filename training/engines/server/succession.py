@@ -13,7 +13,7 @@ from __future__ import annotations
 from training.engines.server import messages
 from training.engines.server.core import ServerRecord
 from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
-from training.engines.server.host import ServerHost
+from training.engines.server.host import NodeHost
 from training.engines.server.losses import raise_end
 from training.engines.server.messages import NoServer, Poll, Told
 from training.engines.server.options import ServerOptions
@@ -22,7 +22,7 @@ from training.engines.server.service import MEMBERS_S, Serving
 from training.trainer_link.engine_messages import NotAnswered
 
 
-async def run_server(verbs: ServerVerbs, host: ServerHost, options: ServerOptions, run: int = 1) -> int:
+async def run_server(verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int = 1) -> int:
     """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
     made, late_s = 0, host.clock() + messages.LATE_S
     while True:
@@ -63,7 +63,7 @@ def _begun_anew(record: ServerRecord) -> ServerRecord:
     return ServerRecord(epoch=record.epoch, server=record.server, version=record.version, stored=record.stored)
 
 
-async def _stand_by(host: ServerHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:
+async def _stand_by(host: NodeHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:
     """Answer those that ask here, and ask the one that serves; its answer, if it gave one."""
     deadline = host.clock() + MEMBERS_S
     while (left_s := deadline - host.clock()) > 0:

@@ -16,7 +16,7 @@ from training.engines.program import VerbFailed
 from training.engines.server import messages
 from training.engines.server.core import MAX_KEYS
 from training.engines.server.fencing import RECORD_KEY, decode_record
-from training.engines.server.host import WorkerHost
+from training.engines.server.host import NodeHost
 from training.engines.server.losses import raise_end
 from training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from training.engines.server.options import ServerOptions
@@ -33,14 +33,14 @@ NO_SERVER_S = 120.0
 RENEW_S = 1.0
 
 
-async def run_worker(verbs: ServerVerbs, host: WorkerHost, options: ServerOptions, run: int = 1) -> int:
+async def run_worker(verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int = 1) -> int:
     """Work until the run is over; the number of tasks that this worker completed. Raises `VerbFailed` for the error
     that ended the run, wherever it was, `UpdatesLost`, and `NoServer`."""
     return await _Worker(verbs, host, options, run).work()
 
 
 class _Worker:
-    def __init__(self, verbs: ServerVerbs, host: WorkerHost, options: ServerOptions, run: int) -> None:
+    def __init__(self, verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int) -> None:
         self._verbs = verbs
         self._host = host
         self._settings = options.text()
