@@ -176,9 +176,6 @@ class QueueStatus:
     done: int
     failed: int
     end: End
-    lease_s: float
-    mean_task_s: float | None
-    workers: int
 
 
 @dataclass(frozen=True, slots=True)

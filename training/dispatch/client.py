@@ -49,7 +49,6 @@ class MasterClient:
         self.trouble: Trouble | None = None
         #: Who answered last.
         self.master: bytes | None = None
-        self.counters = {"requests": 0, "repeats": 0}
         self._swarm = swarm
         self._directory = directory
         self._clock = environment.clock
@@ -71,7 +70,6 @@ class MasterClient:
                 return answer
             reason = answer.reason if isinstance(answer, TryAgain) else f"answered with {type(answer).__name__}"
             self._note_trouble(reason)
-            self.counters["repeats"] += 1
             try:
                 async with asyncio.timeout(wait_s * self._random.uniform(0.5, 1.0)):
                     await self._news.wait()
@@ -86,7 +84,6 @@ class MasterClient:
             return TryAgain("no node of this run says that it is the master")
         contact = unpack_contact(record.contact)
         assert contact is not None  # the directory has checked it
-        self.counters["requests"] += 1
         if contact.node_id == self._swarm.node_id:
             if self._local is None:
                 self._directory.forget(record)

@@ -207,9 +207,6 @@ class TaskQueue:
             done=done,
             failed=failed,
             end=self.head.end,
-            lease_s=lease_duration_s(self.rules, self.head),
-            mean_task_s=self.head.mean_task_s if self.head.observed else None,
-            workers=len(self.held_by),
         )
 
     # -- what the store gets ---------------------------------------------------------------------------------------

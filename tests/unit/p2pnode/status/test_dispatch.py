@@ -61,9 +61,7 @@ def test_a_worker_shows_the_queue_as_the_master_told_of_it() -> None:
 
 def test_a_master_shows_its_own_queue_before_what_it_was_told() -> None:
     """A master that also draws records has both; its own numbers are the newer ones."""
-    queue = QueueStatus(
-        1, 3, 10, todo=9, leased=0, done=0, failed=1, end=End.NO, lease_s=9.0, mean_task_s=None, workers=2
-    )
+    queue = QueueStatus(1, 3, 10, todo=9, leased=0, done=0, failed=1, end=End.NO)
     found = status(replace(MASTER, queue=queue, discarded=0), RECORDS)
     assert (found.todo, found.done, found.tasks) == (9, 0, 10)
     assert (found.store, found.discarded, found.epoch) == ("sqlite", 0, 4)

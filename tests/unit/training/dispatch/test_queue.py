@@ -308,7 +308,7 @@ def test_leases_last_a_multiple_of_the_mean_task_time() -> None:
     quick = bench.lease()
     bench.now += 0.1
     bench.finish(quick)
-    assert bench.queue.status().mean_task_s == pytest.approx(2.55)
+    assert bench.queue.head.mean_task_s == pytest.approx(2.55)
     assert bench.lease().duration_s == 10
 
     # Now every task takes 30 s, longer than a lease: it must not time out for ever.
