@@ -50,12 +50,6 @@ REQUEST_RATE = RateLimit(2000.0, 4000.0)
 BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
 #: Requests of one peer whose handlers are still running; a body that is still sent counts.
 MAX_CONCURRENT_PER_PEER = 256
-#: Bytes of the heads of one peer's large requests: what is in them is decoded and looked through on this node's
-#: processor. The heads of a step are small; one with the histories of many shards may take megabytes.
-LARGE_HEAD_BYTES = 1 << 16
-LARGE_HEAD_RATE = RateLimit(4.0 * (1 << 20), 16.0 * (1 << 20))
-#: Bytes of large heads of one peer whose handlers are still running: decoded they take up to twenty times the memory.
-MAX_OPEN_LARGE_BYTES = 16 * (1 << 20)
 #: A request beyond the rate is refused after this delay, which slows the peer down and occupies one of its places.
 RATE_LIMIT_DELAY_S = 1.0
 
@@ -128,10 +122,7 @@ class RequestService:
         self._bare_handlers: dict[str, BareHandler] = {}
         self._rates: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
         self._bare_rates: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
-        self._large_heads: RateLimiter[bytes | str] = RateLimiter(LARGE_HEAD_RATE)
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
-        #: Bytes of large heads, of each party that has some open.
-        self._open_large: Counter[bytes | str] = Counter()
 
     def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         """Serve requests of this name; a second registration replaces the first. `waits`: the handler may wait for an
@@ -191,35 +182,12 @@ class RequestService:
                 f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; wait until some have ended"
             )
         try:
-            head_bytes = len(incoming.head)
             if wait_s := self._rates.take(party, now):
                 await self._refuse_beyond_rate(wait_s)
-            if head_bytes > LARGE_HEAD_BYTES:
-                await self._refuse_beyond_rate(
-                    self._large_heads.take(party, now, head_bytes), "bytes of large requests"
-                )
-                reply = await self._handle_large(handler, heard, envelope.payload, incoming.body)
-            else:
-                reply = await handler(heard.contact, envelope.payload, incoming.body)
+            reply = await handler(heard.contact, envelope.payload, incoming.body)
         finally:
             self._open.leave(party)
         return Response(encoded_envelope(local, b"", reply.head), reply.body)
-
-    async def _handle_large(
-        self, handler: Handler, heard: HeardPeer, payload: bytes, body: AsyncIterator[Buffer]
-    ) -> Response:
-        """Raises `RequestRejected` while the large heads of one peer have too many bytes together."""
-        open_bytes, party, size = self._open_large, heard.party, len(payload)
-        if open_bytes[party] and open_bytes[party] + size > MAX_OPEN_LARGE_BYTES:
-            self.counters["refused_open"] += 1
-            raise RequestRejected("large requests of yours are still open here; wait until some have ended")
-        open_bytes[party] += size
-        try:
-            return await handler(heard.contact, payload, body)
-        finally:
-            open_bytes[party] -= size
-            if not open_bytes[party]:
-                del open_bytes[party]
 
     def _met(self, envelope: Envelope, source: Address) -> HeardPeer:
         """A peer says something new. Raises `RequestRejected` if it uses the id of another."""

@@ -18,9 +18,11 @@ from overlay.line_rate import MeasuredLine
 
 Buffer = bytes | bytearray | memoryview
 
-#: Longest head of a request or an answer, in bytes; a longer one is refused before it is read. States of 65,536 rows
-#: of identities, the most that are sent together, have 2.4 MB.
-MAX_HEAD_BYTES = 8 * 1024 * 1024
+#: Longest head of a request or an answer, in bytes; a longer one is refused before it is read. What may be longer
+#: travels in the body.
+MAX_HEAD_BYTES = 1024 * 1024
+#: Bytes of a part of a message in a body.
+PART_BYTES = 1024 * 1024
 #: Longest datagram that is sent or accepted, in bytes: with IPv6 and UDP headers it fits one Ethernet frame.
 MAX_DATAGRAM_BYTES = 1400
 #: A handler whose peer for this long neither sends one of the awaited bytes nor acknowledges one of the response gets a
@@ -248,3 +250,19 @@ class PortInUse(OverlayError):
     def __init__(self, address: Address, detail: str) -> None:
         super().__init__(f"cannot listen on {address}: {detail}")
         self.address = address
+
+
+def in_parts(message: bytes) -> list[memoryview]:
+    """A message as a body: it may be longer than a head."""
+    view = memoryview(message)
+    return [view[first : first + PART_BYTES] for first in range(0, len(view), PART_BYTES)]
+
+
+async def gathered(body: AsyncIterator[Buffer], most_bytes: int) -> bytes:
+    """The message in a body. Raises `ValueError` for more than `most_bytes`, and what the body raises."""
+    found = bytearray()
+    async for part in body:
+        if len(found) + len(part) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes:,} bytes")
+        found += part
+    return bytes(found)

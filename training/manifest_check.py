@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
+from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
 from training.errors import TrainingError
 from training.layout import is_partition
 from training.manifest import Manifest, Mismatch, compare, explain
@@ -22,6 +22,8 @@ from training.shard_count import MAX_SHARDS
 from training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
+#: A model of ten thousand tensors has a megabyte of names and shapes.
+MAX_MANIFEST_BYTES = 8 << 20
 
 
 #: What a joiner takes over.
@@ -48,14 +50,14 @@ class ManifestAnswer(Manifest, frozen=True, kw_only=True):
 def register(swarm: Swarm, manifest: Manifest) -> None:
     """Answer joiners with this node's manifest and the mismatches."""
 
-    async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+    async def handler(_sender: Contact, _payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
         try:
-            proposal = msgspec.msgpack.decode(payload, type=Manifest)
+            proposal = msgspec.msgpack.decode(await gathered(stream, MAX_MANIFEST_BYTES), type=Manifest)
         except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed manifest: {error}") from error
         mismatches = tuple(compare(proposal, manifest))
         answer = ManifestAnswer(**msgspec.structs.asdict(manifest), mismatches=mismatches) if mismatches else manifest
-        return Response(msgspec.msgpack.encode(answer))
+        return Response(b"", in_parts(msgspec.msgpack.encode(answer)))
 
     swarm.register("manifest", handler)
 
@@ -69,10 +71,9 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     rejects the request or cannot be reached: ask another.
     """
     try:
-        async with swarm.request(
-            peer, "manifest", msgspec.msgpack.encode(proposal), timeout_s=QUESTION_TIMEOUT_S
-        ) as response:
-            answer = msgspec.msgpack.decode(response.head, type=ManifestAnswer)
+        body = in_parts(msgspec.msgpack.encode(proposal))
+        async with swarm.request(peer, "manifest", b"", body, timeout_s=QUESTION_TIMEOUT_S) as response:
+            answer = msgspec.msgpack.decode(await gathered(response.body, MAX_MANIFEST_BYTES), type=ManifestAnswer)
     except (ValueError, RecursionError) as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
     told = list(answer.mismatches)

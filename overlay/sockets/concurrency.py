@@ -1,4 +1,4 @@
-"""Limits how many requests are handled at once, in total and per peer, and how many large heads are read at once.
+"""Limits how many requests are handled at once, in total and per peer.
 
 Without the limit per peer, one member that opens many streams, or reads its responses slowly, could block all others.
 The caller names the peer: a proven node id, or an address group if there is no proof.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from overlay.errors import OverlayError
 from overlay.rate_limits import ConcurrencyLimit
@@ -24,10 +23,6 @@ WAITING_SHARE = 0.75
 MAX_HANDLERS_PER_PEER = 128
 #: Waiting requests of one peer. An owner forwards as many at once as others push to it.
 MAX_WAITING_PER_PEER = 1024
-#: Longer heads contain histories of states rather than a list of shards; each may take 16 MiB.
-LARGE_HEAD_BYTES = 1 << 20
-MAX_CONCURRENT_LARGE_HEADS = 8
-MAX_LARGE_HEADS_PER_PEER = 2
 
 
 class TooManyRequests(OverlayError):
@@ -126,8 +121,6 @@ class HandlerLimiter:
         self._all = _Places(MAX_CONCURRENT_HANDLERS)
         self._own: dict[bytes | str, _Places] = {}
         self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER)
-        self._large = asyncio.Semaphore(MAX_CONCURRENT_LARGE_HEADS)
-        self._large_heads: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_LARGE_HEADS_PER_PEER)
 
     def handler(self, peer: bytes | str, *, waits: bool = False) -> AbstractAsyncContextManager[object]:
         """Wait until a handler may run, and occupy its place. `waits`: it may wait for an answer of another node.
@@ -149,14 +142,3 @@ class HandlerLimiter:
         self._open.leave(peer)
         if not self._open.count(peer):
             del self._own[peer]
-
-    @asynccontextmanager
-    async def large_head(self, peer: bytes | str) -> AsyncIterator[None]:
-        """Wait until a large head may be read, and occupy its place. Raises `TooManyRequests`."""
-        if not self._large_heads.enter(peer):
-            raise TooManyRequests(f"more than {MAX_LARGE_HEADS_PER_PEER} large heads of yours are on their way")
-        try:
-            async with self._large:
-                yield
-        finally:
-            self._large_heads.leave(peer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Generator, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
 
 from overlay.errors import OverlayError
 from overlay.sockets.connection import Connection
@@ -36,19 +35,9 @@ class BodyReader:
     `map_error` turns what the stream raises into the error for the reader.
     """
 
-    def __init__(
-        self,
-        body: HttpBody,
-        map_error: Callable[[Exception], Exception],
-        *,
-        small_head_bytes: int = MAX_HEAD_BYTES,
-        large_head: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> None:
-        """A head above `small_head_bytes` is read inside `large_head()`, which may wait or raise."""
+    def __init__(self, body: HttpBody, map_error: Callable[[Exception], Exception]) -> None:
         self._body = body
         self._map_error = map_error
-        self._small_head_bytes = small_head_bytes
-        self._large_head = large_head
         self.broken = False
 
     @property
@@ -64,12 +53,6 @@ class BodyReader:
         length = int.from_bytes(length_bytes, "big")
         if length > MAX_HEAD_BYTES:
             raise BadFraming(f"announced a head of {length} bytes; at most {MAX_HEAD_BYTES} are read")
-        if length <= self._small_head_bytes:
-            return await self._read_head(length)
-        async with self._large_head():
-            return await self._read_head(length)
-
-    async def _read_head(self, length: int) -> bytes:
         # Memory grows with the bytes that arrive, not with the announced length.
         data = bytearray()
         while len(data) < length:

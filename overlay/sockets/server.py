@@ -13,7 +13,7 @@ from overlay.environment import Log
 from overlay.sealing.tls import NotANodeCertificate
 from overlay.sockets import http1 as http
 from overlay.sockets import small_messages
-from overlay.sockets.concurrency import LARGE_HEAD_BYTES, HandlerLimiter, TooManyRequests
+from overlay.sockets.concurrency import HandlerLimiter, TooManyRequests
 from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
 from overlay.sockets.connection_places import ConnectionPlaces
 from overlay.sockets.connection_pool import TIMER_S, proven_id
@@ -127,7 +127,7 @@ class StreamServer:
         self._places.begin(connection)
         try:
             async with self._limiter.handler(peer, waits=self._waits(head.name)):
-                return await self._run_handler(connection, head, message, source, peer, is_last=is_last)
+                return await self._run_handler(connection, head, message, source, is_last=is_last)
         except TooManyRequests as reason:
             self._counters["streams_dropped_quota"] += 1
             _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
@@ -141,7 +141,6 @@ class StreamServer:
         head: RequestHead,
         message: WholeMessage | HttpBody,
         source: Address,
-        peer: bytes | str,
         *,
         is_last: bool,
     ) -> bool:
@@ -152,12 +151,7 @@ class StreamServer:
             if not isinstance(message, HttpBody):
                 request = Request(head.name, source, *message, connection)
             else:
-                reader = BodyReader(
-                    message,
-                    functools.partial(_transport_error, source),
-                    small_head_bytes=LARGE_HEAD_BYTES,
-                    large_head=functools.partial(self._limiter.large_head, peer),
-                )
+                reader = BodyReader(message, functools.partial(_transport_error, source))
                 request = Request(head.name, source, await reader.head(), reader, connection)
             response = await self._on_request(request)
         except (RequestRejected, BadFraming) as refusal:

@@ -11,7 +11,7 @@ from overlay.addresses import id_behind
 from overlay.sockets import concurrency
 from overlay.transport import Request, Response, TransportError
 from tests.process.harness.members import Member, ask, until
-from tests.process.harness.sockets import LATE_S, MB, Run, run
+from tests.process.harness.sockets import Run, run
 
 __all__ = ["run"]
 
@@ -96,17 +96,5 @@ def test_a_peer_that_leaves_frees_its_turns(run: Run) -> None:
                 await until(lambda: sum(busy.holding.values()) == 0, "all turns are free")
             busy.release.set()
             assert await outcome(hog, busy) == "held"
-
-    run(main())
-
-
-def test_a_large_head_passes(run: Run) -> None:
-    """The history of a large swarm is longer than a megabyte: it is read, in its turn."""
-
-    async def main() -> None:
-        async with Member() as one, Member() as two:
-            head = b"h" * (3 * MB)
-            async with one.transport.request(two.home, "echo", head, timeout_s=LATE_S) as answer:
-                assert answer.head == head
 
     run(main())

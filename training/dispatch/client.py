@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import unpack_contact
-from overlay.transport import TransportError
+from overlay.transport import TransportError, in_parts
 from training.dispatch.directory import MasterDirectory
 from training.dispatch.facts import Trouble
 from training.dispatch.messages import (
@@ -91,7 +91,8 @@ class MasterClient:
             answer = await self._local(request)
         else:
             try:
-                async with self._swarm.request(contact, DISPATCH, encode(request), timeout_s=ANSWER_S) as response:
+                body = in_parts(encode(request))
+                async with self._swarm.request(contact, DISPATCH, b"", body, timeout_s=ANSWER_S) as response:
                     answer = decode_answer(response.head)
             except (TransportError, ValueError, RecursionError) as error:
                 # A node that is the master again sends its record again.

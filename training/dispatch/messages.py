@@ -20,7 +20,9 @@ from training.dispatch.chunks import DatasetChunk, FileSummary
 #: Names of the two requests.
 DISPATCH = "dispatch"
 MASTER = "dispatch_master"
-#: Files of a data set: a report of so many still fits the head of a request.
+#: Bytes of a request, which travels in a body: a data set may have many files.
+MAX_REQUEST_BYTES = 8 << 20
+#: Files of a data set: a report of so many still fits a request.
 MAX_FILES = 1 << 17
 #: Characters of a reason, or of a name.
 MAX_TEXT = 4096

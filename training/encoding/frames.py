@@ -41,6 +41,7 @@ class Part(IntEnum):
     BATCH = 7  # bytes: a batch of named values; `version` is their number in all, `step` is 1 in the last of its kind
     TABLE = 8  # bytes: a piece of a table of named values, in the same way
     UPDATES = 9  # bytes: updates of named values, in the same way
+    RECORD = 10  # bytes: a message that may not fit the head, in the same way
 
 
 class FrameHeader(NamedTuple):

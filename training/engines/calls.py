@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from overlay.ids import short
 from overlay.peers import Activity, Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
+from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
 from training.swarm import Swarm
 from training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
 
@@ -24,7 +24,6 @@ CALL_S = 60.0
 LOOK_S = 0.25
 #: The link between daemon and script takes messages of 64 MiB.
 MAX_CALL_BYTES = 60 * 1024 * 1024
-PART_BYTES = 1 << 20
 #: Calls that wait for this node's script. Each worker has two at most.
 MAX_OPEN = 4096
 
@@ -70,15 +69,15 @@ class ScriptCalls:
                 if self._swarm.is_gone(node):
                     raise NotAnswered(f"the node {short(node)} is gone")
             return calling.result()
-        except TransportError as error:
+        except (TransportError, ValueError) as error:
             raise NotAnswered(str(error)) from error
         finally:
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
 
     async def _called(self, contact: Contact, payload: bytes) -> bytes:
-        async with self._swarm.request(contact, REQUEST, b"", _parts(payload), timeout_s=CALL_S) as response:
-            return await _whole(response.body)
+        async with self._swarm.request(contact, REQUEST, b"", in_parts(payload), timeout_s=CALL_S) as response:
+            return await gathered(response.body, MAX_CALL_BYTES)
 
     # -- calls of other nodes' scripts
 
@@ -87,12 +86,15 @@ class ScriptCalls:
             raise RequestRejected('this node is no server: it has not node.role = "server"')
         if self._has_ended or len(self._open) >= MAX_OPEN:
             raise RequestRejected("the script of this node answers no calls now")
-        payload = await _whole(body)
+        try:
+            payload = await gathered(body, MAX_CALL_BYTES)
+        except ValueError as error:
+            raise RequestRejected(f"a call: {error}") from error
         number = next(self._numbers)
         waiting = self._open[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(CallReceived(number, sender.node_id, payload))
-            return Response(b"", _parts(await waiting))
+            return Response(b"", in_parts(await waiting))
         finally:
             del self._open[number]
 
@@ -101,19 +103,3 @@ class ScriptCalls:
         waiting = self._open.get(answer.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer.payload)
-
-
-def _parts(payload: bytes) -> Iterator[memoryview]:
-    view = memoryview(payload)
-    for first in range(0, len(view), PART_BYTES):
-        yield view[first : first + PART_BYTES]
-
-
-async def _whole(body: AsyncIterator[Buffer]) -> bytes:
-    """Raises `RequestRejected` for a body that is too long."""
-    found = bytearray()
-    async for part in body:
-        if len(found) + len(part) > MAX_CALL_BYTES:
-            raise RequestRejected(f"a call takes {MAX_CALL_BYTES:,} bytes at most")
-        found += part
-    return bytes(found)

@@ -98,7 +98,7 @@ class Exchange:
                 reliability=reliability,
                 stale_limit=stale_limit,
             ),
-            rpc=ExchangeRpc(swarm, divisions.genesis, environment.clock, trust, reliability, len(store), divisions),
+            rpc=ExchangeRpc(swarm, divisions.genesis, environment.clock, trust, reliability, divisions),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )

@@ -7,13 +7,14 @@ Decoding checks every struct: types, and the lengths of lists and texts. Arrays 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from overlay.transport import FailureKind
+from overlay.transport import Buffer, FailureKind
+from training.encoding.frames import BadFrame, FrameReader, Part, blob_frames, read_blob
 from training.exchange.terms import (
     MAX_SHARDS,
     Fence,
@@ -36,8 +37,10 @@ from training.exchange.terms import (
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
 #: A number of nodes, counted or estimated; 0: not said.
 WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
-#: Deltas in one `mend` or `seek`, and pending deltas of one state.
-MAX_DELTAS = 65536
+#: Deltas in one `mend` or `seek`: half a megabyte.
+MAX_DELTAS = 8192
+#: Bytes of a message in a body: 65,536 rows of identities have 2.4 MB.
+MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -289,7 +292,7 @@ class IndirectAnswer(msgspec.Struct, frozen=True, array_like=True):
 S = TypeVar("S")
 
 
-def decode(payload: bytes, kind: type[S]) -> S:
+def decode(payload: Buffer, kind: type[S]) -> S:
     """Decode and check a message. Raises `msgspec.DecodeError`, of which `ValidationError` is a subclass."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
@@ -299,3 +302,17 @@ def decode(payload: bytes, kind: type[S]) -> S:
 
 #: The bytes of a message. No function around it: each request and answer would call it.
 encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.encode
+
+
+def record_frames(shard: int, record: msgspec.Struct) -> Iterator[Buffer]:
+    """A message about a shard as a part of a body: with rows of identities it may not fit the head."""
+    return blob_frames(shard, encode(record), Part.RECORD)
+
+
+async def read_record(reader: FrameReader, shard: int, kind: type[S]) -> S:
+    """Read what `record_frames` has made. Raises `BadFrame`."""
+    raw, _ = await read_blob(reader, shard, Part.RECORD, MAX_RECORD_BYTES)
+    try:
+        return decode(raw, kind)
+    except msgspec.DecodeError as error:
+        raise BadFrame(f"malformed {kind.__name__}: {error}") from error

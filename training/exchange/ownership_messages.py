@@ -37,14 +37,17 @@ Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=64)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
 #: What a set of identities does not list any more: per node (start, step), below which it may be forgotten.
 Floors = Annotated[list[tuple[NodeId, Number, Number]], Meta(max_length=65536)]
-#: A model's integer buffers, encoded by its trainer's daemon.
+#: Of a model's integer buffers.
 MAX_BUFFERS_BYTES = 1 << 20
-Buffers = Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
-#: Rows of identities in one answer, or in the states of one request: about two megabytes. One set may have more.
+#: Rows of identities in one answer: about two megabytes. One set may have more.
 MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
 MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
+#: Rows of identities in one `seek`.
+MAX_SOUGHT = 8192
+#: Pending deltas of one state.
+MAX_PENDING = 1 << 16
 #: Deltas about which an owner is asked at once.
 MAX_ASKED = 1024
 #: The receiver copies each state for its answer.
@@ -95,11 +98,11 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     has_momentum: bool
     applied: Identities
-    pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_DELTAS)]
+    pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_PENDING)]
     era_term: tuple[TermNumber, TermNode] = (0, b"")
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
     #: Places in `pending` of the deltas that were sparse: they are added by another rule.
-    plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_DELTAS)]], Meta(max_length=MAX_DELTAS)] = []
+    plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_PENDING)]], Meta(max_length=MAX_PENDING)] = []
     #: On disk, and for a receiver that `joins`: no array of accumulated deltas follows that of the momentum, which has
     #: them.
     is_joined: bool = False
@@ -118,26 +121,11 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """Whole states; per shard `VALUE`, or `LOW` where the head names a chain, then `MOMENTUM` and `ACCUMULATED`, then
-    one `PENDING` per pending delta."""
+    """Whole states. Of each shard the body has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names
+    a chain, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per pending delta."""
 
     genesis: Genesis
-    states: Annotated[list[StateHead], Meta(max_length=MAX_SHARDS)]
-
-
-class StateOutline(msgspec.Struct, frozen=True, array_like=True):
-    """The beginning of a `StateHead`: what follows is not looked at."""
-
-    shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
-
-
-class StateOutlines(msgspec.Struct, frozen=True, array_like=True):
-    """Of which states a `StateTransfer` is, without what takes long to decode."""
-
-    genesis: Genesis
-    states: Annotated[list[StateOutline], Meta(max_length=MAX_SHARDS)]
+    shards: Shards
 
 
 class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -202,12 +190,12 @@ class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
 class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
     """Asks the backup of shards which of its copies have the same bits, once it has made the same deltas visible.
 
-    `buffers`: the integer buffers that all nodes take, for the backup to keep.
+    `has_buffers`: the integer buffers that all nodes take follow in the body, for the backup to keep.
     """
 
     genesis: Genesis
     copies: Annotated[list[CopyDigest], Meta(max_length=MAX_SHARDS)]
-    buffers: Buffers | None = None
+    has_buffers: bool = False
 
 
 class FinalDone(msgspec.Struct, frozen=True, array_like=True):
@@ -223,9 +211,16 @@ class FinalBuffers(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """None: the receiver does not own that shard, has not finished, or has no backup with the same yet."""
+    """With `has_buffers` they follow in the body. Without, the receiver does not own that shard, has not finished, or
+    has no backup with the same yet."""
 
-    buffers: Buffers | None
+    has_buffers: bool
+
+
+class IntegerBuffers(msgspec.Struct, frozen=True, array_like=True):
+    """A model's integer buffers, encoded by its trainer's daemon; a `RECORD` in a body."""
+
+    buffers: Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
@@ -330,7 +325,9 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
-    histories: Annotated[list[OwnedHistory], Meta(max_length=MAX_SHARDS)]
+    """Of each shard the body has a `RECORD` with its `OwnedHistory`."""
+
+    shards: Shards
 
 
 class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -13,13 +13,12 @@ import msgspec
 from overlay.environment import Clock
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from training.encoding.frames import BadFrame
+from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.cooperative import LoopTurns
 from training.exchange.divisions import DIVIDING, OTHER_SWARM, Divisions
 from training.exchange.indirect import NAME, IndirectRequests
 from training.exchange.interruption import Interruptible, interrupt_all
-from training.exchange.large_messages import LARGE_MESSAGE_BYTES, LargeMessages, Unexpected, UnwantedMessage
-from training.exchange.messages import decode, encode
+from training.exchange.messages import decode, encode, read_record
 from training.exchange.reliability import Reliability
 from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
 from training.exchange.trust import MemberTrust
@@ -48,15 +47,13 @@ class ExchangeRpc:
         clock: Clock,
         trust: MemberTrust | None = None,
         reliability: Reliability | None = None,
-        shards: int = 0,
         divisions: Divisions | None = None,
         timeouts: AdaptiveTimeouts | None = None,
     ) -> None:
         """`trust`: requests of members that are left out are refused. `reliability` hears who answers, `divisions` of
-        nodes whose shards are divided otherwise. `shards` of the layout: they explain some bytes of each message."""
-        #: For every pass over many values on the loop of this node, and over the bytes of large messages.
+        nodes whose shards are divided otherwise."""
+        #: For every pass over many values on the loop of this node.
         self.turns = LoopTurns()
-        self._large = LargeMessages(self.turns, clock, shards)
         self._divisions = divisions
         self._reliability = Reliability() if reliability is None else reliability
         self._trust = MemberTrust() if trust is None else trust
@@ -72,18 +69,10 @@ class ExchangeRpc:
         #: The requests in flight of each node.
         self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
 
-    def register(
-        self,
-        name: str,
-        kind: type[A],
-        handle: TypedHandler[A],
-        *,
-        waits: bool = False,
-        unexpected: Unexpected | None = None,
-    ) -> None:
+    def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
-        of another node. `unexpected` says why a large message of a sender is not to be decoded; empty: it is."""
-        handler = self._handlers[name] = self._checked(kind, self._handled_by(handle), unexpected)
+        of another node."""
+        handler = self._handlers[name] = self._checked(kind, self._handled_by(handle))
         self._swarm.register(name, handler, waits=waits)
 
     def serve_indirect(self) -> None:
@@ -101,21 +90,16 @@ class ExchangeRpc:
             raise RequestRejected(f"{NOT_SERVED} {name!r}")
         return await handler(origin, payload, stream)
 
-    def _checked(self, kind: type[A], handle: TypedHandler[A], unexpected: Unexpected | None) -> Handler:
+    def _checked(self, kind: type[A], handle: TypedHandler[A]) -> Handler:
         """A request handler that decodes its message and rejects those of another genesis, and of a member left out."""
 
         async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
             if not self._trust.is_served(sender.node_id):
                 raise RequestRejected(LEFT_OUT)
             try:
-                if len(payload) > LARGE_MESSAGE_BYTES:
-                    message = await self._large.request(sender.node_id, payload, kind, unexpected)
-                else:
-                    message = decode(payload, kind)
+                message = decode(payload, kind)
             except msgspec.DecodeError as error:
                 raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
-            except UnwantedMessage as error:
-                raise RequestRejected(str(error)) from error
             if message.genesis != self._genesis:  # type: ignore[attr-defined]
                 raise RequestRejected(self._refuse(sender.node_id, message.genesis))  # type: ignore[attr-defined]
             try:
@@ -171,17 +155,18 @@ class ExchangeRpc:
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
     ) -> A:
-        """A request whose answer has no body, given up after a silence of `timeout_s`, or of more where this peer was
-        slow before: on a full line a small question waits for seconds behind everything else.
+        """A `question` whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
+        async with self.question(to, name, message, timeout_s, body) as answer:
+            return self.decoded(to, answer.head, kind)
 
-        Raises `TransportError`; a malformed answer counts as `foreign`.
-        """
+    def question(
+        self, to: Contact, name: str, message: msgspec.Struct, timeout_s: float, body: Body = ()
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
+        """A request that is given up after a silence of `timeout_s`, or of more where this peer was slow before: on a
+        full line a small question waits for seconds behind everything else. Raises `TransportError`."""
         to = self._swarm.contact(to.node_id) or to
-        limit_s = self._timeout_s("question", to)
-        if limit_s < timeout_s:
-            limit_s = timeout_s
-        async with self._outgoing("question", to, name, message, body, limit_s) as answer:
-            return await self.decoded(to, answer.head, kind)
+        limit_s = max(timeout_s, self._timeout_s("question", to))
+        return self._outgoing("question", to, name, message, body, limit_s)
 
     def request(
         self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
@@ -255,20 +240,19 @@ class ExchangeRpc:
             return self.timeouts.timeout_s(kind, to.node_id, is_suspect=is_suspect)
         return seconds
 
-    async def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
-        """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed, or takes more
-        processor time than its sender has."""
+    def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
+        """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""
         try:
-            if len(head) > LARGE_MESSAGE_BYTES:
-                return await self._large.answer(source.node_id, head, kind)
             return decode(head, kind)
         except msgspec.DecodeError as error:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
-        except UnwantedMessage as error:
-            until_s = self._reliability.misbehaved(source.node_id, self._clock.monotonic())
-            if until_s is not None:
-                self._trust.suspend(source.node_id, until_s)
-            raise TransportError("foreign", source.address, f"gave too large an answer: {error}") from error
+
+    async def record(self, source: Contact, reader: FrameReader, shard: int, kind: type[A]) -> A:
+        """A message in the body of an answer (`record_frames`). Raises `TransportError` as `decoded` does."""
+        try:
+            return await read_record(reader, shard, kind)
+        except BadFrame as error:
+            raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
 
 
 class _Outgoing:

@@ -60,9 +60,7 @@ def divided_context(whole: ExchangeContext, store: ShardStore, divisions: Divisi
         genesis=divisions.genesis,
         store=store,
         replica=replica,
-        rpc=ExchangeRpc(
-            whole.swarm, divisions.genesis, clock, trust, reliability, len(store), divisions, whole.rpc.timeouts
-        ),
+        rpc=ExchangeRpc(whole.swarm, divisions.genesis, clock, trust, reliability, divisions, whole.rpc.timeouts),
         rebalance=RebalanceRequests(store),
         claims=SelfClaims(),
         kept=KeptDeltas(),

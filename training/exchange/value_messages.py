@@ -16,8 +16,8 @@ from training.shards.value_batch import KeyUpdate
 from training.values.encoding import MAX_KEY_BYTES
 
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)]
-#: Updates, or keys to be read, of one request.
-MAX_ITEMS = 4096
+#: Updates, or keys to be read, or shards whose keys are asked for, of one request: a millisecond or two of work.
+MAX_ITEMS = 1024
 #: Keys of one answer.
 MAX_KEYS = 65536
 
@@ -84,6 +84,8 @@ class ReadResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadValuesAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A `RECORD` in the body: a value may be as large as a head."""
+
     results: Annotated[list[ReadResult], Meta(max_length=MAX_ITEMS)]
 
 
@@ -92,7 +94,7 @@ class ListKeys(msgspec.Struct, frozen=True, array_like=True):
 
     genesis: Genesis
     shards: Annotated[
-        list[tuple[ShardIndex, Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)]]], Meta(max_length=MAX_SHARDS)
+        list[tuple[ShardIndex, Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)]]], Meta(max_length=MAX_ITEMS)
     ]
     #: As of `ReadValues`.
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
@@ -122,4 +124,4 @@ class KeysResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListKeysAnswer(msgspec.Struct, frozen=True, array_like=True):
-    results: Annotated[list[KeysResult], Meta(max_length=MAX_SHARDS)]
+    results: Annotated[list[KeysResult], Meta(max_length=MAX_ITEMS)]

@@ -16,7 +16,7 @@ from overlay.environment import Environment
 from overlay.ids import short
 from overlay.peers import Contact, PeerChange
 from overlay.supervision import logged, supervised
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
+from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
 from training.sharing.member import ADMISSION_S, DataMember
 from training.sharing.messages import ShareData
 from training.swarm import Swarm
@@ -40,6 +40,8 @@ SYNC_S = 1.0
 RETRY_S = 0.25
 #: Nodes that are asked at the same time.
 MAX_ASKED = 8
+#: Of one request or answer.
+MAX_MESSAGE_BYTES = 8 << 20
 #: A new iteration is stated at once, if the last exchange was this long ago: with little data epochs are short.
 HURRY_S = 0.2
 #: What is known to be trained goes to the trainer, for its next checkpoint, at most this often.
@@ -180,16 +182,16 @@ class DataService:
             self.member.on_gone(change.node_id)
             self._serve()
 
-    async def _on_request(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
-        request = _decoded(payload)
+    async def _on_request(self, sender: Contact, _: bytes, body: AsyncIterator[Buffer]) -> Response:
+        request = await _read(body)
         if request is None:
             raise RequestRejected("malformed ShareData")
         member = self.member
         if member is None:
-            return Response(_encode(ShareData([])))
+            return Response(b"", _body(ShareData([])))
         member.on_message(sender.node_id, request, self._clock.monotonic())
         self._serve()
-        return Response(_encode(member.answer(request)))
+        return Response(b"", _body(member.answer(request)))
 
     async def _run(self) -> None:
         """Keep asking those whose answer is missing, and exchange statements with one member after another."""
@@ -235,9 +237,9 @@ class DataService:
         if contact is None:
             return False
         try:
-            request = _encode(member.request())
-            async with self._swarm.request(contact, REQUEST, request, timeout_s=REQUEST_TIMEOUT_S) as response:
-                answer = _decoded(response.head)
+            body = _body(member.request())
+            async with self._swarm.request(contact, REQUEST, b"", body, timeout_s=REQUEST_TIMEOUT_S) as response:
+                answer = await _read(response.body)
         except TransportError as error:
             if error.kind != "rejected":
                 return False
@@ -289,12 +291,14 @@ def _named(shape: DataShape) -> str:
     return f"{what}, seed {shape.seed}"
 
 
-def _encode(message: ShareData) -> bytes:
-    return msgspec.msgpack.encode(message)
+def _body(message: ShareData) -> list[memoryview]:
+    """The statements of a thousand nodes do not fit a head."""
+    return in_parts(msgspec.msgpack.encode(message))
 
 
-def _decoded(payload: bytes) -> ShareData | None:
+async def _read(body: AsyncIterator[Buffer]) -> ShareData | None:
+    """None for a malformed message."""
     try:
-        return msgspec.msgpack.decode(payload, type=ShareData)
-    except (msgspec.MsgspecError, ValueError):
+        return msgspec.msgpack.decode(await gathered(body, MAX_MESSAGE_BYTES), type=ShareData)
+    except ValueError:
         return None

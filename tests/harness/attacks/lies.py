@@ -20,7 +20,7 @@ from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange import messages as steps
 from training.exchange import ownership_messages as moves
-from training.exchange.messages import decode, encode
+from training.exchange.messages import decode, encode, record_frames
 
 SHARDS, VALUES = 4, 16
 
@@ -46,6 +46,12 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "indirect": (steps.Indirect, steps.IndirectAnswer),
     "appeal": (moves.TakeoverRequest, moves.TransferResult),
     "lacking": (moves.FindLacking, moves.LackingDeltas),
+}
+#: What is told of a shard in bodies: in requests of these names, or in answers.
+RECORDS: dict[str, type[msgspec.Struct]] = {
+    "state": moves.StateHead,
+    "fetch answer": moves.StateHead,
+    "offer answer": moves.OwnedHistory,
 }
 EXTREMES = (np.nan, np.inf, 3e38, 1e14, -1e14, 0.0, 1.0)
 
@@ -87,6 +93,8 @@ class LyingMember:
         if self._chance.random() < 0.3:
             self._tally.lies[name] += 1
             payload = encode(self._changed(decode(payload, KINDS[name][0])))
+            if name in RECORDS:
+                body = self._records_changed(name, list(body))
         return self._send(to, name, payload, body, timeout_s=timeout_s)
 
     def _changed(self, message: msgspec.Struct) -> msgspec.Struct:
@@ -102,11 +110,24 @@ class LyingMember:
                 kind = KINDS[name][1]
                 message = decode(head, kind)
                 head = encode(self._typed.value(kind) if self._chance.random() < 0.2 else self._typed.changed(message))
+                if f"{name} answer" in RECORDS:
+                    body = self._records_changed(f"{name} answer", await collected(body))
             if self._chance.random() < 0.2:
                 body = [_spoilt(one) for one in await collected(body)]
             return Response(head, body)
 
         return answer
+
+    def _records_changed(self, name: str, buffers: Iterable[Buffer]) -> list[Buffer]:
+        """The body with other things told of its shards."""
+        found: list[Buffer] = []
+        for buffer in map(bytes, buffers):
+            if found and len(found[-1]) == HEADER_BYTES and found[-1][13] == Part.RECORD:
+                shard = int.from_bytes(found.pop()[:4], "little")
+                found += record_frames(shard, self._typed.changed(decode(buffer, RECORDS[name])))
+            else:
+                found.append(buffer)
+        return found
 
     async def invent(self, name: str, to: Contact) -> None:
         """Send a request that is made up."""
@@ -127,13 +148,16 @@ class LyingMember:
         """Frames that fit the head, of values that need not be of training."""
         found: list[Buffer] = []
         entries: Iterable[Any] = getattr(message, "shards", None) or getattr(message, "deltas", None) or ()
-        part = Part.DELTA
-        if isinstance(message, moves.StateTransfer):
-            entries, part = message.states, Part.VALUE
+        is_state = isinstance(message, moves.StateTransfer)
+        part = Part.VALUE if is_state else Part.DELTA
         for entry in entries:
             shard = entry if isinstance(entry, int) else entry.shard
             if shard < SHARDS:
                 values = np.full(VALUES // SHARDS, self._chance.choice(EXTREMES), np.float32)
+                if is_state:
+                    found += record_frames(
+                        shard, msgspec.structs.replace(self._typed.value(moves.StateHead), shard=shard)
+                    )
                 found += frames(shard, values, "float32", part)
         return found
 

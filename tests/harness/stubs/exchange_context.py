@@ -61,6 +61,8 @@ class ScriptedSwarm:
         #: Nodes whose own handlers answer instead.
         self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []
+        #: The last body of each request, by its name.
+        self.bodies: dict[str, list[bytes]] = {}
         self.timeouts_s: list[float] = []
         self.suspected: list[bytes] = []
         self.watched: list[bytes] = []
@@ -145,7 +147,7 @@ class ScriptedSwarm:
     ) -> AsyncIterator[ReceivedResponse]:
         self.requests.append((name, to, payload))
         self.timeouts_s.append(timeout_s)
-        buffers = await collected(body)
+        buffers = self.bodies[name] = await collected(body)
         if (other := self.linked.get(to.node_id)) is not None:
             response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))
             yield ReceivedResponse(response.head, chunks(await collected(response.body)))
@@ -164,8 +166,11 @@ class ScriptedSwarm:
 
     async def deliver(self, name: str, sender: Contact, message: msgspec.Struct, kind: Any, body: Any = ()) -> Any:
         """Have this node handle a request; returns the message of its answer."""
-        response: Response = await self.handlers[name](sender, encode(message), chunks(list(body)))
-        return decode(response.head, kind)
+        return decode((await self.respond(name, sender, message, body)).head, kind)
+
+    async def respond(self, name: str, sender: Contact, message: msgspec.Struct, body: Any = ()) -> Response:
+        """Have this node handle a request; returns its answer."""
+        return await self.handlers[name](sender, encode(message), chunks(list(body)))
 
 
 def context_of(

@@ -13,8 +13,9 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.requests import Handler
-from overlay.transport import Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from overlay.transport import MAX_HEAD_BYTES, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.trainers.stub_trainer import plain_layout
+from training.layout import Layout, LayoutEntry
 from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain
 from training.manifest_check import ManifestAnswer, ManifestRefused, compare_with, register
 from training.shards.outer_rule import Rule
@@ -40,9 +41,8 @@ SWARMS = Manifest(
 OTHER = msgspec.structs.replace(SWARMS, local_steps=20)
 
 
-async def nothing() -> AsyncIterator[Buffer]:
-    for _ in ():
-        yield b""
+async def body_of(message: bytes) -> AsyncIterator[Buffer]:
+    yield message
 
 
 class OnePeer:
@@ -56,13 +56,13 @@ class OnePeer:
 
     @asynccontextmanager
     async def request(
-        self, to: Contact, name: str, payload: bytes, *, timeout_s: float
+        self, to: Contact, name: str, payload: bytes, body: list[memoryview], *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
         try:
-            response = await self.handlers[name](to, payload, nothing())
+            response = await self.handlers[name](to, payload, body_of(b"".join(body)))
         except RequestRejected as error:
             raise TransportError("rejected", to.address, str(error)) from error
-        yield ReceivedResponse(response.head, nothing())
+        yield ReceivedResponse(response.head, body_of(b"".join(cast(Any, response.body))))
 
 
 def swarm_with(answer: Callable[[bytes], bytes] | None = None) -> Any:
@@ -72,8 +72,8 @@ def swarm_with(answer: Callable[[bytes], bytes] | None = None) -> Any:
         register(cast(Any, swarm), SWARMS)
     else:
 
-        async def handler(_sender: Contact, payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
-            return Response(answer(payload))
+        async def handler(_sender: Contact, _payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+            return Response(b"", [answer(b"".join([part async for part in stream]))])
 
         swarm.register("manifest", handler)
     return swarm
@@ -92,8 +92,20 @@ def test_equal_manifests_agree_and_the_answer_is_that_of_the_older_version() -> 
     swarm = swarm_with()
     assert asyncio.run(compare_with(swarm, PEER, SWARMS)) == SWARMS
 
-    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(SWARMS), nothing()))
-    assert response.head == msgspec.msgpack.encode(SWARMS)
+    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(SWARMS))))
+    assert b"".join(response.body) == msgspec.msgpack.encode(SWARMS)
+
+
+def test_a_model_of_many_tensors_is_compared_too() -> None:
+    """Its names and shapes are longer than a head."""
+    names = [f"model.layers.{number // 500}.experts.{number % 500}.down_proj.weight" for number in range(20_000)]
+    layout = Layout(
+        tuple(LayoutEntry(name, (4, 4), "float32", "parameter", 16 * place, 16) for place, name in enumerate(names))
+    )
+    large, swarm = msgspec.structs.replace(SWARMS, layout=layout), OnePeer()
+    register(cast(Any, swarm), large)
+    assert len(msgspec.msgpack.encode(large)) > MAX_HEAD_BYTES
+    assert asyncio.run(compare_with(cast(Any, swarm), PEER, large)) == large
 
 
 def test_a_mismatch_is_refused_with_both_values() -> None:
@@ -128,11 +140,11 @@ def test_the_text_of_a_rejection_decides_nothing() -> None:
 def test_a_joiner_of_the_older_version_reads_the_answer() -> None:
     """It decodes a `Manifest`, ignores the mismatches, and finds them by its own comparison."""
     swarm = swarm_with()
-    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(OTHER), nothing()))
+    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(OTHER))))
 
-    theirs = msgspec.msgpack.decode(response.head, type=Manifest)
+    theirs = msgspec.msgpack.decode(b"".join(response.body), type=Manifest)
     assert [item.field for item in compare(OTHER, theirs)] == ["local_steps"]
-    assert [item.field for item in msgspec.msgpack.decode(response.head, type=ManifestAnswer).mismatches] == [
+    assert [item.field for item in msgspec.msgpack.decode(b"".join(response.body), type=ManifestAnswer).mismatches] == [
         "local_steps"
     ]
 
@@ -173,8 +185,8 @@ def test_a_node_of_the_last_version_is_told_that_shards_were_divided() -> None:
     register(cast(Any, swarm), divided)
     older = {name: value for name, value in msgspec.to_builtins(SWARMS).items() if name != "shard_parts"}
 
-    response = asyncio.run(swarm.handlers["manifest"](PEER, msgspec.msgpack.encode(older), nothing()))
-    told = msgspec.msgpack.decode(response.head, type=ManifestAnswer).mismatches
+    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(older))))
+    told = msgspec.msgpack.decode(b"".join(response.body), type=ManifestAnswer).mismatches
     assert [(item.field, item.mine, item.theirs) for item in told] == [("shard_parts", "1", "2")]
 
 
@@ -211,7 +223,7 @@ def test_no_node_takes_over_an_impossible_number_of_shards(shards: int, parts: i
 def test_a_malformed_proposal_is_rejected() -> None:
     """The handler never raises anything else."""
     with pytest.raises(RequestRejected, match="malformed manifest"):
-        asyncio.run(swarm_with().handlers["manifest"](PEER, b"\x80", nothing()))
+        asyncio.run(swarm_with().handlers["manifest"](PEER, b"", body_of(b"\x80")))
 
 
 def test_the_mismatches_of_a_peer_are_cut_and_printable() -> None:

@@ -22,19 +22,19 @@ from training.exchange.messages import (
     ForwardAnswer,
     Forwarded,
     ForwardResult,
-    decode,
     encode,
+    read_record,
 )
 from training.exchange.owner.delta_item import read_item
-from training.exchange.owner.final_values import value_digest
+from training.exchange.owner.final_values import BUFFERS_SHARD, value_digest
 from training.exchange.owner.inspection import is_good
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     CompareCopies,
     HandOver,
+    IntegerBuffers,
     Learn,
     Release,
-    StateOutlines,
     StateTransfer,
     TransferResult,
 )
@@ -73,7 +73,7 @@ class BackupHandler:
         """Register the request handlers."""
         self._rpc.register("forward", Forward, self._on_forward)
         self._rpc.register("learn", Learn, self._on_learn)
-        self._rpc.register("state", StateTransfer, self._on_state, unexpected=self._unexpected)
+        self._rpc.register("state", StateTransfer, self._on_state)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
         self._rpc.register("compare", CompareCopies, self._on_compare)
@@ -181,25 +181,18 @@ class BackupHandler:
                 await turn.after(self._store.size(shard))
         return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [], joins=True)))
 
-    def _unexpected(self, sender: bytes, payload: bytes) -> str:
-        """Why large states are not decoded. Raises `msgspec.DecodeError`."""
-        for state in decode(payload, StateOutlines).states:
-            if not self._store.is_learning(state.shard, sender):
-                return f"this node waits for no state of shard {state.shard} from you"
-        return ""
-
     async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         taken = []
-        for head in message.states:
+        for shard in message.shards:
             most = self._context.view.plausible_steps()
             try:
-                state = await state_stream.read_state(reader, head, self._store, most, self._executor)
+                term, state = await state_stream.read_state(reader, shard, self._store, most, self._executor)
             except Untrue:
                 self._context.lied(sender.node_id, "state")
                 raise
-            if self._store.take_state(head.shard, head.term, sender, state):
-                taken.append(head.shard)
+            if self._store.take_state(shard, term, sender, state):
+                taken.append(shard)
         return Response(encode(TransferResult(taken, [])))
 
     def _take_each(self, sender: Contact, infos: list[OwnerInfo], take: _Take) -> TransferResult:
@@ -268,7 +261,7 @@ class BackupHandler:
 
     # -- the end of training ------------------------------------------------------------------------------------
 
-    async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_compare(self, sender: Contact, message: CompareCopies, stream: AsyncIterator[Buffer]) -> Response:
         same = []
         furthest = self._context.view.plausible_steps().furthest
         for copy in message.copies:
@@ -279,8 +272,8 @@ class BackupHandler:
             digest = await self._executor.run(value_digest, state.value)
             if state.version == copy.version and digest == copy.digest:
                 same.append(copy.shard)
-        if message.buffers is not None:
-            self._run.final_buffers = message.buffers
+        if message.has_buffers:
+            self._run.final_buffers = (await read_record(FrameReader(stream), BUFFERS_SHARD, IntegerBuffers)).buffers
         return Response(encode(TransferResult(same, [])))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from overlay.transport import TransportError
+from training.encoding.frames import FrameReader
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
-from training.exchange.ownership_messages import FinalBuffers, FinalBuffersAnswer
+from training.exchange.ownership_messages import FinalBuffers, FinalBuffersAnswer, IntegerBuffers
 
 #: The owner compares the buffers with its backup before it answers.
 TIMEOUT_S, RETRY_S = 10.0, 0.2
@@ -47,11 +48,11 @@ class BufferAgreement:
         for owner, _ in groups:
             try:
                 question = FinalBuffers(self._context.genesis)
-                answer = await self._context.rpc.ask(owner, "final_buffers", question, FinalBuffersAnswer, TIMEOUT_S)
+                async with self._context.rpc.question(owner, "final_buffers", question, TIMEOUT_S) as answer:
+                    if self._context.rpc.decoded(owner, answer.head, FinalBuffersAnswer).has_buffers:
+                        reader = FrameReader(answer.body)
+                        return (await self._context.rpc.record(owner, reader, BUFFERS_SHARD, IntegerBuffers)).buffers
             except TransportError as error:
                 self._directory.failed(owner, error)
-            else:
-                if answer.buffers is not None:
-                    return answer.buffers
         await self._directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
         return None

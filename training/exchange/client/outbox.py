@@ -310,7 +310,7 @@ class Outbox:
                 key = owner.node_id, tuple(push.shards)
                 stack.enter_context(delivery.wait.watching(key, push.shards, body.moved_bytes))
             answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
-            first = await self._rpc.decoded(owner, answer.head, PushAnswer)
+            first = self._rpc.decoded(owner, answer.head, PushAnswer)
             self._context.view.compare_count(owner.node_id, first.workers)
             self._settle_all(delivery, owner, first.results, push.shards, asked_s)
             if first.streams:

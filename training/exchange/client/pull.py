@@ -236,7 +236,7 @@ class PullClient:
         message, asked_s = self._message(shards, job, takes_copies=takes_copies), self._clock.monotonic()
         try:
             async with self._rpc.request("pull", owner, message) as answer, AsyncExitStack() as stack:
-                results = (await self._rpc.decoded(owner, answer.head, PullAnswer)).results
+                results = self._rpc.decoded(owner, answer.head, PullAnswer).results
                 stack.enter_context(job.receives())
                 asked = dict.fromkeys(shards)
                 reader = FrameReader(answer.body)

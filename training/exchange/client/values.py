@@ -18,7 +18,7 @@ import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.encoding.frames import Part, blob_framed_bytes, blob_frames, sized
+from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
 from training.exchange.client.deadlines import Deadlines
 from training.exchange.client.owner_pump import OwnerPump
 from training.exchange.context import ExchangeContext
@@ -28,6 +28,7 @@ from training.exchange.messages import PushResult
 from training.exchange.owner.value_rounds import LATER
 from training.exchange.owner.values import ValueHandler
 from training.exchange.value_messages import (
+    MAX_ITEMS,
     ListKeys,
     ListKeysAnswer,
     ReadResult,
@@ -64,8 +65,7 @@ from training.values.store import (
 TIMEOUT_S = 30.0
 #: Bytes of updates that wait for their answers; a call that brings more waits before it adds any.
 MAX_OUTGOING_BYTES = 64 * 1024 * 1024
-#: Of one request: so many are encoded, or decoded by its owner, in a millisecond or two.
-SENT_ITEMS = 1024
+#: Of the updates in one request.
 SENT_BYTES = 1024 * 1024
 
 
@@ -185,7 +185,7 @@ class SwarmValues:
                     self._reads.pop(shard, None)
 
     async def _send_reads(self, owner: Contact, shards: list[int]) -> list[int]:
-        asked = [(shard, key) for shard in shards for key in self._reads.get(shard, ())][:SENT_ITEMS]
+        asked = [(shard, key) for shard in shards for key in self._reads.get(shard, ())][:MAX_ITEMS]
         if not asked:
             return []
         # Who asks from now on is answered by the next request: this one may have been answered before.
@@ -197,8 +197,9 @@ class SwarmValues:
                 results = self._handler.read(asked)
             else:
                 message = ReadValues(self._context.genesis, asked, self._store.ownership.stale_fences(shards))
-                answer = await self._context.rpc.ask(owner, "read_values", message, ReadValuesAnswer, PARTNER_TIMEOUT_S)
-                results = answer.results
+                async with self._context.rpc.question(owner, "read_values", message, PARTNER_TIMEOUT_S) as answer:
+                    reader = FrameReader(answer.body)
+                    results = (await self._context.rpc.record(owner, reader, 0, ReadValuesAnswer)).results
         finally:
             again = self._settle_reads(asked, taken, results)
         self._directory.answered(owner, results, asked_s)
@@ -319,7 +320,7 @@ class SwarmValues:
         left_bytes = SENT_BYTES
         for shard in shards:
             for one in self._updates.get(shard, ()):
-                if len(sent) >= SENT_ITEMS or left_bytes <= 0:
+                if len(sent) >= MAX_ITEMS or left_bytes <= 0:
                     break
                 left_bytes -= one.size_bytes
                 sent.append((shard, one))
@@ -373,7 +374,9 @@ class SwarmValues:
                 while left:
                     before = dict(left)
                     groups, unknown = self._directory.by_owner(left)
-                    asked = [(owner, [(shard, left[shard]) for shard in shards]) for owner, shards in groups]
+                    asked = [
+                        (owner, [(shard, left[shard]) for shard in shards[:MAX_ITEMS]]) for owner, shards in groups
+                    ]
                     for keys in await asyncio.gather(*(self._list(owner, wanted, left) for owner, wanted in asked)):
                         found += keys
                     if left == before or unknown:

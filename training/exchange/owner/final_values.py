@@ -20,8 +20,9 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
 from training.exchange.context import ExchangeContext
+from training.exchange.messages import record_frames
 from training.exchange.owner.replication import lacks_backup
-from training.exchange.ownership_messages import CompareCopies, CopyDigest, TransferResult
+from training.exchange.ownership_messages import CompareCopies, CopyDigest, IntegerBuffers, TransferResult
 from training.exchange.store.records import Owned
 
 #: The backup hashes its copies before it answers: 100 million values take a second.
@@ -103,9 +104,10 @@ class FinalValues:
             state = owned.state
             copies.append(CopyDigest(shard, *owned.term, state.folded_step, state.version, digest))
         buffers = self._run.final_buffers if BUFFERS_SHARD in shards else None
-        message = CompareCopies(self._context.genesis, copies, buffers)
+        message = CompareCopies(self._context.genesis, copies, buffers is not None)
+        body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))
         try:
-            answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S)
+            answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S, body)
         except TransportError as error:
             self._context.swarm.suspect(backup.node_id, str(error))
             return

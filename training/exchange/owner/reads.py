@@ -23,9 +23,10 @@ from training.exchange.messages import (
     PullResult,
     Wanted,
     encode,
+    record_frames,
 )
 from training.exchange.owner.encoding_cache import EncodingCache
-from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
@@ -34,6 +35,7 @@ from training.exchange.ownership_messages import (
     FinalBuffers,
     FinalBuffersAnswer,
     FinalDone,
+    IntegerBuffers,
     StateHead,
     StateTransfer,
     Survey,
@@ -201,7 +203,8 @@ class ReadHandler:
         self, _sender: Contact, _message: FinalBuffers, _stream: AsyncIterator[Buffer]
     ) -> Response:
         buffers = await self._final_values.confirmed_buffers(self._run.step)
-        return Response(encode(FinalBuffersAnswer(buffers)))
+        body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))
+        return Response(encode(FinalBuffersAnswer(buffers is not None)), body)
 
     async def _on_final_done(self, sender: Contact, _message: FinalDone, _stream: AsyncIterator[Buffer]) -> Response:
         self._run.final_done[sender.node_id] = None
@@ -227,9 +230,8 @@ class ReadHandler:
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
-        return Response(
-            encode(StateTransfer(self._context.genesis, [head for head, _ in snapshots])), state_stream.body(snapshots)
-        )
+        transfer = StateTransfer(self._context.genesis, [head.shard for head, _ in snapshots])
+        return Response(encode(transfer), state_stream.body(snapshots))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""

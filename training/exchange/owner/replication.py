@@ -215,7 +215,7 @@ class DeltaReplicator:
         try:
             body = sized(chain.from_iterable(frames), framed_bytes)
             async with self._rpc.request("forward", to, message, body) as answer:
-                results = (await self._rpc.decoded(to, answer.head, ForwardAnswer)).results
+                results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
             self._on_failure(to, pairs, str(error))
             return {}

@@ -13,7 +13,7 @@ from overlay.transport import Buffer, Response
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
-from training.exchange.messages import PushResult, encode
+from training.exchange.messages import PushResult, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
 from training.exchange.owner.value_rounds import LATER, ValueRounds, result_of
@@ -45,6 +45,8 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 #: Bytes of updates in one request, and of values or keys in one answer: one value more at most.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 MAX_ANSWER_BYTES = 2 * 1024 * 1024
+#: Of keys in an answer, which have to fit the head with the results of 1,024 shards.
+MAX_KEYS_BYTES = 512 * 1024
 #: Entries sorted or searched before other tasks run.
 ENTRIES_PER_TURN = 20_000
 
@@ -173,7 +175,7 @@ class ValueHandler:
 
     async def _on_read(self, _sender: Contact, message: ReadValues, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(message.fences)
-        return Response(encode(ReadValuesAnswer(self.read(message.keys))))
+        return Response(b"", list(record_frames(0, ReadValuesAnswer(self.read(message.keys)))))
 
     def read(self, keys: Sequence[tuple[int, bytes]]) -> list[ReadResult]:
         """The values of keys, each with its shard, until the answer is full."""
@@ -209,7 +211,7 @@ class ValueHandler:
     async def list_keys(self, shards: Sequence[tuple[int, bytes]]) -> list[KeysResult]:
         """The keys of shards, each from after a key, until the answer is full."""
         results = []
-        left_bytes, listed = MAX_ANSWER_BYTES, 0
+        left_bytes, listed = MAX_KEYS_BYTES, 0
         for shard, after in shards:
             owned = self._owned(shard)
             if isinstance(owned, PushResult):

@@ -389,15 +389,14 @@ class Failover:
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch(self._context.genesis, [shard])
         async with self._rpc.request("fetch", holder, message) as answer:
-            heads = (await self._rpc.decoded(holder, answer.head, StateTransfer)).states
-            if len(heads) != 1 or heads[0].shard != shard:
+            if self._rpc.decoded(holder, answer.head, StateTransfer).shards != [shard]:
                 return None
-            if not self._store.ownership.is_plausible(heads[0].term):
-                raise BadFrame(f"the state of shard {shard} is of term {heads[0].term_number}")
             most = self._view.plausible_steps()
             reader, executor = FrameReader(answer.body), self._context.environment.executor
-            state = await state_stream.read_state(reader, heads[0], self._store, most, executor)
-            return heads[0].term, state
+            term, state = await state_stream.read_state(reader, shard, self._store, most, executor)
+            if not self._store.ownership.is_plausible(term):
+                raise BadFrame(f"the state of shard {shard} is of term {term.number}")
+            return term, state
 
     async def _announce_to(self, to: Contact, infos: list[OwnerInfo]) -> None:
         try:

@@ -20,14 +20,14 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import MAX_ROWS, Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.store import state_stream
 from training.exchange.store.state_head import describe
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.state import ShardState
 
-#: States of at most this many bytes, and of `MAX_ROWS` rows in their heads, are copied and sent in one request.
+#: States of at most this many bytes are copied and sent in one request.
 BATCH_BYTES = 64 * 1024 * 1024
 #: Where nothing waits for a copy, no more is sent than the line carries in so many seconds: what was copied when a
 #: request fails is copied again.
@@ -64,12 +64,9 @@ class Learners:
         return self._first(shards, BATCH_BYTES if rate is None else BATCH_S * rate)
 
     def _first(self, shards: list[int], left_bytes: float) -> list[int]:
-        left_rows = MAX_ROWS
         for count, shard in enumerate(shards):
             left_bytes -= self._state_bytes(shard)
-            owned = self._store.owned.get(shard)
-            left_rows -= 0 if owned is None else owned.state.applied.row_count
-            if left_bytes < 0 or left_rows < 0:
+            if left_bytes < 0:
                 return shards[: max(1, count)]
         return shards
 
@@ -133,9 +130,9 @@ class Learners:
         low = {shard: encoded for shard, (encoded, _) in found.items()}
         snapshots = [(_by_low_bits(head, chains, found), state) for head, state in snapshots]
         heads = [head for head, _ in snapshots]
-        message = StateTransfer(self._context.genesis, heads)
+        message = StateTransfer(self._context.genesis, [head.shard for head in heads])
         async with self._rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
-            taken = (await self._rpc.decoded(to, answer.head, TransferResult)).taken
+            taken = self._rpc.decoded(to, answer.head, TransferResult).taken
         released: dict[Contact, list[OwnerInfo]] = {}
         for head in heads:
             if head.shard in taken:

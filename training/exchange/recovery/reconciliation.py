@@ -13,17 +13,21 @@ disk, takes its shard back only if it has more deltas than the owner.
 
 from __future__ import annotations
 
+import contextlib
+
 from overlay.peers import Contact, PeerChange
 from overlay.transport import TransportError
 from training.encoding.frames import BadFrame, FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer
+from training.exchange.messages import MAX_DELTAS, LocateOwners, LocateOwnersAnswer
 from training.exchange.owner.delta_item import logged_item, read_item
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
+    MAX_SOUGHT,
     FindDeltas,
     FoundDeltas,
+    Identities,
     Offer,
     OfferedDeltas,
     OfferedDeltasAnswer,
@@ -159,10 +163,12 @@ class SplitReconciler:
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
         question = Offer(self._context.genesis, shards)
-        answer = await self._rpc.ask(owner, "offer", question, OwnedHistories, QUESTION_TIMEOUT_S)
+        async with self._rpc.question(owner, "offer", question, QUESTION_TIMEOUT_S) as answer:
+            told, reader = self._rpc.decoded(owner, answer.head, OwnedHistories).shards, FrameReader(answer.body)
+            histories = [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []
-        for history in answer.histories:
+        for history in histories:
             copy = self._store.superseded.get(history.shard)
             if copy is None or history.status == "retry":
                 continue
@@ -178,7 +184,7 @@ class SplitReconciler:
         while wanted:
             batch: list[tuple[int, LogEntry]] = []
             remaining_bytes = MAX_BATCH_BYTES
-            while wanted and (not batch or len(wanted[-1][1].payload) <= remaining_bytes):
+            while wanted and len(batch) < MAX_DELTAS and (not batch or len(wanted[-1][1].payload) <= remaining_bytes):
                 remaining_bytes -= len(wanted[-1][1].payload)
                 batch.append(wanted.pop())
             await self._send(owner, batch)
@@ -237,26 +243,29 @@ class SplitReconciler:
     async def _seek(self, shard: int, difference: Difference) -> bool:
         """Search former owners for deltas of this copy that this node's log lacks. True when some were found."""
         rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
-        message = FindDeltas(self._context.genesis, shard, rows)
+        pages = [rows[first : first + MAX_SOUGHT] for first in range(0, len(rows), MAX_SOUGHT)]
         before = len(self._store.log.entries(shard))
         # The candidates of one side of the split need not be those of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
         asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
         asked.pop(self._swarm.node_id, None)
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
-            try:
-                async with self._rpc.request("seek", contact, message) as answer:
-                    found = (await self._rpc.decoded(contact, answer.head, FoundDeltas)).deltas
-                    reader = FrameReader(answer.body)
-                    for one in found:
-                        item = await read_item(reader, shard, self._store.size(shard))
-                        identity = DeltaId(one.node, one.incarnation, one.step)
-                        self._store.log.add(
-                            shard, identity, one.weight, item.encoded, item.codec, momentum=True, workers=one.workers
-                        )
-            except (TransportError, BadFrame):
-                continue
+            with contextlib.suppress(TransportError, BadFrame):
+                for page in pages:
+                    await self._seek_at(contact, shard, page)
         return len(self._store.log.entries(shard)) > before
+
+    async def _seek_at(self, contact: Contact, shard: int, rows: Identities) -> None:
+        """Put the deltas that one node has into the log. Raises `TransportError` and `BadFrame`."""
+        message = FindDeltas(self._context.genesis, shard, rows)
+        async with self._rpc.request("seek", contact, message) as answer:
+            reader = FrameReader(answer.body)
+            for one in self._rpc.decoded(contact, answer.head, FoundDeltas).deltas:
+                item = await read_item(reader, shard, self._store.size(shard))
+                identity = DeltaId(one.node, one.incarnation, one.step)
+                self._store.log.add(
+                    shard, identity, one.weight, item.encoded, item.codec, momentum=True, workers=one.workers
+                )
 
     async def _settle_own(self, shard: int) -> None:
         """Settle a superseded copy of a shard that this node owns now."""
@@ -305,7 +314,7 @@ class SplitReconciler:
         self._counters.bytes_sent += size
         body = list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size)
         async with self._rpc.request("mend", owner, message, body) as answer:
-            for place in (await self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)).refused:
+            for place in self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused:
                 if place < len(batch):
                     shard, entry = batch[place]
                     self._store.log.forget(shard, entry.identity)

@@ -13,7 +13,7 @@ from overlay.transport import Buffer, Response
 from training.encoding.frames import FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_ROW, off_loop
-from training.exchange.messages import Push, PushStatus, encode
+from training.exchange.messages import MAX_DELTAS, Push, PushStatus, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta, logged_frames, read_item
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.replication import lacks_backup
@@ -65,7 +65,8 @@ class RepairHandler:
                 if histories and left_rows < 0:
                     break  # the sender asks again for the others
                 histories.append(history)
-        return Response(encode(OwnedHistories(histories)))
+        body = [buffer for one in histories for buffer in record_frames(one.shard, one)]
+        return Response(encode(OwnedHistories([one.shard for one in histories])), body)
 
     def history(self, shard: int) -> OwnedHistory:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
@@ -159,7 +160,7 @@ class RepairHandler:
         executor, size = self._context.environment.executor, self._store.size(message.shard)
         work, log = VALUES_PER_ROW * len(message.identities), self._store.log
         entries = await off_loop(executor, work, log.those_of, log.entries(message.shard), message.identities)
-        most = max(1, MAX_BATCH_BYTES // (4 * size)) if size else MAX_BATCHES
+        most = min(max(1, MAX_BATCH_BYTES // (4 * size)), MAX_DELTAS) if size else MAX_BATCHES
         batch = [(message.shard, entry) for entry in entries[:most]]
         size = sum(len(entry.payload) for _, entry in batch)
         described = FoundDeltas([as_message(*one) for one in batch])

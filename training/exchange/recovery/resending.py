@@ -180,7 +180,7 @@ class Resending:
         size = sum(framed_bytes(delta.codec, delta.values, delta.size_bytes) for _, delta in found)
         try:
             async with self._rpc.request("mend", owner, message, sized(frames, size)) as answer:
-                result = await self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
+                result = self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
         except TransportError as error:
             self._log.debug("deltas_not_sent_again", owner=owner.node_id.hex()[:8], reason=str(error))
             return ["retry"] * len(found)

@@ -22,9 +22,11 @@ from training.encoding.frames import (
     read_encoded,
 )
 from training.exchange.cooperative import VALUES_PER_ROW, off_loop
+from training.exchange.messages import read_record, record_frames
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import PlausibleSteps, implausible, joined, restore
+from training.exchange.terms import Term
 from training.exchange.trust import Untrue
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
@@ -35,13 +37,14 @@ MAX_PIECE_BYTES = 64 * 1024 * 1024
 
 
 def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
-    """The arrays of the states, in the order that `read_state` expects; exact, because float32, or `low` and what the
-    receiver holds of the shard.
+    """The heads of the states, and their arrays, in the order that `read_state` expects; exact, because float32, or
+    `low` and what the receiver holds of the shard.
 
     A momentum is one array where the head says so. Otherwise it is two, of which one is zeros: nodes of earlier
     versions kept both, and go on with the same values.
     """
     for head, state in snapshots:
+        yield from record_frames(head.shard, head)
         if head.chain and low is not None:
             # Two bytes a value, as frames of bfloat16 have them.
             yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
@@ -82,12 +85,15 @@ async def _read_table(reader: FrameReader, shard: int) -> ValueTable:
 
 
 async def read_state(
-    reader: FrameReader, head: StateHead, store: ShardStore, most: PlausibleSteps, executor: Executor
-) -> ShardState:
-    """Read one state from a body. Raises `BadFrame`, also for a head that does not fit the layout, or is not plausible,
-    or names a value which this node does not hold; `Untrue` for values that no training gives."""
-    if not 0 <= head.shard < len(store):
-        raise BadFrame(f"shard {head.shard} of {len(store)}")
+    reader: FrameReader, shard: int, store: ShardStore, most: PlausibleSteps, executor: Executor
+) -> tuple[Term, ShardState]:
+    """Read one state from a body, and its term. Raises `BadFrame`, also for a head that does not fit the layout, or is
+    not plausible, or names a value which this node does not hold; `Untrue` for values that no training gives."""
+    if shard >= len(store):
+        raise BadFrame(f"shard {shard} of {len(store)}")
+    head = await read_record(reader, shard, StateHead)
+    if head.shard != shard:
+        raise BadFrame(f"the state of shard {head.shard} in the place of {shard}")
     rows = len(head.applied) + len(head.pending)
     rows += 0 if head.forgotten is None else len(head.forgotten.floors)
     if reason := await off_loop(executor, VALUES_PER_ROW * rows, implausible, head, most):
@@ -110,7 +116,7 @@ async def read_state(
         state.table = await _read_table(reader, head.shard)
     if not is_in_range:
         raise Untrue(f"the state of shard {head.shard} has values out of range")
-    return state
+    return head.term, state
 
 
 def _restored(

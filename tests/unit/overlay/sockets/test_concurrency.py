@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from overlay.sockets import concurrency
-from overlay.sockets.concurrency import MAX_CONCURRENT_LARGE_HEADS, HandlerLimiter, TooManyRequests
+from overlay.sockets.concurrency import HandlerLimiter, TooManyRequests
 
 
 class Requests:
@@ -163,32 +163,6 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
         assert len(requests.running) == 3
         requests.end.set()
         assert await asyncio.gather(*again) == ["done"] * 5
-
-    asyncio.run(main())
-
-
-def test_large_heads_are_read_a_few_at_a_time() -> None:
-    """Two large heads of one peer and eight in total are read at once; a third one of a peer is refused."""
-
-    async def main() -> None:
-        limiter, inside, release = HandlerLimiter(), [], asyncio.Event()
-
-        async def read(peer: bytes) -> str:
-            try:
-                async with limiter.large_head(peer):
-                    inside.append(peer)
-                    await release.wait()
-            except TooManyRequests:
-                return "refused"
-            return "read"
-
-        tasks = [asyncio.create_task(read(bytes([peer]))) for peer in range(6) for _ in range(3)]
-        await settle()
-        assert sum(task.done() for task in tasks) == 6
-        assert len(inside) == MAX_CONCURRENT_LARGE_HEADS
-        release.set()
-        outcomes = await asyncio.gather(*tasks)
-        assert (outcomes.count("read"), outcomes.count("refused")) == (12, 6)
 
     asyncio.run(main())
 

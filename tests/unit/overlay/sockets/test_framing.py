@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -209,25 +208,6 @@ def test_bad_framing(data: bytes, message: str) -> None:
         with pytest.raises(BadFraming, match=message):
             await reader.head()
         await wire.stop()
-
-    asyncio.run(main())
-
-
-def test_large_heads_wait_for_permission() -> None:
-    """Only a head above `small_head_bytes` is read inside `large_head()`."""
-    entered = []
-
-    @asynccontextmanager
-    async def large_head() -> AsyncIterator[None]:
-        entered.append(True)
-        yield
-
-    async def main() -> None:
-        for size, count in ((10, 0), (11, 1)):
-            wire, reader = reader_of(framed(b"h" * size), small_head_bytes=10, large_head=large_head)
-            assert await reader.head() == b"h" * size
-            assert len(entered) == count
-            await wire.stop()
 
     asyncio.run(main())
 

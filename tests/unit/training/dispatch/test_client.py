@@ -74,7 +74,7 @@ class FakeSwarm:
         if name != DISPATCH:
             yield ReceivedResponse(encode(WhoServes(self.knows[to.node_id])), None)  # type: ignore[arg-type]
             return
-        self.asked.append((to.node_id, decode_request(payload)))
+        self.asked.append((to.node_id, decode_request(b"".join(body))))
         answer = self.answers[to.node_id].pop(0)
         if answer == "lost":
             await asyncio.sleep(timeout_s)

@@ -11,7 +11,7 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Activity, Contact
-from overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from overlay.transport import PART_BYTES, ReceivedResponse, RequestRejected, TransportError
 from tests.harness.environment.virtual_loop import run
 from training.engines import calls
 from training.engines.calls import REQUEST, ScriptCalls
@@ -78,12 +78,12 @@ def test_a_call_is_answered_by_the_other_script() -> None:
     async def history() -> tuple[bytes, bytes]:
         seen = []
         _, worker, _ = pair(lambda call: (seen.append(call.sender), call.payload[::-1])[1])
-        found = await worker.call(SERVER, b"ab" + b"x" * (calls.PART_BYTES + 3))
+        found = await worker.call(SERVER, b"ab" + b"x" * (PART_BYTES + 3))
         return seen[0], found
 
     sender, found = run(history())
     assert sender == WORKER
-    assert found == b"x" * (calls.PART_BYTES + 3) + b"ba"
+    assert found == b"x" * (PART_BYTES + 3) + b"ba"
 
 
 def test_a_dead_server_ends_the_wait() -> None:
@@ -132,7 +132,7 @@ def test_too_long_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def history() -> None:
         _, worker, _ = pair(lambda call: b"")
-        with pytest.raises(NotAnswered, match="100 bytes at most"):
+        with pytest.raises(NotAnswered, match="more than 100 bytes"):
             await worker.call(SERVER, b"x" * 101)
 
     run(history())

@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
+from overlay.transport import MAX_HEAD_BYTES
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.stubs.exchange_context import GENESIS
+from tests.harness.swarms.exchange_overlay import chunks
+from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.messages import (
+    MAX_DELTAS,
+    Forward,
+    Forwarded,
+    LocateOwners,
     LocateOwnersAnswer,
+    Pull,
+    PullAnswer,
     PullResult,
     Push,
     PushAnswer,
     PushResult,
+    Wanted,
     decode,
     encode,
+    read_record,
+    record_frames,
 )
-from training.exchange.terms import MAX_SHARDS, OwnerInfo
+from training.exchange.owner.values import MAX_KEYS_BYTES
+from training.exchange.ownership_messages import (
+    MAX_SOUGHT,
+    CompareCopies,
+    CopyDigest,
+    CopyStatus,
+    FindDeltas,
+    HandOver,
+    LoggedDelta,
+    OfferedDeltas,
+    OwnedHistory,
+    PublishedHead,
+    SurveyAnswer,
+    TransferResult,
+)
+from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo
+from training.exchange.value_messages import (
+    MAX_ITEMS,
+    KeysResult,
+    ListKeys,
+    ReadValues,
+    UpdateValuesAnswer,
+)
+from training.values.encoding import MAX_KEY_BYTES
 
 PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])
 
@@ -80,3 +117,62 @@ def test_a_value_ranks_by_its_own_term_unless_another_is_given() -> None:
     """The rank differs after a take-over that has added nothing."""
     assert PullResult(0, "value", *term(9, "a")).rank_term == term(9, "a")
     assert PullResult(0, "value", *term(9, "a"), 1, None, *term(4, "b")).rank_term == term(4, "b")
+
+
+def test_the_longest_messages_fit_a_head() -> None:
+    """With an entry for each of the most shards that there are, each as long as it may be: what may be longer travels
+    in bodies. The envelope, and a relay's own message around it, have room."""
+    node, number, index = b"n" * 20, (1 << 48) - 1, MAX_SHARDS - 1
+    owner = OwnerInfo(index, number, node, node, "f" * 45, 65_535)
+    fences = [Fence(index, number, node)] * MAX_SHARDS
+    wanted = Wanted(index, number, node, number, b"c" * 8, number)
+    pulled = PullResult(index, "redirect", number, node, number, owner, number, node, b"c" * 8, number, b"d" * 8, 1024)
+    status = CopyStatus(index, "replica", number, node, number, number, node, number, True)
+    head = PublishedHead(b"c" * 8, number, b"d" * 8, number, number, node, 1024)
+    forwarded = Forwarded(index, number, node, number, 0.5, 0.5, True, number)
+    logged = LoggedDelta(index, node, number, number, 0.5, 1e6)
+    digest = CopyDigest(index, number, node, number, number, b"d" * 16)
+    key = b"s" * (MAX_KEY_BYTES + 1)
+    genesis, shards = bytes(16), [index] * MAX_SHARDS
+    for message in (
+        Push(genesis, node, number, number, number, 0.5, shards, fences, True, True, 1e6, True),
+        PushAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_SHARDS),
+        PushAnswer([PushResult(index, "redirect", owner_info=owner)] * MAX_SHARDS),
+        Pull(genesis, number, "bfloat16", [wanted] * MAX_SHARDS, fences),
+        PullAnswer([pulled] * MAX_SHARDS),
+        Forward(genesis, node, number, number, 0.5, True, [forwarded] * MAX_SHARDS),
+        LocateOwners(genesis, shards, [owner] * MAX_SHARDS, fences),
+        HandOver(genesis, [owner] * MAX_SHARDS, [number] * MAX_SHARDS, [head] * MAX_SHARDS),
+        TransferResult(shards, [owner] * MAX_SHARDS, [b"c" * 8] * MAX_SHARDS),
+        SurveyAnswer([status] * MAX_SHARDS, [owner] * MAX_SHARDS),
+        CompareCopies(genesis, [digest] * MAX_SHARDS, True),
+        FindDeltas(genesis, index, [(node, number, [(number, number)])] * MAX_SOUGHT),
+        OfferedDeltas(genesis, [logged] * MAX_DELTAS),
+        UpdateValuesAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_ITEMS),
+        ReadValues(genesis, [(index, key)] * MAX_ITEMS, fences),
+        ListKeys(genesis, [(index, key)] * MAX_ITEMS, fences),
+    ):
+        assert len(encode(message)) <= MAX_HEAD_BYTES - 1024, type(message).__name__
+    keys = [
+        encode(KeysResult(index, "keys", number, node, [])),
+        encode(KeysResult(index, "redirect", owner_info=owner)),
+    ]
+    # A key of two bytes takes three; one more than fit is listed.
+    longest = MAX_ITEMS * max(map(len, keys)) + 3 * MAX_KEYS_BYTES // 2 + len(key) + 3
+    assert longest <= MAX_HEAD_BYTES - 1024
+
+
+def test_a_record_in_a_body_is_read_as_it_was_written() -> None:
+    """However long it is; one of another shard, or a malformed one, is a bad frame."""
+    rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(40_000)]
+    history = OwnedHistory(3, "owner", 1, bytes(20), known=rows)
+    body = [bytes(buffer) for buffer in record_frames(3, history)]
+    assert max(map(len, body)) <= MAX_HEAD_BYTES
+
+    async def read(buffers: list[bytes], shard: int) -> OwnedHistory:
+        return await read_record(FrameReader(chunks(buffers)), shard, OwnedHistory)
+
+    assert asyncio.run(read(body, 3)) == history
+    for broken, shard in ((body, 2), (body[:-1], 3), ([body[0], b"\xc1" * len(body[1]), *body[2:]], 3)):
+        with pytest.raises(BadFrame):
+            asyncio.run(read(broken, shard))

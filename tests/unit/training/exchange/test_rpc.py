@@ -8,7 +8,6 @@ import pytest
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from overlay.rate_limits import RateLimit
 from overlay.transport import FailureKind, RequestRejected, Response, TransportError
 from tests.harness.builders.stores import contact, term
 from tests.harness.environment.simulated import VirtualClock
@@ -16,17 +15,12 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
-from training.exchange import large_messages
 from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis
 from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, LocateOwnersAnswer, decode, encode
 from training.exchange.ownership_messages import (
-    FindDeltas,
-    Offer,
-    OwnedHistories,
-    OwnedHistory,
     TransferResult,
 )
-from training.exchange.reliability import FIRST_S, MISBEHAVIOURS, Reliability
+from training.exchange.reliability import FIRST_S, Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.terms import OwnerInfo
 from training.exchange.timeouts import REQUEST
@@ -98,55 +92,6 @@ def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
         with pytest.raises(TransportError) as caught:
             await rpc_of(swarm).ask(PEER, "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
         assert caught.value.kind == "foreign"
-
-    run(scenario())
-
-
-def test_a_large_request_is_decoded_in_pieces() -> None:
-    """It reaches its handler as a small one does; what is malformed, or is not expected, is refused."""
-
-    async def scenario() -> None:
-        swarm, found = ScriptedSwarm(ME), list[int]()
-
-        async def handle(_sender: object, message: FindDeltas, _stream: object) -> Response:
-            found.append(len(message.identities))
-            return Response(b"")
-
-        rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(3_000)]
-        payload = encode(FindDeltas(GENESIS, 0, rows))
-        rpc, reasons = rpc_of(swarm), ["", "not this one", ""]
-        rpc.register("seek", FindDeltas, handle, unexpected=lambda *_: reasons.pop(0))
-        await swarm.handlers["seek"](PEER, payload, chunks([]))
-        with pytest.raises(RequestRejected, match="not this one"):
-            await swarm.handlers["seek"](PEER, payload, chunks([]))
-        with pytest.raises(RequestRejected, match="malformed FindDeltas"):
-            await swarm.handlers["seek"](PEER, payload[:-1], chunks([]))
-        assert found == [3_000]
-
-    run(scenario())
-
-
-def test_who_answers_with_more_than_its_share_is_left_out_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This node has asked, but for nothing that takes so long to read."""
-    monkeypatch.setattr(large_messages, "ANSWER_RATE", RateLimit(1e-9, 1e-9))
-
-    async def scenario() -> None:
-        swarm, trust = ScriptedSwarm(ME, [PEER]), MemberTrust()
-        rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), trust)  # type: ignore[arg-type]
-        rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(3_000)]
-        swarm.answers["offer"] = lambda *_: OwnedHistories([OwnedHistory(0, "owner", known=rows)])
-
-        async def ask() -> OwnedHistories:
-            return await rpc.ask(PEER, "offer", Offer(GENESIS, []), OwnedHistories, 1.0)
-
-        assert (await ask()).histories[0].known == rows
-        for _ in range(MISBEHAVIOURS):
-            assert PEER.node_id in trust
-            with pytest.raises(TransportError) as caught:
-                await ask()
-            assert caught.value.kind == "foreign"
-            await asyncio.sleep(2.0)
-        assert PEER.node_id not in trust
 
     run(scenario())
 

@@ -74,15 +74,14 @@ class FakeSwarm:
             raise TransportError("rejected", to.address, "does not serve it")
         answer = ShareData([])
         if isinstance(self.other, DataMember):
-            request = msgspec.msgpack.decode(payload, type=ShareData)
+            request = msgspec.msgpack.decode(b"".join(body), type=ShareData)
             self.other.on_message(ME, request, 0.0)
             answer = self.other.answer(request)
-        yield ReceivedResponse(msgspec.msgpack.encode(answer), no_body())
+        yield ReceivedResponse(b"", body_of(msgspec.msgpack.encode(answer)))
 
 
-async def no_body() -> AsyncIterator[bytes]:
-    return
-    yield b""
+async def body_of(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 class FakeTrainer:
@@ -224,8 +223,8 @@ def test_what_is_trained_reaches_the_others_and_the_next_checkpoint() -> None:
 
         asking = DataMember(OTHER, 1, SHAPE, 0.0)
         payload = msgspec.msgpack.encode(asking.request())
-        response = await bench.swarm.handler(bench.swarm.contact(OTHER), payload, no_body())
-        asking.on_message(ME, msgspec.msgpack.decode(response.head, type=ShareData), 0.0)
+        response = await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(payload))
+        asking.on_message(ME, msgspec.msgpack.decode(b"".join(response.body), type=ShareData), 0.0)
         assert asking.ledger.is_trained((0, claim.partition))
         [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
         assert known.turn == 7
@@ -272,7 +271,7 @@ def test_a_malformed_request_is_refused() -> None:
 
     async def play(bench: Bench) -> None:
         with pytest.raises(RequestRejected, match="malformed"):
-            await bench.swarm.handler(bench.swarm.contact(OTHER), b"\xc1", no_body())
+            await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(b"\xc1"))
 
     scene(None, play)
 

@@ -18,8 +18,7 @@ from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.client.delivery import Outgoing
-from training.exchange.large_messages import LARGE_MESSAGE_BYTES
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded, encode
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
     HandOver,
@@ -140,41 +139,13 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
 
         snapshot = describe(0, promised, owner.owned[0].state), owner.owned[0].state.copy()
         body = [bytes(buffer) for buffer in state_stream.body([snapshot])]
-        message = StateTransfer(GENESIS, [snapshot[0]])
+        message = StateTransfer(GENESIS, [0])
         assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
         assert not store.backed[0].is_active
 
         entry = Forwarded(0, *promised, 0)
         await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
         assert store.backed[0].is_active
-
-    run(scenario())
-
-
-def test_a_large_state_that_nobody_waits_for_is_not_decoded() -> None:
-    """Before `Learn`, from another owner, or a second time: its rows cost this node no processor time. The owner that
-    this node learns from is heard."""
-
-    async def scenario() -> None:
-        owner, store = owner_of("a"), store_of("b")
-        swarm, context = handler_of(store)
-        context.run.step = 100
-        promised, state = owner.promise(0), owner.owned[0].state
-        rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(3_000)]
-        head = msgspec.structs.replace(describe(0, promised, state), applied=rows)
-        body = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
-        message = StateTransfer(GENESIS, [head])
-        assert len(encode(message)) > LARGE_MESSAGE_BYTES
-
-        async def is_refused(sender: Contact) -> None:
-            with pytest.raises(RequestRejected, match="waits for no state of shard 0 from you"):
-                await swarm.deliver("state", sender, message, TransferResult, body)
-
-        await is_refused(OWNER)
-        await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [promised.number]), TransferResult)
-        await is_refused(contact("c"))
-        assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
-        await is_refused(OWNER)
 
     run(scenario())
 
@@ -194,14 +165,15 @@ def test_a_state_without_its_base_is_refused() -> None:
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [head]), TransferResult, body)
+            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
         assert store.backed[0].state is None
 
         learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
         await swarm.deliver("learn", OWNER, learn, TransferResult)
         other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
+        body = [bytes(buffer) for buffer in state_stream.body([(other, owner.owned[0].state)], {0: bytes(8)})]
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [other]), TransferResult, body)
+            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
 
         context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))
         learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
@@ -340,7 +312,7 @@ async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
     await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(number)], [number + 1]), TransferResult)
     state = zeros(store)
     body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
-    await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [describe(0, promised, state)]), TransferResult, body)
+    await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
     forward = msgspec.structs.replace(forward_of(Forwarded(0, *promised, 0)), step=number)
     await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))
     assert store.backed[0].is_active

@@ -6,24 +6,21 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.buffers import BufferAgreement
 from training.exchange.directory import OwnerDirectory
+from training.exchange.messages import record_frames
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
-from training.exchange.ownership_messages import FinalBuffersAnswer
+from training.exchange.ownership_messages import FinalBuffersAnswer, IntegerBuffers
 from training.exchange.store.shard_store import ShardStore
 
 OWNER = contact("b")
 
 
-def node_of(
-    store: ShardStore, answer: Callable[[], msgspec.Struct | Exception] | None = None
-) -> tuple[BufferAgreement, Any, ScriptedSwarm]:
+def node_of(store: ShardStore, answer: Callable[[], Any] | None = None) -> tuple[BufferAgreement, Any, ScriptedSwarm]:
     swarm = ScriptedSwarm(contact("a"), [] if answer is None else [OWNER])
     if answer is not None:
         swarm.answers["final_buffers"] = lambda _to, _payload: answer()
@@ -49,7 +46,8 @@ def test_another_node_takes_those_of_the_owner() -> None:
     """As soon as the owner names them; its own count for nothing."""
 
     async def scenario() -> None:
-        answers = [FinalBuffersAnswer(None), FinalBuffersAnswer(None), FinalBuffersAnswer(b"theirs")]
+        body = [bytes(buffer) for buffer in record_frames(BUFFERS_SHARD, IntegerBuffers(b"theirs"))]
+        answers = [FinalBuffersAnswer(False), FinalBuffersAnswer(False), (FinalBuffersAnswer(True), body)]
         agreement, context, swarm = node_of(store_of("a"), lambda: answers.pop(0))
         assert await agreement.agree(b"mine", 10.0) == b"theirs"
         assert context.run.final_buffers == b"theirs"
@@ -62,9 +60,10 @@ def test_an_owner_that_does_not_answer_is_suspected_and_asked_again() -> None:
     """The error ends nothing."""
 
     async def scenario() -> None:
-        answers: list[msgspec.Struct | Exception] = [
+        body = [bytes(buffer) for buffer in record_frames(BUFFERS_SHARD, IntegerBuffers(b""))]
+        answers: list[Any] = [
             TransportError("timeout", OWNER.address, "no answer"),
-            FinalBuffersAnswer(b""),
+            (FinalBuffersAnswer(True), body),
         ]
         agreement, _, swarm = node_of(store_of("a"), lambda: answers.pop(0))
         assert await agreement.agree(b"mine", 10.0) == b""
@@ -77,7 +76,10 @@ def test_nothing_is_agreed_on_without_an_owner_in_time() -> None:
     """The caller goes on after its time limit, and no node takes its own for the common ones."""
 
     async def scenario() -> None:
-        for agreement, context, _ in (node_of(store_of("a")), node_of(store_of("a"), lambda: FinalBuffersAnswer(None))):
+        for agreement, context, _ in (
+            node_of(store_of("a")),
+            node_of(store_of("a"), lambda: FinalBuffersAnswer(False)),
+        ):
             began_s = asyncio.get_running_loop().time()
             assert await agreement.agree(b"mine", 3.0) is None
             assert asyncio.get_running_loop().time() - began_s == 3.0

@@ -109,7 +109,7 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
     swarm: Any = SimpleNamespace(node_id=b"m" * 20)
     clock: Any = SimpleNamespace(monotonic=time.monotonic)
 
-    async def decoded(_source: Contact, head: bytes, kind: type[PullAnswer]) -> PullAnswer:
+    def decoded(_source: Contact, head: bytes, kind: type[PullAnswer]) -> PullAnswer:
         return decode(head, kind)
 
     context = ExchangeContext(

@@ -13,9 +13,9 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.messages import decode
+from training.exchange.messages import decode, record_frames
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues, value_digest
-from training.exchange.ownership_messages import CompareCopies, TransferResult
+from training.exchange.ownership_messages import CompareCopies, IntegerBuffers, TransferResult
 from training.exchange.store.shard_store import ShardStore
 
 BACKUP = contact("b")
@@ -180,7 +180,8 @@ def test_buffers_are_those_that_the_backup_has_confirmed_too() -> None:
         assert not bench.final.is_final(BUFFERS_SHARD)
         assert bench.final.is_final(1)
         assert await bench.final.confirmed_buffers(1) == b"buffers"
-        assert [asked.buffers for asked in bench.swarm.sent("compare", CompareCopies)] == [None, b"buffers"]
+        assert [asked.has_buffers for asked in bench.swarm.sent("compare", CompareCopies)] == [False, True]
+        assert bench.swarm.bodies["compare"] == list(record_frames(BUFFERS_SHARD, IntegerBuffers(b"buffers")))
         del bench.store.owned[BUFFERS_SHARD]
         assert await bench.final.confirmed_buffers(1) is None
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
+from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
@@ -31,7 +32,9 @@ from training.exchange.ownership_messages import (
     Survey,
     SurveyAnswer,
 )
+from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.store.state_head import ANY_STEPS
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo
 from training.settings import ExchangeSettings
 
@@ -256,9 +259,11 @@ def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
         context.run.step = 12
         context.replica.set_version(1, term(3, "c"), 5)
 
-        answer = await swarm.deliver("fetch", PEER, Fetch(GENESIS, [0, 1, 2]), StateTransfer)
+        response = await swarm.respond("fetch", PEER, Fetch(GENESIS, [0, 1, 2]))
+        told, reader = decode(response.head, StateTransfer).shards, FrameReader(chunks(await collected(response.body)))
+        found = [await state_stream.read_state(reader, shard, store, ANY_STEPS, InlineExecutor()) for shard in told]
 
-        assert [(head.shard, head.term, head.era_step) for head in answer.states] == [
+        assert [(shard, of, state.era_step) for shard, (of, state) in zip(told, found, strict=True)] == [
             (0, term(1, "a"), 0),
             (1, term(3, "c"), 12),
         ]

@@ -14,8 +14,9 @@ from overlay.transport import RequestRejected
 from tests.harness.builders.stores import IDS, SUM, contact, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.encoding.frames import Part, blob_frames
-from training.exchange.messages import PushResult
+from tests.harness.swarms.exchange_overlay import chunks, collected
+from training.encoding.frames import FrameReader, Part, blob_frames
+from training.exchange.messages import PushResult, read_record
 from training.exchange.owner import values as module
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
@@ -271,9 +272,8 @@ def test_requests_of_others_are_answered_as_direct_ones() -> None:
         body = [bytes(one) for one in blob_frames(0, raw, Part.UPDATES)]
         told = await owner.swarm.deliver("update_values", contact("b"), UpdateValues(GENESIS), UpdateValuesAnswer, body)
         assert answer(told.results) == [("ok", "")]
-        read = await owner.swarm.deliver(
-            "read_values", contact("b"), ReadValues(GENESIS, [(0, encode_key("k"))]), ReadValuesAnswer
-        )
+        response = await owner.swarm.respond("read_values", contact("b"), ReadValues(GENESIS, [(0, encode_key("k"))]))
+        read = await read_record(FrameReader(chunks(await collected(response.body))), 0, ReadValuesAnswer)
         assert [type(one) for one in read.results] == [ReadResult]
         assert decode_value(read.results[0].value) == 5
         listed = await owner.swarm.deliver("list_keys", contact("b"), ListKeys(GENESIS, [(0, b"")]), ListKeysAnswer)

@@ -11,22 +11,21 @@ import numpy as np
 import pytest
 
 from overlay.transport import Response, TransportError
-from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.builders.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.swarms.exchange_overlay import collected
-from training.encoding.frames import HEADER_BYTES
+from tests.harness.swarms.exchange_overlay import chunks, collected
+from training.encoding.frames import HEADER_BYTES, FrameReader
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import decode, encode
+from training.exchange.messages import decode, encode, read_record
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import Learn, Release, StateTransfer, TransferResult
+from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import Jobs
 from training.exchange.recovery.learners import BATCH_S, Learners
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
-from training.shards.applied import Applied, DeltaId
 
 ME, LEARNER, FORMER = contact("a"), contact("b"), contact("c")
 
@@ -40,6 +39,11 @@ def learners_of(**answers: Answer) -> tuple[Learners, ShardStore, ScriptedSwarm,
     return Learners(context, Jobs(context), Publisher(context)), store, swarm, context
 
 
+async def head_sent(swarm: ScriptedSwarm) -> StateHead:
+    """That of the last state."""
+    return await read_record(FrameReader(chunks(swarm.bodies["state"])), 0, StateHead)
+
+
 def test_a_learner_that_has_the_state_is_the_backup_under_the_promised_term() -> None:
     """The request, the state and the new term name the same number."""
 
@@ -51,7 +55,8 @@ def test_a_learner_that_has_the_state_is_the_backup_under_the_promised_term() ->
         owned = store.owned[0]
         assert (owned.backup, owned.learner, owned.term) == (LEARNER, None, term(5, "a"))
         assert swarm.sent("learn", Learn)[0].attempts == [5]
-        assert [head.term for head in swarm.sent("state", StateTransfer)[0].states] == [term(5, "a")]
+        assert swarm.sent("state", StateTransfer)[0].shards == [0]
+        assert (await head_sent(swarm)).term == term(5, "a")
 
     run(scenario())
 
@@ -72,8 +77,7 @@ def test_deltas_are_forwarded_to_the_learner_while_its_state_is_sent() -> None:
         await learners.add_learner(LEARNER, [0])
 
         assert during == [[LEARNER]]
-        (head,) = swarm.sent("state", StateTransfer)[0].states
-        assert head.version == 0
+        assert (await head_sent(swarm)).version == 0
         assert np.all(store.owned[0].state.value == 8.0)
 
     run(scenario())
@@ -192,7 +196,8 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         state = there.backed[0].state
         assert state is not None
         assert state.value.tobytes() == value.tobytes()
-        assert bodies["state"] == HEADER_BYTES + value.size * (2 if holds else 4)
+        head_bytes = HEADER_BYTES + len(encode(await head_sent(swarm)))
+        assert bodies["state"] == head_bytes + HEADER_BYTES + value.size * (2 if holds else 4)
 
     run(scenario())
 
@@ -241,7 +246,8 @@ def test_a_momentum_is_one_array_for_a_learner_that_takes_one(joins: bool) -> No
         assert copied is not None
         assert copied.momentum is not None
         assert copied.momentum.tolist() == [1, 2, 3, 4]
-        assert bodies["state"] == (2 if joins else 3) * (HEADER_BYTES + 16)
+        head_bytes = HEADER_BYTES + len(encode(await head_sent(swarm)))
+        assert bodies["state"] == head_bytes + (2 if joins else 3) * (HEADER_BYTES + 16)
 
     run(scenario())
 
@@ -253,15 +259,14 @@ def test_a_chain_that_has_gone_on_is_no_base() -> None:
         learners, store, swarm, _ = learners_of(learn=TransferResult([0], [], [b"another!"]))
         await learners._publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
         await learners.add_learner(LEARNER, [0])
-        (message,) = swarm.sent("state", StateTransfer)
-        assert [head.chain for head in message.states] == [b""]
+        assert (await head_sent(swarm)).chain == b""
         assert store.owned[0].backup == LEARNER
 
     run(scenario())
 
 
 def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not more than `BATCH_BYTES` at a time, by what each takes, nor more rows than fit a head, and at least one shard;
+    """Not more than `BATCH_BYTES` at a time, by what each takes, and at least one shard;
     where nothing waits for the copies, not more than the line carries in `BATCH_S`."""
 
     async def scenario() -> None:
@@ -277,14 +282,6 @@ def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(learners.batch(everything)) == expected, rate
 
         line.upload = cast(Any, SimpleNamespace(bytes_per_s=None))
-        monkeypatch.setattr("training.exchange.recovery.learners.MAX_ROWS", 3)
-        for shard, starts in (0, 2), (1, 2), (2, 1), (3, 4):
-            for start in range(starts):
-                store.owned[shard].state.applied.add(DeltaId(IDS["x"], start, 1))
-        assert [learners.batch(everything[shard:]) for shard in everything] == [[0], [1, 2], [2], [3]]
-        for shard in everything:
-            store.owned[shard].state.applied = Applied()
-
         monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 48)
         await learners.add_learner(LEARNER, everything)
         asked = [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 
 from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
@@ -20,6 +21,7 @@ from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.ownership_messages import FindDeltas
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, to_mend
@@ -125,6 +127,22 @@ def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
         (lost,) = low.events("deltas_lost_in_split")
         assert (lost["count"], lost["deltas"]) == (1, [f"{IDS['x'].hex()[:8]}/1:3-3"])
         assert low.context.counters.lost_in_splits == 1
+
+    run(scenario())
+
+
+def test_many_lost_deltas_are_sought_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request names so many at most; the next one those that follow."""
+    monkeypatch.setattr("training.exchange.recovery.reconciliation.MAX_SOUGHT", 2)
+
+    async def scenario() -> None:
+        high, low = split(log_bytes=0)
+        for step in (5, 7, 9, 11):
+            low.store.add(0, delta(step, 1.0))
+        await reconcile(high, low)
+
+        sought = [[ranges for *_, ranges in one.identities] for one in low.swarm.sent("seek", FindDeltas)]
+        assert sought[:3] == [[[(3, 3)], [(5, 5)]], [[(7, 7)], [(9, 9)]], [[(11, 11)]]]
 
     run(scenario())
 

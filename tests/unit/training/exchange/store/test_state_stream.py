@@ -13,8 +13,8 @@ from overlay.transport import Buffer
 from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
 from tests.harness.environment.simulated import InlineExecutor
 from training.encoding.frames import BadFrame, FrameReader, Part, frames
-from training.exchange.messages import decode, encode
-from training.exchange.ownership_messages import StateHead, StateTransfer
+from training.exchange.messages import decode, encode, record_frames
+from training.exchange.ownership_messages import StateHead
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import ANY_STEPS, describe
@@ -46,15 +46,14 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
 
 def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, ShardState]:
     heads = [describe(shard, term(7, "a"), state) for shard, state in states.items()]
-    payload = encode(StateTransfer(b"g", heads))
     body = list(state_stream.body([(head, states[head.shard]) for head in heads]))
 
     async def receive() -> dict[int, ShardState]:
         reader = FrameReader(stream(body))
-        found = {
-            head.shard: await state_stream.read_state(reader, head, into, ANY_STEPS, InlineExecutor())
-            for head in decode(payload, StateTransfer).states
-        }
+        found = {}
+        for shard in states:
+            read_term, found[shard] = await state_stream.read_state(reader, shard, into, ANY_STEPS, InlineExecutor())
+            assert read_term == term(7, "a")
         assert await reader.header() is None
         return found
 
@@ -102,9 +101,8 @@ def test_nodes_that_keep_the_deltas_of_a_round_apart_understand_a_momentum(weigh
     m, sums = (4.0, 2.0) if state.sum_weight else (0.5 * 4.0 + 4.0, 0.0)
 
     async def received(buffers: Iterable[Buffer], into: ShardStore) -> ShardState:
-        return await state_stream.read_state(
-            FrameReader(stream(list(buffers))), head, into, ANY_STEPS, InlineExecutor()
-        )
+        reader = FrameReader(stream([*record_frames(0, head), *buffers]))
+        return (await state_stream.read_state(reader, 0, into, ANY_STEPS, InlineExecutor()))[1]
 
     parts = (Part.VALUE, state.value), (Part.MOMENTUM, np.full(4, m)), (Part.ACCUMULATED, np.full(4, sums))
     theirs = (one for part, array in parts for one in frames(0, array.astype(np.float32), "float32", part))
@@ -113,7 +111,7 @@ def test_nodes_that_keep_the_deltas_of_a_round_apart_understand_a_momentum(weigh
     assert taken.momentum.tolist() == state.momentum.tolist()
 
     sent = list(state_stream.body([(head, state)]))
-    first, second = (np.frombuffer(sent[place], np.float32) for place in (3, 5))
+    first, second = (np.frombuffer(sent[place], np.float32) for place in (5, 7))
     assert not (second if weights == (0.5, 0.5) else first).any()
     assert (0.5 * first + second if state.sum_weight else first).tolist() == state.momentum.tolist()
 
@@ -121,10 +119,12 @@ def test_nodes_that_keep_the_deltas_of_a_round_apart_understand_a_momentum(weigh
 def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     """The head is checked against the layout before anything is allocated."""
     store = store_of("a")
-    head = describe(4, term(1, "a"), zeros(store))
 
     with pytest.raises(BadFrame, match="shard 4 of 4"):
-        asyncio.run(state_stream.read_state(FrameReader(stream([])), head, store, ANY_STEPS, InlineExecutor()))
+        asyncio.run(state_stream.read_state(FrameReader(stream([])), 4, store, ANY_STEPS, InlineExecutor()))
+    other = stream(record_frames(0, describe(1, term(1, "a"), zeros(store))))
+    with pytest.raises(BadFrame, match="shard 1 in the place of 0"):
+        asyncio.run(state_stream.read_state(FrameReader(other), 0, store, ANY_STEPS, InlineExecutor()))
 
 
 def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
@@ -138,7 +138,7 @@ def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
     for kept in range(0, len(buffers), 2):
         with pytest.raises(BadFrame):
             asyncio.run(
-                state_stream.read_state(FrameReader(stream(buffers[:kept])), head, store, ANY_STEPS, InlineExecutor())
+                state_stream.read_state(FrameReader(stream(buffers[:kept])), 2, store, ANY_STEPS, InlineExecutor())
             )
 
 
@@ -149,10 +149,10 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
     state = rich_state(store, 0, rule)
     head = describe(0, term(7, "a"), state)
     buffers = list(state_stream.body([(head, state)]))
-    buffers[2:4], buffers[4:6] = buffers[4:6], buffers[2:4]
+    buffers[4:6], buffers[6:8] = buffers[6:8], buffers[4:6]
 
     with pytest.raises(BadFrame):
-        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), head, store, ANY_STEPS, InlineExecutor()))
+        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor()))
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_a_table_that_is_torn_is_refused() -> None:
     body = list(state_stream.body([(head, state)]))
 
     async def receive(buffers: list[Buffer]) -> None:
-        await state_stream.read_state(FrameReader(stream(buffers)), head, store, ANY_STEPS, InlineExecutor())
+        await state_stream.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor())
 
     with pytest.raises(BadFrame):
         asyncio.run(receive(body[:-2]))
-    body[1] = b"\xc1" * len(body[1])
+    body[3] = b"\xc1" * len(body[3])
     with pytest.raises(BadFrame, match="no table"):
         asyncio.run(receive(body))
