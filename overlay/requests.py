@@ -208,13 +208,13 @@ class RequestService:
         if envelope.version:
             self.events.on_version(envelope.heartbeat.node_id, envelope.version)
 
-    async def _refuse_beyond_rate(self, wait_s: float, what: str = "requests") -> None:
+    async def _refuse_beyond_rate(self, wait_s: float) -> None:
         """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
         if not wait_s:
             return
         self.counters["refused_rate"] += 1
         await asyncio.sleep(RATE_LIMIT_DELAY_S)
-        raise RequestRejected(f"you send more {what} in a second than a member may; try again later")
+        raise RequestRejected("you send more requests in a second than a member may; try again later")
 
     def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1

@@ -13,7 +13,6 @@ from overlay.peers import PeerChange
 from overlay.supervision import supervised
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.claims import SelfClaims
-from training.exchange.client.buffers import BufferAgreement
 from training.exchange.client.codec_control import CodecControl
 from training.exchange.client.pull import PullClient
 from training.exchange.client.push import PushClient
@@ -24,7 +23,7 @@ from training.exchange.divisions import Divisions
 from training.exchange.fence_file import FenceFile
 from training.exchange.kept_deltas import KeptDeltas
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.final_values import BufferAgreement, FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
@@ -21,7 +21,6 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.frames import BadFrame, Part, encoded_frames, sized
 from training.exchange.client.delivery import Delivery, Outgoing
-from training.exchange.client.owner_turns import OwnerTurns
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
@@ -39,6 +38,27 @@ MAX_RETRY_S = 0.5
 COPIED_BYTES = 1 << 16
 #: Before a delivery that had a fault of this node goes on.
 FAULT_PAUSE_S = 1.0
+
+
+class OwnerTurns:
+    """One delivery is sent to an owner at a time, in the order in which they ask."""
+
+    def __init__(self) -> None:
+        #: The lock of each, and how many hold it or wait for it.
+        self._owners: dict[bytes, tuple[asyncio.Lock, list[None]]] = {}
+
+    @asynccontextmanager
+    async def of(self, owner: bytes) -> AsyncIterator[None]:
+        """Wait for the turn with this owner; it lasts as long as the block."""
+        lock, users = self._owners.setdefault(owner, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                self._owners.pop(owner, None)
 
 
 class Outbox:

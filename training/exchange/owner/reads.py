@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
+from weakref import ref
 
 import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, encoded_frames, framed_bytes, frames, sized
 from training.exchange.context import ExchangeContext
@@ -25,7 +27,6 @@ from training.exchange.messages import (
     encode,
     record_frames,
 )
-from training.exchange.owner.encoding_cache import EncodingCache
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
 from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
@@ -49,6 +50,9 @@ from training.exchange.store.replica_copies import replica_copy
 from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.state import ShardState
+
+#: Encoded values kept: enough for a whole model of 16 million values in bfloat16.
+MAX_ENCODED_BYTES = 32 * 1024 * 1024
 
 
 class _Sending(NamedTuple):
@@ -95,6 +99,38 @@ def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> t
         )
         for change in changes
     ]
+
+
+class EncodingCache:
+    """The encoded pieces of one owner's shards: several nodes that pull the same version cost one encoding.
+
+    Beyond a limit the oldest pieces are dropped. Nodes that pull at the same time go through the shards in the same
+    order, so that a few megabytes serve many shards.
+    """
+
+    def __init__(self, max_bytes: int = MAX_ENCODED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        #: By (shard, offset, codec): the array of the values, their version, and the encoded piece.
+        self._pieces: dict[tuple[int, int, CodecName], tuple[ref[Vector], int, codecs.Encoded]] = {}
+        self.size_bytes = 0
+
+    def piece(self, shard: int, state: ShardState, offset: int, values: Vector, codec: CodecName) -> codecs.Encoded:
+        """The encoding of `values`, `float32[n]`, which are those of the state from `offset` on."""
+        key = (shard, offset, codec)
+        found = self._pieces.get(key)
+        if found is not None:
+            if found[0]() is state.value and found[1] == state.version:
+                return found[2]
+            self._forget(key)
+        encoded = codecs.encode(values, codec)
+        self._pieces[key] = ref(state.value), state.version, encoded
+        self.size_bytes += len(encoded)
+        while self.size_bytes > self._max_bytes:
+            self._forget(next(iter(self._pieces)))
+        return encoded
+
+    def _forget(self, key: tuple[int, int, CodecName]) -> None:
+        self.size_bytes -= len(self._pieces.pop(key)[2])
 
 
 class ReadHandler:

@@ -21,7 +21,7 @@ from p2pnode.lifecycle.memory_budget import (
 )
 from tests.harness.environment.simulated import NoLog
 from training.exchange import cooperative
-from training.exchange.owner import encoding_cache
+from training.exchange.owner import reads
 from training.exchange.store import state_files
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
@@ -92,7 +92,7 @@ def test_a_small_model_needs_little_of_everything() -> None:
 
 def test_the_sizes_of_other_modules_are_theirs() -> None:
     """The budget may not import them."""
-    assert (KEPT_BYTES, CACHE_BYTES) == (malloc.KEPT_BYTES, encoding_cache.MAX_BYTES)
+    assert (KEPT_BYTES, CACHE_BYTES) == (malloc.KEPT_BYTES, reads.MAX_ENCODED_BYTES)
     assert (PART_VALUES, FILE_BYTES) == (cooperative.VALUES_PER_PART, state_files.FILE_BYTES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.harness.environment.virtual_loop import run
-from training.exchange.client.owner_turns import OwnerTurns
+from training.exchange.client.outbox import OwnerTurns
 
 
 def test_one_at_a_time_in_the_order_of_asking() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from training.encoding import codecs
-from training.exchange.owner import encoding_cache as module
-from training.exchange.owner.encoding_cache import EncodingCache
+from training.exchange.owner import reads as module
+from training.exchange.owner.reads import EncodingCache
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState

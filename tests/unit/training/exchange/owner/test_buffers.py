@@ -10,10 +10,9 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.client.buffers import BufferAgreement
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import record_frames
-from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from training.exchange.owner.final_values import BUFFERS_SHARD, BufferAgreement, FinalValues
 from training.exchange.ownership_messages import FinalBuffersAnswer, IntegerBuffers
 from training.exchange.store.shard_store import ShardStore
 
