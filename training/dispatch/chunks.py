@@ -17,8 +17,9 @@ from msgspec import Meta
 
 from training.errors import TrainingError
 
-#: Refused above: all of them are in memory, 150 bytes each.
-MAX_CHUNKS = 1 << 20
+#: Refused above: all of them are in memory, 150 bytes each, and reach the master in one request, ten bytes each at most
+#: (`training.dispatch.messages.MAX_REQUEST_BYTES`).
+MAX_CHUNKS = 1 << 19
 MAX_PATH_BYTES = 4096
 #: A table may come from another node: a few bytes must not become gigabytes.
 MAX_TABLE_BYTES = 256 << 20
@@ -59,7 +60,7 @@ class FileSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkTable:
-    """The chunks of a data set. Build it off the event loop: a million chunks take a second.
+    """The chunks of a data set. Build it off the event loop: half a million chunks take a second.
 
     Raises `BadDataset` for no chunks, too many, or a path that comes back.
     """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 
 import msgspec
 import pytest
 
 from training.dispatch import chunks
-from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference
+from training.dispatch.chunks import MAX_CHUNKS, BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference
+from training.dispatch.messages import MAX_REQUEST_BYTES
 
 
 def table(**files: int) -> ChunkTable:
@@ -96,3 +98,10 @@ def test_a_list_of_chunks_from_another_node_is_checked(monkeypatch: pytest.Monke
     monkeypatch.setattr(chunks, "MAX_TABLE_BYTES", 999)
     with pytest.raises(DatasetDamaged, match="more than 999 bytes"):
         ChunkTable.decode(zlib.compress(msgspec.msgpack.encode([good] * 500)))
+
+
+def test_the_largest_table_fits_a_request() -> None:
+    """Places that compress badly, as of chunks of tens of megabytes: so many of them stay below the limit."""
+    chosen, count = random.Random(1), MAX_CHUNKS // 64
+    places = [DatasetChunk("a", index, chosen.getrandbits(45), chosen.randint(900, 1100)) for index in range(count)]
+    assert 64 * len(ChunkTable(places).encode()) < MAX_REQUEST_BYTES
