@@ -12,8 +12,7 @@ transport.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import msgspec
 
@@ -22,7 +21,6 @@ from overlay.peers import Contact
 from overlay.transport import (
     Body,
     Buffer,
-    FailureKind,
     ReceivedResponse,
     RequestRejected,
     Response,
@@ -52,13 +50,26 @@ class IndirectRequests:
         self._swarm = swarm
         self._dispatch = dispatch
 
-    def request(
+    @asynccontextmanager
+    async def request(
         self, relay: Contact, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
-    ) -> AbstractAsyncContextManager[ReceivedResponse]:
+    ) -> AsyncIterator[ReceivedResponse]:
         """Send a request by way of `relay`. Raises `TransportError` about `to`."""
         message = self._message(to, name, payload, timeout_s)
         sent = self._swarm.request(relay, NAME, encode(message), body, timeout_s=timeout_s + RELAY_S)
-        return _Relayed(sent, relay, to)
+        asked = f"was asked by way of {relay.address}, which"
+        async with AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(sent)
+                found = decode(answer.head, IndirectAnswer)
+            except TransportError as error:
+                raise TransportError(error.kind, to.address, f"{asked} {error.detail}") from error
+            except msgspec.DecodeError as error:
+                raise TransportError("foreign", to.address, f"{asked} gave a malformed answer: {error}") from error
+            if found.failure is not None:
+                await stack.aclose()  # the relay has answered: its connection is kept
+                raise TransportError(found.failure, to.address, found.detail)
+            yield ReceivedResponse(found.payload, answer.body, waited_s=answer.waited_s)
 
     async def failure(self, to: Contact, relay: Contact | None, timeout_s: float) -> TransportError | None:
         """Why a member does not answer directly, or by way of `relay`; None: it answers."""
@@ -115,38 +126,6 @@ class IndirectRequests:
 def _sent_by(sender: Contact, message: Indirect) -> Indirect:
     host, port = sender.address.host, sender.address.port
     return msgspec.structs.replace(message, origin=sender.node_id, origin_host=host, origin_port=port)
-
-
-class _Relayed:
-    """A request by way of a relay, as its sender sees it: each failure is one of the receiver."""
-
-    def __init__(self, sent: AbstractAsyncContextManager[ReceivedResponse], relay: Contact, to: Contact) -> None:
-        self._sent = sent
-        self._relay = relay
-        self._to = to
-
-    async def __aenter__(self) -> ReceivedResponse:
-        try:
-            answer = await self._sent.__aenter__()
-        except TransportError as error:
-            raise self._failure(error.kind, error.detail) from error
-        try:
-            found = decode(answer.head, IndirectAnswer)
-        except msgspec.DecodeError as error:
-            await self._sent.__aexit__(None, None, None)
-            raise self._failure("foreign", f"gave a malformed answer: {error}") from error
-        if found.failure is not None:
-            await self._sent.__aexit__(None, None, None)
-            raise TransportError(found.failure, self._to.address, found.detail)
-        return ReceivedResponse(found.payload, answer.body, waited_s=answer.waited_s)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._sent.__aexit__(kind, error, trace)
-
-    def _failure(self, kind: FailureKind, detail: str) -> TransportError:
-        return TransportError(kind, self._to.address, f"was asked by way of {self._relay.address}, which {detail}")
 
 
 class _Passed:

@@ -67,7 +67,7 @@ class ExchangeRpc:
         self._handlers: dict[str, Handler] = {}
         self._indirect = IndirectRequests(swarm, self._dispatch)
         #: The requests in flight of each node.
-        self._in_flight: dict[bytes, dict[_Outgoing, None]] = {}
+        self._in_flight: dict[bytes, dict[_Request, None]] = {}
 
     def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
@@ -166,7 +166,7 @@ class ExchangeRpc:
         full line a small question waits for seconds behind everything else. Raises `TransportError`."""
         to = self._swarm.contact(to.node_id) or to
         limit_s = max(timeout_s, self._timeout_s("question", to))
-        return self._outgoing("question", to, name, message, body, limit_s)
+        return self._send("question", to, name, message, body, limit_s)
 
     def request(
         self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
@@ -176,16 +176,16 @@ class ExchangeRpc:
         The caller retries under the same identity. Raises `TransportError`.
         """
         to = self._swarm.contact(to.node_id) or to
-        return self._outgoing(kind, to, kind, message, body, self._timeout_s(kind, to))
+        return self._send(kind, to, kind, message, body, self._timeout_s(kind, to))
 
-    def _outgoing(
+    def _send(
         self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, timeout_s: float
-    ) -> _Outgoing:
+    ) -> _Request:
         node = self._reliability.routes.relay(to.node_id)
         if node and (relay := self._swarm.contact(node)) is not None:
             sent = self._indirect.request(relay, to, name, encode(message), body, timeout_s)
-            return _Outgoing(self, kind, to, sent, node)
-        return _Outgoing(self, kind, to, self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s))
+            return _Request(self, kind, to, sent, node)
+        return _Request(self, kind, to, self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s))
 
     async def failure(self, to: Contact, relay: Contact | None = None) -> TransportError | None:
         """Why a node does not answer a small question, directly or by way of a member; None: it answers."""
@@ -196,13 +196,13 @@ class ExchangeRpc:
         for request in list(self._in_flight.get(node_id, ())):
             request.end()
 
-    def began(self, node: bytes, request: _Outgoing) -> float:
+    def began(self, node: bytes, request: _Request) -> float:
         """A request to a node, or by way of it, is under way until `ended`, or until the node is found dead. Returns
         since when."""
         self._in_flight.setdefault(node, {})[request] = None
         return self._clock.monotonic()
 
-    def ended(self, node: bytes, request: _Outgoing) -> None:
+    def ended(self, node: bytes, request: _Request) -> None:
         """The request is under way no more."""
         requests = self._in_flight[node]
         del requests[request]
@@ -255,7 +255,7 @@ class ExchangeRpc:
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
 
 
-class _Outgoing:
+class _Request:
     """One request: measured, and ended by `TransportError` (`reset`) as soon as its receiver is found dead. A class
     without `asyncio.timeout`, because nested generators and that cost each small request as much again."""
 

@@ -84,7 +84,7 @@ def _check(one: EncodedUpdate) -> None:
         raise ValueNotEncodable(decode_key(one.key), wrong)
 
 
-class _Outgoing:
+class _SentUpdate:
     """An update until its final answer."""
 
     __slots__ = ("done", "size_bytes", "update")
@@ -146,7 +146,7 @@ class SwarmValues:
         self._directory = directory
         self._handler = handler
         self._me = context.swarm.node_id
-        self._updates: dict[int, deque[_Outgoing]] = {}
+        self._updates: dict[int, deque[_SentUpdate]] = {}
         self._numbers: dict[int, int] = {}
         self._outgoing_bytes = 0
         self._has_room = asyncio.Event()
@@ -304,7 +304,7 @@ class SwarmValues:
         for given in updates:
             _check(given)
         loop, count = asyncio.get_running_loop(), len(self._store)
-        started: list[tuple[int, _Outgoing]] = []
+        started: list[tuple[int, _SentUpdate]] = []
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 turn = LoopYielder()
@@ -328,18 +328,20 @@ class SwarmValues:
         if failed:
             raise failed[0]
 
-    def _add(self, shard: int, one: EncodedUpdate, done: asyncio.Future[UpdateFailed | None]) -> tuple[int, _Outgoing]:
+    def _add(
+        self, shard: int, one: EncodedUpdate, done: asyncio.Future[UpdateFailed | None]
+    ) -> tuple[int, _SentUpdate]:
         self._numbers[shard] = number = self._numbers.get(shard, 0) + 1
         update = KeyUpdate(
             self._me, self._context.run.incarnation, number, one.key, one.reducer, one.value, one.timestamp
         )
-        outgoing = _Outgoing(update, done)
+        outgoing = _SentUpdate(update, done)
         self._updates.setdefault(shard, deque()).append(outgoing)
         self._outgoing_bytes += outgoing.size_bytes
         self._update_pump.wake()
         return shard, outgoing
 
-    def _remove(self, shard: int, one: _Outgoing) -> None:
+    def _remove(self, shard: int, one: _SentUpdate) -> None:
         queue = self._updates.get(shard)
         if queue is None:
             return
@@ -357,7 +359,7 @@ class SwarmValues:
             self._has_room.set()
 
     async def _send_updates(self, owner: Contact, shards: list[int]) -> list[int]:
-        sent: list[tuple[int, _Outgoing]] = []
+        sent: list[tuple[int, _SentUpdate]] = []
         left_bytes = SENT_BYTES
         for shard in shards:
             for one in self._updates.get(shard, ()):
@@ -398,7 +400,7 @@ class SwarmValues:
         answer = await rpc.ask(owner, "update_values", message, UpdateValuesAnswer, PARTNER_TIMEOUT_S, body)
         return answer.results
 
-    def _finish(self, shard: int, one: _Outgoing, failure: UpdateFailed | None) -> None:
+    def _finish(self, shard: int, one: _SentUpdate, failure: UpdateFailed | None) -> None:
         self._remove(shard, one)
         if not one.done.done():
             one.done.set_result(failure)
