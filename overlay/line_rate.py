@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from overlay.capacity import UNKNOWN, CapacityClass
+from overlay.capacity import UNKNOWN, CapacityClass, class_of
 
 #: Time between two readings of the counters of the open connections.
 WINDOW_S = 0.25
@@ -85,8 +85,11 @@ class LineRate:
         return True
 
 
+#: A line keeps up that is not behind in the windows after so many bytes.
+TRIAL_BYTES = 1 << 18
+
 #: Where the announced capacity is from; empty: none is known.
-CapacitySource = Literal["", "probe", "stored", "transfers"]
+CapacitySource = Literal["", "stored", "transfers"]
 
 
 class MeasuredLine:
@@ -102,6 +105,11 @@ class MeasuredLine:
         self._capacity = CapacityClass()
         #: Of the first estimate, until what was sent shows another class.
         self._first: tuple[int, CapacitySource] = (UNKNOWN, "")
+        #: Of a trial: the bytes since it began, None where there is none; and the windows since these were enough.
+        self._tried_bytes: int | None = None
+        self._behind = LineRate()
+        self._was_behind = False
+        self._windows_after = 0
         self._callbacks: list[Callable[[], None]] = []
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -116,6 +124,17 @@ class MeasuredLine:
             self._first = announced, source
             self._notify()
         return has_begun
+
+    def begin_trial(self) -> bool:
+        """See whether the line keeps up with what is sent from now on; False where its capacity is known."""
+        if self.capacity == UNKNOWN:
+            self._tried_bytes, self._windows_after, self._was_behind = 0, 0, False
+        return self.is_on_trial
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether what was sent has shown neither a rate nor that nothing waits."""
+        return self._tried_bytes is not None
 
     def _notify(self) -> None:
         for callback in self._callbacks:
@@ -153,6 +172,24 @@ class MeasuredLine:
             self._capacity.update(bound, is_exact=False)
         if self.capacity != before:
             self._notify()
+
+    def tried(self, seconds: float, moved_bytes: int, *, is_behind: bool, has_several: bool) -> None:
+        """A window of the upload for a trial. `is_behind`: no more was delivered than had waited at its beginning, for
+        two peers or more if `has_several`. Such a line shows its rate, the first of which needs no confirmation. For
+        one peer that peer may be what is slow; then the trial goes on."""
+        if self._tried_bytes is None:
+            return
+        counts = is_behind and has_several
+        self._behind.window(seconds, moved_bytes if counts else 0, is_busy=counts)
+        self._tried_bytes += moved_bytes
+        self._was_behind = self._was_behind or is_behind
+        self._windows_after += self._tried_bytes >= TRIAL_BYTES
+        rate = self.upload_bytes_per_s or self._behind.bytes_per_s
+        if rate is not None:
+            self.begin(class_of(rate), "transfers")
+        keeps_up = self._windows_after > MIN_WINDOWS and not self._was_behind
+        if self.capacity != UNKNOWN or keeps_up:
+            self._tried_bytes = None
 
     def received(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> None:
         """A window of the download; see `LineRate.window`."""

@@ -2,7 +2,7 @@
 
 The one owner of this state. Services read it when they need it; those that must act on a change subscribe with
 `on_change`. A node is eligible to own shards when peers have reached it, the upper layers are willing, and its
-upload is not being probed.
+line is not on trial.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LocalNode:
         self.tag: bytes | None = None
         self.reached = False
         self._willing = True
-        self._measures = False
+        self._on_trial = False
         self._callbacks: list[Callable[[LocalChange], None]] = []
 
     def on_change(self, callback: Callable[[LocalChange], None]) -> None:
@@ -120,14 +120,13 @@ class LocalNode:
         self.reached = reached
         self._decide_eligible()
 
-    def set_measuring(self, measures: bool) -> None:
-        """Whether this node's upload is being probed (`overlay.line_probe`): until then nobody knows how much it may
-        own."""
-        self._measures = measures
+    def set_on_trial(self, on_trial: bool) -> None:
+        """Whether it is still to be seen how much this node may own (`overlay.line_trial`)."""
+        self._on_trial = on_trial
         self._decide_eligible()
 
     def _decide_eligible(self) -> None:
-        self._change({"eligible": self.reached and self._willing and not self._measures})
+        self._change({"eligible": self.reached and self._willing and not self._on_trial})
 
     def listens_at(self, bound: Address, advertised: tuple[str, int] | None) -> None:
         """The transport is bound. Without an advertised host, peers take the source address of its datagrams."""

@@ -19,6 +19,7 @@ from overlay.bootstrap.lan_discovery import LanDiscovery
 from overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
 from overlay.bootstrap.peer_store import PeerStore
 from overlay.bootstrap.resolver import advertised_address
+from overlay.capacity_store import CapacityStore
 from overlay.discovery.candidates import Candidates
 from overlay.discovery.crawler import Crawler
 from overlay.discovery.lookup_service import LookupService
@@ -29,9 +30,8 @@ from overlay.identity import Identity
 from overlay.ids import short
 from overlay.kademlia.messages import StreamsFailing
 from overlay.kademlia.server import SwarmServer
-from overlay.line_probe.probe import LineProbe
-from overlay.line_probe.store import CapacityStore
 from overlay.line_rate import MeasuredLine
+from overlay.line_trial import LineTrial
 from overlay.local_node import LocalChange, LocalNode
 from overlay.membership.failure_detector import FailureDetector
 from overlay.membership.members import MemberList
@@ -107,14 +107,13 @@ class Overlay:
         )
         protocol.register(StreamsFailing, self._reachability.on_unreachable_report)
         membership.on_change(self._reachability.on_change)
-        may_own = node.role != "master" and not node.client_only
-        self._line_probe = LineProbe(local, transport, self._requests, members.peers, environment, may_own=may_own)
+        self._line_trial = LineTrial(local, transport, members.peers, clock)
         self._capacity_store = CapacityStore(local.line, environment)
         self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
         dialer = Dialer(local, transport, context, environment, on_duplicate_identity=membership.on_own_id_proven)
         network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
         self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
-        self._joining.on_arrival(self._probe_line)
+        self._joining.on_arrival(self._try_line)
         self._joining.on_arrival(self._reachability.check_now)
         self._lan = LanDiscovery(local, lan, network, self._joining, self._log)
         local.on_change(self._on_local_change)
@@ -155,7 +154,7 @@ class Overlay:
     def found(self, genesis: bytes) -> None:
         """Found the swarm with this genesis (16 bytes), or open it again."""
         self.local.enter(genesis)
-        self._line_probe.skip()
+        self._line_trial.skip()
         self._reachability.assume_reached()
 
     async def join(self, bootstraps: Sequence[str], *, genesis: bytes | None) -> None:
@@ -190,9 +189,9 @@ class Overlay:
         self._server.stop()
         await self._transport.close()
 
-    def _probe_line(self) -> None:
-        if self._line_probe.begin():
-            self._run("line probe", self._line_probe.run)
+    def _try_line(self) -> None:
+        if self._line_trial.begin():
+            self._run("line trial", self._line_trial.run)
 
     def _run(self, name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._stopped:

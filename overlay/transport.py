@@ -168,19 +168,21 @@ class ReceivedResponse:
 
 #: A peer for which so many bytes are queued counts in `Upload.queued_peers`. On most lines fewer bytes than that are
 #: only waiting for their acknowledgement.
-MUCH_QUEUED_BYTES = 1 << 16
+MUCH_QUEUED_BYTES, SOME_QUEUED_BYTES = 1 << 16, 1 << 12
 
 
 class Upload(NamedTuple):
     """What all streams of a node have sent, requests and responses. Bytes that other nodes' kernels have acknowledged
     since the start, and bytes written and not acknowledged yet. Two readings between which bytes were always queued
     give the rate of the line: the difference of `acknowledged_bytes` over the time between them. `received_bytes`: what
-    they have received since the start. `queued_peers`: hosts with `MUCH_QUEUED_BYTES` or more queued."""
+    they have received since the start. `queued_peers`: hosts with `MUCH_QUEUED_BYTES` or more queued. `waiting_peers`:
+    those with `SOME_QUEUED_BYTES`."""
 
     acknowledged_bytes: int
     queued_bytes: int
     received_bytes: int = 0
     queued_peers: int = 0
+    waiting_peers: int = 0
 
 
 DatagramHandler = Callable[[bytes, Address], None]

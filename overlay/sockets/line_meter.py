@@ -17,6 +17,10 @@ from overlay.transport import Upload
 #: With fewer bytes queued, less may be on the way than fits: 128 KiB fill 13 Mbit/s over a round trip of 80 ms.
 QUEUED_BYTES = 1 << 17
 
+#: Of so much at the beginning of a window a line that keeps up delivers all within it: a window is longer than a round
+#: trip.
+WAITING_BYTES = 1 << 14
+
 #: A node that has not sent to two peers at once for so long counts as one with a single peer.
 SEVERAL_S = 120.0
 
@@ -62,5 +66,9 @@ class LineMeter:
             self._several_at = now
         # With several peers, data for one of them may wait for that peer and not for the line.
         is_shared = peers > 1 or (peers == 1 and now - self._several_at > SEVERAL_S)
+        is_behind = before.queued_bytes >= max(WAITING_BYTES, sent_bytes)
         self.line.sent(seconds, sent_bytes, is_busy=was_queued, is_full=was_queued and is_shared)
+        self.line.tried(
+            seconds, sent_bytes, is_behind=is_behind, has_several=min(before.waiting_peers, after.waiting_peers) > 1
+        )
         self.line.received(seconds, received_bytes, is_busy=had_received and self._has_received)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from overlay.sockets.connection import Connection
-from overlay.transport import MUCH_QUEUED_BYTES, Upload
+from overlay.transport import MUCH_QUEUED_BYTES, SOME_QUEUED_BYTES, Upload
 
 #: Nothing was read of a connection yet: no number of written bytes.
 _UNREAD = (-1, 0)
@@ -53,7 +53,8 @@ class UploadMeter:
             else:
                 self._open[connection] = sent.written, acknowledged
         queued_peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
-        return Upload(acknowledged_bytes, queued_bytes, received_bytes, queued_peers)
+        waiting_peers = sum(queued >= SOME_QUEUED_BYTES for queued in queued_for.values())
+        return Upload(acknowledged_bytes, queued_bytes, received_bytes, queued_peers, waiting_peers)
 
 
 def _host(connection: Connection) -> str:

@@ -255,8 +255,7 @@ class ServerStatus(Struct, frozen=True, kw_only=True):
 class LineStatus(Struct, frozen=True, kw_only=True):
     """This node's line. Rates are null until they are measured: `upload_bytes_per_s` when the line was full for a time,
     `upload_at_least_bytes_per_s` when something was sent for a while. `capacity` is what it announces, 0 before;
-    `capacity_source` says where it is from: a probe as the node joined, what an earlier start has stored, or what it
-    has sent since.
+    `capacity_source` says where it is from: what an earlier start has stored, or what it has sent since.
 
     `codec` is that of the pushes now, and `codec_reason` why. `needed_bytes_per_step`: what a step sends in it, as
     push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from overlay import requests
-from overlay.line_probe.probe import ProbeRequest
 from overlay.nat.reachability import DialBackAnswer
 from overlay.peers import Activity, Contact
 from overlay.rate_limits import RateLimit
@@ -46,7 +45,6 @@ EVERY_KIND: dict[str, Any] = {
     "first_deltas": FirstDeltas,
     "goal_reached": GoalReached,
     "manifest": Manifest,
-    "probe": ProbeRequest,
     "share_data": ShareData,
 }
 SIZE = 64

@@ -14,6 +14,7 @@ from overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     MUCH_QUEUED_BYTES,
+    SOME_QUEUED_BYTES,
     Body,
     DatagramHandler,
     RequestHandler,
@@ -112,7 +113,8 @@ class MemoryTransport:
         for pipe, queued in self.queued.items():
             queued_for[pipe.target.host] += queued
         peers = sum(queued >= MUCH_QUEUED_BYTES for queued in queued_for.values())
-        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, self.received_bytes, peers)
+        waiting = sum(queued >= SOME_QUEUED_BYTES for queued in queued_for.values())
+        return Upload(self.arrived_bytes, self.written_bytes - self.arrived_bytes, self.received_bytes, peers, waiting)
 
     def has_line_to(self, to: Address) -> bool:
         """A host without a line of its own is as fast as the network: there is no rate to find."""

@@ -6,8 +6,18 @@ import random
 
 import pytest
 
-from overlay.capacity import class_of, split
-from overlay.line_rate import IDLE_S, MIN_WINDOWS, ROUND_S, ROUNDS, WINDOW_S, LineRate, MeasuredLine
+from overlay.capacity import UNKNOWN, class_of, split
+from overlay.line_rate import (
+    IDLE_S,
+    MIN_FULL_WINDOWS,
+    MIN_WINDOWS,
+    ROUND_S,
+    ROUNDS,
+    TRIAL_BYTES,
+    WINDOW_S,
+    LineRate,
+    MeasuredLine,
+)
 
 MBIT = 125_000.0
 
@@ -190,15 +200,15 @@ def test_a_first_estimate_is_announced_until_what_is_sent_shows_another_class() 
     assert line.capacity_source == ""
     slow, fast = class_of(5 * MBIT), class_of(100 * MBIT)
 
-    assert line.begin(slow, "probe")
+    assert line.begin(slow, "stored")
     assert not line.begin(fast, "stored")
     assert line.upload_bytes_per_s is None
-    assert told == [(slow, "probe")]
+    assert told == [(slow, "stored")]
     for _ in range(3):
         for _ in range(round(ROUND_S / WINDOW_S)):
             line.sent(WINDOW_S, round(100 * MBIT * WINDOW_S), is_busy=True, is_full=True)
 
-    assert told == [(slow, "probe"), (fast, "transfers")]
+    assert told == [(slow, "stored"), (fast, "transfers")]
 
 
 def test_a_capacity_that_was_measured_is_of_the_transfers() -> None:
@@ -209,3 +219,58 @@ def test_a_capacity_that_was_measured_is_of_the_transfers() -> None:
 
     assert line.capacity == class_of(100 * MBIT)
     assert line.capacity_source == "transfers"
+
+
+def tried(line: MeasuredLine, count: int, moved_bytes: int, *, behind: int = 0) -> None:
+    """Windows of a trial, in which what had waited for so many peers was not all delivered."""
+    for _ in range(count):
+        line.tried(WINDOW_S, moved_bytes, is_behind=behind > 0, has_several=behind > 1)
+
+
+def test_a_line_that_is_behind_in_a_trial_shows_its_class_without_confirmation() -> None:
+    """Three windows are enough; what was sent before, and stalls, do not end the trial."""
+    line = MeasuredLine()
+    assert line.begin_trial()
+    tried(line, 1, TRIAL_BYTES - 1)
+    tried(line, MIN_WINDOWS - 1, round(2 * MBIT * WINDOW_S), behind=2)
+    tried(line, 20, 0, behind=2)
+    assert (line.capacity, line.is_on_trial) == (UNKNOWN, True)
+    tried(line, 1, round(2 * MBIT * WINDOW_S), behind=3)
+
+    assert (line.capacity, line.is_on_trial) == (class_of(2 * MBIT), False)
+    assert line.capacity_source == "transfers"
+    assert not line.begin_trial()
+
+
+def test_a_trial_ends_where_a_line_keeps_up() -> None:
+    """It was not behind in some windows after the first 256 KiB: no rate of it is known."""
+    line = MeasuredLine()
+    line.begin_trial()
+    tried(line, 8, TRIAL_BYTES // 8 - 1)
+    tried(line, MIN_WINDOWS, 1)
+    assert line.is_on_trial
+    tried(line, MIN_WINDOWS + 1, 10)
+
+    assert (line.capacity, line.is_on_trial) == (UNKNOWN, False)
+
+
+def test_a_line_that_was_behind_with_one_peer_stays_on_trial() -> None:
+    """That peer may be the slow one: windows in which it keeps up say nothing of the line."""
+    line = MeasuredLine()
+    line.begin_trial()
+    tried(line, 10, 1000, behind=1)
+    tried(line, 100, TRIAL_BYTES)
+
+    assert (line.capacity, line.is_on_trial) == (UNKNOWN, True)
+
+
+def test_a_rate_that_is_measured_otherwise_ends_a_trial() -> None:
+    """The rate of a full line counts, without its second round."""
+    line = MeasuredLine()
+    line.begin_trial()
+    for _ in range(MIN_FULL_WINDOWS):
+        line.sent(WINDOW_S, round(5 * MBIT * WINDOW_S), is_busy=True, is_full=True)
+    assert line.is_on_trial
+    tried(line, 1, 0)
+
+    assert line.capacity == class_of(5 * MBIT)

@@ -48,14 +48,14 @@ def test_a_node_is_eligible_when_it_is_reached_and_willing() -> None:
     assert changes == ["heartbeat", "heartbeat", "role", "role", "role"]
 
 
-def test_a_node_is_not_eligible_while_its_upload_is_probed() -> None:
-    """Reached and willing, it waits for the probe to end, which changes its role."""
+def test_a_node_is_not_eligible_while_its_line_is_on_trial() -> None:
+    """Reached and willing, it waits for the trial to end, which changes its role."""
     local, changes = local_node()
-    local.set_measuring(True)
+    local.set_on_trial(True)
     local.set_reached(True)
     local.set_willing(True)
     assert not local.may_own
-    local.set_measuring(False)
+    local.set_on_trial(False)
 
     assert local.may_own
     assert changes == ["heartbeat", "heartbeat", "heartbeat", "role"]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from overlay.addresses import Address
+from overlay.capacity import class_of
 from overlay.line_rate import WINDOW_S, MeasuredLine
 from overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
 from overlay.sockets.transport import SocketTransport
@@ -41,6 +42,7 @@ class Counters:
                 queued,
                 before.received_bytes + round(received * WINDOW_S),
                 peers,
+                peers,
             )
             self.meter.sample()
 
@@ -62,6 +64,22 @@ def test_what_leaves_while_too_little_is_queued_is_no_measurement() -> None:
 
     assert counters.meter.line.upload.bytes_per_s is None
     assert counters.meter.line.download.bytes_per_s is None
+
+
+@pytest.mark.parametrize(("queued", "peers", "is_known"), [(30_000, 2, True), (30_000, 1, False), (15_000, 2, False)])
+def test_a_trial_shows_a_line_that_does_not_deliver_what_waits(queued: int, peers: int, is_known: bool) -> None:
+    """Within a window, of 16 KiB at least and for two peers, far less than fills a fast line. A line that delivers more
+    keeps up."""
+    counters = Counters()
+    counters.meter.line.begin_trial()
+    counters.pass_windows(9, queued / WINDOW_S / 2, queued=queued, peers=peers)
+    line = counters.meter.line
+    assert (line.capacity == class_of(queued / WINDOW_S / 2)) is is_known
+
+    quick = Counters()
+    quick.meter.line.begin_trial()
+    quick.pass_windows(200, 2 * queued / WINDOW_S, queued=queued, peers=peers)
+    assert not quick.meter.line.is_on_trial
 
 
 def test_a_line_is_full_where_two_peers_wait_and_where_there_was_one_alone_for_long() -> None:

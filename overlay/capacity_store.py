@@ -1,4 +1,4 @@
-"""Stores the announced capacity on disk, so that a restarted node has a first estimate and need not probe.
+"""Stores the announced capacity on disk, so that a restarted node has a first estimate.
 
 A stored capacity counts for a day: the machine may have moved to another line. What is sent then corrects it.
 """

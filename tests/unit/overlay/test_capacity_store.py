@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from overlay.capacity import UNKNOWN
-from overlay.line_probe.store import CAPACITY_FILE, MAX_AGE_S, CapacityStore, StoredCapacity
+from overlay.capacity_store import CAPACITY_FILE, MAX_AGE_S, CapacityStore, StoredCapacity
 from overlay.line_rate import MeasuredLine
 from tests.harness.environment.simulated import MemoryDisk, make_environment
 
@@ -113,7 +113,7 @@ def test_a_disk_that_fails_is_logged_once() -> None:
     async def story() -> None:
         log, line = Lines(), MeasuredLine()
         store = CapacityStore(line, make_environment(disk=FullDisk(), log=log))
-        line.begin(7, "probe")
+        line.begin(7, "transfers")
         await store.write()
         await store.write()
         assert log.events == ["capacity_not_stored"]
