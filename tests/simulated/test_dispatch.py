@@ -346,3 +346,14 @@ def test_a_trainer_that_hangs_loses_its_lease() -> None:
     swarm = simulate(scenario, seed=15, passes=1, lease_floor_s=5.0, lease_ceiling_s=10.0)
 
     assert swarm.counts() == every_place(1)
+
+
+def test_a_task_of_very_many_chunks_reaches_its_worker() -> None:
+    """What the master answers is longer than the head of a message may be."""
+
+    async def scenario(swarm: DispatchSwarm) -> None:
+        swarm.start_workers(1)
+        swarm.start_master("m")
+        await swarm.until(lambda: len(swarm.trainer("w0").places) > 20, within_s=120, what="some training")
+
+    simulate(scenario, seed=16, chunks=80_000, chunks_per_task=80_000)

@@ -18,7 +18,7 @@ from msgspec import Meta
 from training.errors import TrainingError
 
 #: Refused above: all of them are in memory, 150 bytes each, and reach the master in one request, ten bytes each at most
-#: (`training.dispatch.messages.MAX_REQUEST_BYTES`).
+#: (`training.dispatch.messages.MAX_MESSAGE_BYTES`).
 MAX_CHUNKS = 1 << 19
 MAX_PATH_BYTES = 4096
 #: A table may come from another node: a few bytes must not become gigabytes.

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable
 from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import unpack_contact
-from overlay.transport import TransportError, in_parts
+from overlay.transport import TransportError, gathered, in_parts
 from training.dispatch.directory import MasterDirectory
 from training.dispatch.facts import Trouble
 from training.dispatch.messages import (
     DISPATCH,
+    MAX_MESSAGE_BYTES,
     A,
     DispatchAnswer,
     DispatchRequest,
@@ -93,7 +94,7 @@ class MasterClient:
             try:
                 body = in_parts(encode(request))
                 async with self._swarm.request(contact, DISPATCH, b"", body, timeout_s=ANSWER_S) as response:
-                    answer = decode_answer(response.head)
+                    answer = decode_answer(await gathered(response.body, MAX_MESSAGE_BYTES))
             except (TransportError, ValueError, RecursionError) as error:
                 # A node that is the master again sends its record again.
                 self._directory.forget(record)

@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.ids import short
 from overlay.kademlia.messages import unpack_contact
 from overlay.peers import Contact, PeerChange
-from overlay.transport import Buffer, RequestRejected, Response, gathered
+from overlay.transport import Buffer, RequestRejected, Response, gathered, in_parts
 from training.dispatch.answers import (
     Answer,
     BadRequestToQueue,
@@ -36,7 +36,7 @@ from training.dispatch.directory import PUBLISH_S, MasterDirectory
 from training.dispatch.facts import MasterFacts
 from training.dispatch.messages import (
     DISPATCH,
-    MAX_REQUEST_BYTES,
+    MAX_MESSAGE_BYTES,
     MAX_TEXT,
     DatasetTold,
     DispatchAnswer,
@@ -263,10 +263,10 @@ class MasterService:
 
     async def _on_request(self, sender: Contact, _: bytes, body: AsyncIterator[Buffer]) -> Response:
         try:
-            request = decode_request(await gathered(body, MAX_REQUEST_BYTES))
+            request = decode_request(await gathered(body, MAX_MESSAGE_BYTES))
         except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed request to the master: {error}") from error
-        return Response(encode(await self.answer(sender.node_id, request)))
+        return Response(b"", in_parts(encode(await self.answer(sender.node_id, request))))
 
     async def answer_own(self, request: DispatchRequest) -> DispatchAnswer:
         """Answer the worker of this node."""

@@ -20,8 +20,8 @@ from training.dispatch.chunks import DatasetChunk, FileSummary
 #: Names of the two requests.
 DISPATCH = "dispatch"
 MASTER = "dispatch_master"
-#: Bytes of a request, which travels in a body: a data set may have many files.
-MAX_REQUEST_BYTES = 8 << 20
+#: Bytes of a request or an answer, which travel in bodies: a data set may have many files, and a task many chunks.
+MAX_MESSAGE_BYTES = 8 << 20
 #: Files of a data set: a report of so many still fits a request.
 MAX_FILES = 1 << 17
 #: Characters of a reason, or of a name.

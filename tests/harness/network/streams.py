@@ -15,6 +15,7 @@ from overlay.addresses import Address
 from overlay.sockets.framing import BodyFailed, BodyWriter, known_size
 from overlay.transport import (
     HANDLER_SILENCE_S,
+    MAX_HEAD_BYTES,
     Body,
     Buffer,
     ReceivedResponse,
@@ -186,6 +187,10 @@ class Stream:
             self.up.discard()
 
     async def _send_reply(self, reply: Response) -> None:
+        if len(reply.head) > MAX_HEAD_BYTES:
+            problem = f"answered, but announced a head of {len(reply.head)} bytes"
+            self.down.send(self._failed, TransportError("foreign", self.to, problem))
+            return
         small = inline(reply.body)
         if small is not None:
             self.down.send(self._answered, reply.head, small, size=len(reply.head) + sum(map(len, small)))

@@ -10,7 +10,7 @@ import pytest
 
 from training.dispatch import chunks
 from training.dispatch.chunks import MAX_CHUNKS, BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference
-from training.dispatch.messages import MAX_REQUEST_BYTES
+from training.dispatch.messages import MAX_MESSAGE_BYTES
 
 
 def table(**files: int) -> ChunkTable:
@@ -104,4 +104,4 @@ def test_the_largest_table_fits_a_request() -> None:
     """Places that compress badly, as of chunks of tens of megabytes: so many of them stay below the limit."""
     chosen, count = random.Random(1), MAX_CHUNKS // 64
     places = [DatasetChunk("a", index, chosen.getrandbits(45), chosen.randint(900, 1100)) for index in range(count)]
-    assert 64 * len(ChunkTable(places).encode()) < MAX_REQUEST_BYTES
+    assert 64 * len(ChunkTable(places).encode()) < MAX_MESSAGE_BYTES

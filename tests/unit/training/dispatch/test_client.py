@@ -79,7 +79,11 @@ class FakeSwarm:
         if answer == "lost":
             await asyncio.sleep(timeout_s)
             raise TransportError("timeout", to.address, "was silent")
-        yield ReceivedResponse(encode(answer), None)  # type: ignore[arg-type]
+        yield ReceivedResponse(b"", _body(encode(answer)))
+
+
+async def _body(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 def with_client(scenario: Callable[[FakeSwarm, MasterDirectory, MasterClient], Any]) -> None:
