@@ -185,7 +185,7 @@ def count(nodes: list[LanNode], result: Result) -> None:
         if found is None:
             raise NotMeasured(f"{node.name} has no checkpoint")
         result.counted.append(found.state.step)
-        for shard, stored in checkpoint.read_states(disk, found, bounds, total, 0.0, _Quiet()).items():
+        for shard, stored in checkpoint.read_states(disk, found, bounds, total, _Quiet()).items():
             if shard not in highest or stored.rank > highest[shard].rank:
                 highest[shard] = stored
     expected = np.repeat(np.array(result.counted, np.float64), 64)

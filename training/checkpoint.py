@@ -191,7 +191,6 @@ def read_states(
     checkpoint: Checkpoint,
     bounds: list[tuple[int, int]],
     parameter_total: int,
-    outer_momentum: float,
     log: Log,
 ) -> dict[int, StoredState]:
     """The shard states of a checkpoint; damaged files are logged and skipped. See `state_files.decode`."""
@@ -201,7 +200,7 @@ def read_states(
         if not (name.startswith(f"{checkpoint.folder}/states-") and name.endswith(".bin")):
             continue
         try:
-            states = decode(disk.read(name) or b"", genesis, bounds, parameter_total, outer_momentum)
+            states = decode(disk.read(name) or b"", genesis, bounds, parameter_total)
             for shard, stored in states.items():
                 if not stored.state.is_in_range() or stored.term.number >= TERM_LIMIT:
                     log.warning("stored_state_out_of_range", shard=shard)

@@ -46,8 +46,7 @@ def read(disk: Disk, stored: Checkpoint, manifest: Manifest, log: Log) -> Stored
         log.warning("checkpoint_cut_otherwise", step=state.step, stored=cut.shards, shards=len(bounds))
         return None
     former = shard_bounds(layout.total, *cut)
-    outer_momentum = manifest.rule.outer_momentum
-    states = checkpoint.read_states(disk, stored, former, layout.parameter_total, outer_momentum, log)
+    states = checkpoint.read_states(disk, stored, former, layout.parameter_total, log)
     found = StoredShards(state.terms(), states)
     if factor == 1:
         return found

@@ -84,7 +84,7 @@ def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, StoredState]
         found = checkpoint.newest(disk, Lines())
         assert found is not None
         counted.append(found.state.step)
-        for shard, stored in checkpoint.read_states(disk, found, BOUNDS, TOTAL, 0.5, Lines()).items():
+        for shard, stored in checkpoint.read_states(disk, found, BOUNDS, TOTAL, Lines()).items():
             if shard not in highest or stored.rank > highest[shard].rank:
                 highest[shard] = stored
     return counted, highest

@@ -89,9 +89,7 @@ def test_states_on_a_disk_are_refused_or_can_be_written_again(chance: random.Ran
     heads = [typed.value(moves.StateHead) for _ in range(3)]
     # The last version that is believed is left out: after one more delta it is not, by its definition.
     heads = [
-        msgspec.structs.replace(
-            one, shard=one.shard % SHARDS, is_joined=True, version=min(one.version, MAX_BELIEVED - 2)
-        )
+        msgspec.structs.replace(one, shard=one.shard % SHARDS, version=min(one.version, MAX_BELIEVED - 2))
         for one in heads
     ]
     found = _decoded(_file(heads))
@@ -111,7 +109,7 @@ def _file(heads: list[moves.StateHead]) -> bytes:
 
 
 def _decoded(raw: bytes) -> dict[int, Any]:
-    return state_files.decode(raw, GENESIS, BOUNDS, VALUES, 0.5)
+    return state_files.decode(raw, GENESIS, BOUNDS, VALUES)
 
 
 @FIXED

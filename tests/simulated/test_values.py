@@ -391,7 +391,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
         genesis = bytes.fromhex(few.world.manifest.genesis)
         for member in members:
             assert member.exchange is not None
-            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0, 0.0)
+            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
             member.exchange.delay_takeover(30.0)
             member.exchange.offer_states(states)
         first, *others = [member.exchange for member in members if member.exchange is not None]

@@ -186,7 +186,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
         assert not worker.exchange.store.owned
         again = await few.world.start("a")
         assert again.exchange is not None
-        again.exchange.offer_states(state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0, 0.0))
+        again.exchange.offer_states(state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0))
         await again.exchange.join(worker.contact)
         found = await few.store("b").get_many([f"k{number}" for number in range(16)])
         assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
@@ -213,7 +213,7 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
 
         newest: dict[int, dict[bytes, TableEntry]] = {}
         for raw in saved.values():
-            for shard, stored in state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0, 0.0).items():
+            for shard, stored in state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0).items():
                 assert stored.state.table is not None
                 entries = stored.state.table.entries
                 if sum(one.timestamp for one in entries.values()) >= sum(
@@ -225,7 +225,7 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
         for member in members:
             assert member.exchange is not None
             member.exchange.delay_takeover(30.0)
-            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0, 0.0)
+            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
             member.exchange.offer_states(states)
         first, *others = [member.exchange for member in members if member.exchange is not None]
         await first.resume(2, 5.0)

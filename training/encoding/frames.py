@@ -34,7 +34,6 @@ class Part(IntEnum):
     DELTA = 0
     VALUE = 1
     MOMENTUM = 2
-    ACCUMULATED = 3
     PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
     CHANGE = 5  # one change of a published value; `version` is the published version that it leads to
     LOW = 6  # the lower half of each value, in two bytes (`training.encoding.low_bits`)

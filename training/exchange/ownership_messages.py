@@ -103,9 +103,6 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
     #: Places in `pending` of the deltas that were sparse: they are added by another rule.
     plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_PENDING)]], Meta(max_length=MAX_PENDING)] = []
-    #: On disk, and for a receiver that `joins`: no array of accumulated deltas follows that of the momentum, which has
-    #: them.
-    is_joined: bool = False
     #: With the name of a chain, `LOW` travels instead of `VALUE`: what the first published value of that chain, which
     #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
     chain: ChainName = b""
@@ -122,7 +119,7 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
 class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
     """Whole states. Of each shard the body has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names
-    a chain, then `MOMENTUM` and `ACCUMULATED`, then one `PENDING` per pending delta."""
+    a chain, then `MOMENTUM`, then one `PENDING` per pending delta."""
 
     genesis: Genesis
     shards: Shards
@@ -228,13 +225,11 @@ class TransferResult(msgspec.Struct, frozen=True, array_like=True):
     (or confirmed, or equal), and the known owners of the others.
 
     To `Learn`, `chains` names for each shard taken the chain whose first published value the sender holds; empty: none.
-    `joins`: it takes a momentum as one array.
     """
 
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     chains: Annotated[list[ChainName], Meta(max_length=MAX_SHARDS)] = []
-    joins: bool = False
 
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):

@@ -227,7 +227,7 @@ class History:
         return Saved(replica.versions(), replica.vector.copy(), b"".join(parts), overlay.step)
 
     def _read(self, saved: Saved) -> dict[int, StoredState]:
-        return state_files.decode(saved.states, GENESIS, BOUNDS, VALUES, self.world.settings.outer_momentum)
+        return state_files.decode(saved.states, GENESIS, BOUNDS, VALUES)
 
     async def _restart(self) -> None:
         world = self.world

@@ -232,7 +232,7 @@ class HistoryNodes:
         for raw in saved.states:
             manifest = saved.manifest
             genesis = bytes.fromhex(manifest.genesis)
-            found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES, manifest.rule.outer_momentum)
+            found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES)
         whole = StoredShards(saved.versions, found)
         factor = saved.manifest.partition.divisor(present.partition)
         return whole if factor == 1 else divided(whole, factor, present.bounds())

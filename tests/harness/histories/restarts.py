@@ -87,7 +87,7 @@ def on_disks(swarm: Swarm, cells: int) -> tuple[np.ndarray, np.ndarray]:
             found.append(values - initial)
             continue
         checkpoint.read_vector(host.disk, newest.folder, layout, values)
-        states = checkpoint.read_states(host.disk, newest, bounds, layout.total, 0.0, log)
+        states = checkpoint.read_states(host.disk, newest, bounds, layout.total, log)
         for shard, stored in states.items():
             values[slice(*bounds[shard])] = np.maximum(values[slice(*bounds[shard])], stored.state.value)
         found.append(values - initial)

@@ -199,7 +199,7 @@ class ValueHistory(History):
         found: dict[int, StoredState] = {}
         for raw in saved.states:
             genesis = bytes.fromhex(self.world.manifest.genesis)
-            found |= state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0, 0.0)
+            found |= state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0)
         return StoredShards(saved.versions, found)
 
     async def _calm(self) -> None:

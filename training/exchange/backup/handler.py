@@ -179,7 +179,7 @@ class BackupHandler:
             if chains[-1]:
                 self._store.note_base(shard, chain, replica.slice_of(shard))
                 await turn.after(self._store.size(shard))
-        return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [], joins=True)))
+        return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [])))
 
     async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)

@@ -99,7 +99,7 @@ class Learners:
         try:
             yielder = LoopYielder()
             for shard in result.taken:
-                if (snapshot := self._attach(shard, promised.get(shard), to, is_joined=result.joins)) is not None:
+                if (snapshot := self._attach(shard, promised.get(shard), to)) is not None:
                     snapshots.append(snapshot)
                     table = snapshot[1].table
                     await yielder.after(self._store.size(shard) + (0 if table is None else 16 * len(table.entries)))
@@ -111,7 +111,7 @@ class Learners:
                 if owned is not None and owned.learner == to:
                     owned.remove_learner(to.node_id)
 
-    def _attach(self, shard: int, term: Term | None, to: Contact, *, is_joined: bool) -> Snapshot | None:
+    def _attach(self, shard: int, term: Term | None, to: Contact) -> Snapshot | None:
         """Copy the state and forward every delta from now on; nothing else runs in between."""
         owned = self._store.owned.get(shard)
         # Where the term has risen since the request, its promise is void.
@@ -119,7 +119,7 @@ class Learners:
             return None
         if owned.learner is not None or owned.moving:
             return None
-        snapshot = describe(shard, term, owned.state, is_joined=is_joined), owned.state.copy()
+        snapshot = describe(shard, term, owned.state), owned.state.copy()
         owned.learner = to
         return snapshot
 

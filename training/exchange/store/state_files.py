@@ -16,7 +16,7 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import ANY_STEPS, describe, implausible, joined, restore
+from training.exchange.store.state_head import ANY_STEPS, describe, implausible, restore
 from training.exchange.terms import TERM_LIMIT, Term
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
@@ -56,7 +56,7 @@ def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
 def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> list[bytes | memoryview]:
     """One file, in parts: the arrays, float32, little-endian, are those of the states and are not copied."""
     taken = list(states)
-    heads = [describe(shard, term, state, is_joined=True) for shard, term, state in taken]
+    heads = [describe(shard, term, state) for shard, term, state in taken]
     tables = [list(state.table.pieces()) for _, _, state in taken if state.table is not None]
     sizes = [[len(piece) for piece in pieces] for pieces in tables]
     head = msgspec.msgpack.encode(_Head(genesis, clean, heads, sizes))
@@ -77,13 +77,10 @@ def _arrays(state: ShardState) -> list[Vector]:
 
 
 def decode(
-    raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int, outer_momentum: float
+    raw: bytes, genesis: bytes, bounds: Sequence[tuple[int, int]], parameter_total: int
 ) -> dict[int, StoredState]:
     """The states of a file, by shard, but for those that could not be written again after more deltas. Raises
-    `BadStates` if it is damaged, or of another swarm or layout.
-
-    `outer_momentum` is that of the swarm's rule, for files of earlier versions with two arrays for a momentum.
-    """
+    `BadStates` if it is damaged, or of another swarm or layout."""
     content = memoryview(raw)[_DIGEST_BYTES:]
     if len(content) < _LENGTH_BYTES or hashlib.sha256(content).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
@@ -116,8 +113,6 @@ def decode(
         parameters = min(max(parameter_total - begin, 0), end - begin)
         value = take(end - begin)
         momentum = take(parameters) if one.has_momentum and parameters else None
-        if momentum is not None and not one.is_joined:
-            momentum = joined(one, momentum, take(parameters), outer_momentum)
         state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.pending])
         if not implausible(one, ANY_STEPS) and one.term.number < TERM_LIMIT:
             found[one.shard] = StoredState(one.term, state, head.clean)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import ForgottenRows, StateHead, set_of
 from training.exchange.terms import MAX_BELIEVED, Term
@@ -18,11 +16,8 @@ from training.shards.robust import Norms
 from training.shards.state import ShardState
 
 
-def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = False) -> StateHead:
-    """The head of a state; `term` is the one that is valid once the receiver has the state.
-
-    `is_joined`: one array is its momentum, as in memory, and not two.
-    """
+def describe(shard: int, term: Term, state: ShardState) -> StateHead:
+    """The head of a state; `term` is the one that is valid once the receiver has the state."""
     return StateHead(
         shard=shard,
         term_number=term.number,
@@ -37,7 +32,6 @@ def describe(shard: int, term: Term, state: ShardState, *, is_joined: bool = Fal
         pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],
         norms=state.norms.rows(),
         plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
-        is_joined=is_joined,
         unlisted=state.unlisted,
         forgotten=ForgottenRows.of(state.applied),
     )
@@ -82,14 +76,6 @@ def _implausibly_forgotten(forgotten: ForgottenRows, most: PlausibleSteps) -> st
         return f"it has forgotten steps up to {forgotten.before}"
     last = max((step for _, _, step in forgotten.floors), default=0)
     return f"it has forgotten step {last}" if last > most.furthest else ""
-
-
-def joined(head: StateHead, momentum: Vector, accumulated: Vector, outer_momentum: float) -> Vector:
-    """The momentum of a state whose deltas of the round under way are apart; overwrites and returns `momentum`."""
-    if head.sum_weight:
-        momentum *= np.float32(outer_momentum)
-        momentum += accumulated
-    return momentum
 
 
 def restore(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from overlay.environment import Executor
 from overlay.transport import Buffer
 from training.encoding import low_bits
@@ -25,7 +23,7 @@ from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.messages import read_record, record_frames
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import PlausibleSteps, implausible, joined, restore
+from training.exchange.store.state_head import PlausibleSteps, implausible, restore
 from training.exchange.terms import Term
 from training.exchange.trust import Untrue
 from training.shards.state import ShardState
@@ -38,11 +36,7 @@ MAX_PIECE_BYTES = 64 * 1024 * 1024
 
 def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
     """The heads of the states, and their arrays, in the order that `read_state` expects; exact, because float32, or
-    `low` and what the receiver holds of the shard.
-
-    A momentum is one array where the head says so. Otherwise it is two, of which one is zeros: nodes of earlier
-    versions kept both, and go on with the same values.
-    """
+    `low` and what the receiver holds of the shard."""
     for head, state in snapshots:
         yield from record_frames(head.shard, head)
         if head.chain and low is not None:
@@ -50,13 +44,8 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
             yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
         else:
             yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
-        if state.momentum is not None and state.momentum.size and head.is_joined:
+        if state.momentum is not None:
             yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
-        elif state.momentum is not None and state.momentum.size:
-            nothing = np.zeros_like(state.momentum)
-            first, second = (nothing, state.momentum) if state.sum_weight else (state.momentum, nothing)
-            yield from frames(head.shard, first, "float32", Part.MOMENTUM)
-            yield from frames(head.shard, second, "float32", Part.ACCUMULATED)
         for item in state.pending_deltas():
             yield from frames(head.shard, item.delta, "float32", Part.PENDING, step=item.identity.step)
         if state.table is not None:
@@ -106,9 +95,6 @@ async def read_state(
     momentum = None
     if head.has_momentum and parameters:
         momentum, _, _ = await read_array(reader, head.shard, Part.MOMENTUM, parameters)
-        if not head.is_joined:
-            accumulated, _, _ = await read_array(reader, head.shard, Part.ACCUMULATED, parameters)
-            momentum = joined(head, momentum, accumulated, store.rule.outer_momentum)
     pending = [(await read_array(reader, head.shard, Part.PENDING, size))[0] for _ in head.pending]
     work = VALUES_PER_ROW * rows + size * (2 + len(pending))
     state, is_in_range = await off_loop(executor, work, _restored, head, parameters, value, momentum, pending)

@@ -274,7 +274,7 @@ def test_a_delta_that_is_added_while_a_shard_is_copied_is_in_all_of_it(tmp_path:
         await world.leave(1)
         adding.cancel()
         bounds = shard_bounds(SIZE, SHARDS)
-        stored = checkpoint.read_states(world.disk, world.newest(), bounds, SIZE, 0.5, ListLog([], "", world.clock))
+        stored = checkpoint.read_states(world.disk, world.newest(), bounds, SIZE, ListLog([], "", world.clock))
         assert sorted(stored) == list(range(SHARDS))
         found = stored[0].state
         again = ShardState(np.zeros(SIZE // SHARDS, np.float32), SIZE // SHARDS)
@@ -303,7 +303,7 @@ def test_on_leaving_everything_is_written_once(tmp_path: Path) -> None:
         folder = world.newest().folder
         assert written == [f"{folder}/{name}" for name in FILES]
         stored = checkpoint.read_states(
-            world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, 0.5, ListLog([], "", world.clock)
+            world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, ListLog([], "", world.clock)
         )
         assert list(stored) == [2]
 

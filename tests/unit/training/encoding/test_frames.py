@@ -108,13 +108,13 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("DELTA", 0),
         ("VALUE", 1),
         ("MOMENTUM", 2),
-        ("ACCUMULATED", 3),
         ("PENDING", 4),
         ("CHANGE", 5),
         ("LOW", 6),
         ("BATCH", 7),
         ("TABLE", 8),
         ("UPDATES", 9),
+        ("RECORD", 10),
     ]
 
 

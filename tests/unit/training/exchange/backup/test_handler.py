@@ -193,7 +193,7 @@ def test_a_leaving_node_takes_no_learner_role_and_names_the_owner_it_knows() -> 
 
         answer = await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [2]), TransferResult)
 
-        assert answer == TransferResult([], [OwnerInfo.of(0, term(5, "c"), contact("c"))], joins=True)
+        assert answer == TransferResult([], [OwnerInfo.of(0, term(5, "c"), contact("c"))])
 
     run(scenario())
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from overlay.transport import Response, TransportError
+from overlay.transport import TransportError
 from tests.harness.builders.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
@@ -18,7 +18,7 @@ from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
 from training.exchange.backup.handler import BackupHandler
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import decode, encode, read_record
+from training.exchange.messages import encode, read_record
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
 from training.exchange.recovery.jobs import Jobs
@@ -216,40 +216,6 @@ def sizes_of(swarm: ScriptedSwarm) -> dict[str, int]:
 
     swarm.request = counting  # type: ignore[method-assign]
     return found
-
-
-@pytest.mark.parametrize("joins", [True, False])
-def test_a_momentum_is_one_array_for_a_learner_that_takes_one(joins: bool) -> None:
-    """Nodes of earlier versions are sent two; both go on with the same values."""
-
-    async def scenario() -> None:
-        learners, store, swarm, _ = learners_of()
-        state = store.owned[0].state
-        state.momentum, state.sum_weight = np.array([1, 2, 3, 4], np.float32), 0.5
-        there = store_of("b")
-        receiver = ScriptedSwarm(LEARNER, [ME])
-        at_learner = context_of(receiver, there)
-        BackupHandler(at_learner, Publisher(at_learner)).register()
-        swarm.linked[LEARNER.node_id] = receiver
-        if not joins:
-            learn = receiver.handlers["learn"]
-
-            async def as_before(sender: Any, payload: bytes, stream: Any) -> Response:
-                answer = decode((await learn(sender, payload, stream)).head, TransferResult)
-                return Response(encode(TransferResult(answer.taken, answer.others)))
-
-            receiver.handlers["learn"] = as_before
-        bodies = sizes_of(swarm)
-        await learners.add_learner(LEARNER, [0])
-
-        copied = there.backed[0].state
-        assert copied is not None
-        assert copied.momentum is not None
-        assert copied.momentum.tolist() == [1, 2, 3, 4]
-        head_bytes = HEADER_BYTES + len(encode(await head_sent(swarm)))
-        assert bodies["state"] == head_bytes + (2 if joins else 3) * (HEADER_BYTES + 16)
-
-    run(scenario())
 
 
 def test_a_chain_that_has_gone_on_is_no_base() -> None:

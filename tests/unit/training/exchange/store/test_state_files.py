@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +10,6 @@ from tests.unit.training.test_checkpoint import Lines
 from training import checkpoint
 from training.checkpoint import Checkpoint, CheckpointState
 from training.exchange.store.state_files import BadStates, batches, decode, encode
-from training.exchange.store.state_head import describe
 from training.exchange.terms import Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
@@ -48,7 +44,7 @@ def encoded(*, clean: bool) -> bytes:
 
 def test_states_come_back_bit_by_bit() -> None:
     """Value, momentum, pending deltas, identities, version and term."""
-    found = decode(encoded(clean=True), GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
+    found = decode(encoded(clean=True), GENESIS, BOUNDS, PARAMETERS)
 
     for shard, term, before in both():
         stored = found[shard]
@@ -68,24 +64,6 @@ def test_states_come_back_bit_by_bit() -> None:
         np.testing.assert_array_equal(after.value, before.value)
 
 
-def test_a_file_with_two_arrays_for_a_momentum_is_read() -> None:
-    """Earlier versions kept the deltas of the round under way apart: they are joined by the rule of the swarm, within a
-    round alone."""
-    states = []
-    for shard, weight in enumerate((0.4, 0.0)):
-        head = describe(shard, Term(4, NODE), state(5 - shard, 5 - 3 * shard, 1))
-        states.append(msgspec.structs.replace(head, sum_weight=weight))
-    arrays = [(np.full(5, 9.0), np.full(5, 2.0), np.full(5, 3.0)), (np.full(4, 8.0), np.full(2, 2.0), np.full(2, 0.0))]
-    head = msgspec.msgpack.encode((GENESIS, True, states))
-    body = len(head).to_bytes(4, "big") + head + b"".join(one.astype("<f4").tobytes() for two in arrays for one in two)
-
-    found = decode(hashlib.sha256(body).digest() + body, GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
-
-    assert [found[shard].state.value.tolist() for shard in range(2)] == [[9.0] * 5, [8.0] * 4]
-    momenta = [found[shard].state.momentum for shard in range(2)]
-    assert [None if one is None else one.tolist() for one in momenta] == [[0.5 * 2.0 + 3.0] * 5, [2.0] * 2]
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -98,7 +76,7 @@ def test_a_file_with_two_arrays_for_a_momentum_is_read() -> None:
 def test_a_damaged_file_is_refused(change, why: str) -> None:  # type: ignore[no-untyped-def]
     """Cut, changed or empty: nothing of it is used."""
     with pytest.raises(BadStates, match=why):
-        decode(change(encoded(clean=False)), GENESIS, BOUNDS, PARAMETERS, RULE.outer_momentum)
+        decode(change(encoded(clean=False)), GENESIS, BOUNDS, PARAMETERS)
 
 
 def test_another_swarms_and_another_layouts_states_are_refused() -> None:
@@ -106,10 +84,10 @@ def test_another_swarms_and_another_layouts_states_are_refused() -> None:
     raw = encoded(clean=False)
 
     with pytest.raises(BadStates, match="swarm"):
-        decode(raw, b"h" * 16, BOUNDS, PARAMETERS, RULE.outer_momentum)
+        decode(raw, b"h" * 16, BOUNDS, PARAMETERS)
     for bounds in ([(0, 6), (6, 10)], [(0, 5)], [(0, 4), (4, 8)]):
         with pytest.raises(BadStates, match="layout"):
-            decode(raw, GENESIS, bounds, PARAMETERS, RULE.outer_momentum)
+            decode(raw, GENESIS, bounds, PARAMETERS)
 
 
 def test_a_damaged_file_costs_its_own_shards_only() -> None:
@@ -123,7 +101,7 @@ def test_a_damaged_file_costs_its_own_shards_only() -> None:
         checkpoint.write_states(disk, folder, number, encode(GENESIS, [one], clean=False))
     disk.tear(f"{folder}/states-000000.bin")
 
-    states = checkpoint.read_states(disk, Checkpoint(folder, found), BOUNDS, PARAMETERS, RULE.outer_momentum, log)
+    states = checkpoint.read_states(disk, Checkpoint(folder, found), BOUNDS, PARAMETERS, log)
 
     assert list(states) == [1]
     assert [(event, fields["file"]) for event, fields in log.lines] == [
@@ -154,11 +132,11 @@ def test_tables_of_values_come_back_whole() -> None:
     """Values, known updates, identities, version and term, of full and of empty tables."""
     held = [(0, Term(4, NODE), with_values(12)), (1, Term(5, NODE), with_values(0))]
     raw = b"".join(encode(GENESIS, held, clean=True))
-    found = decode(raw, GENESIS, NO_MODEL, 0, 0.0)
+    found = decode(raw, GENESIS, NO_MODEL, 0)
     for shard, kept, state in held:
         assert found[shard].term == kept
         assert found[shard].clean
         assert found[shard].state.table == state.table
         assert found[shard].state.applied.rows() == state.applied.rows()
     with pytest.raises(BadStates, match="another layout"):
-        decode(raw, GENESIS, NO_MODEL[:1], 0, 0.0)
+        decode(raw, GENESIS, NO_MODEL[:1], 0)

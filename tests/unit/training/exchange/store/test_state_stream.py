@@ -12,7 +12,7 @@ import pytest
 from overlay.transport import Buffer
 from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
 from tests.harness.environment.simulated import InlineExecutor
-from training.encoding.frames import BadFrame, FrameReader, Part, frames
+from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.messages import decode, encode, record_frames
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store import state_stream
@@ -87,35 +87,6 @@ def test_a_state_survives_the_wire(rule: Rule) -> None:
         assert (again.momentum is None) == (state.momentum is None)
 
 
-@pytest.mark.parametrize("weights", [(0.5,), (0.5, 0.5)], ids=["within a round", "after it"])
-def test_nodes_that_keep_the_deltas_of_a_round_apart_understand_a_momentum(weights: tuple[float, ...]) -> None:
-    """Earlier versions send and expect momentum and accumulated deltas: μ · m + Σ within a round, m after it. What they
-    send is joined, and what they are sent has zeros in one of both."""
-    rule = Rule(1.0, 0.5)
-    store = store_of("a", rule)
-    state = store.fresh_state(0, np.zeros(4))
-    for step, weight in enumerate((1.0, *weights)):
-        state.apply(DeltaId(IDS["x"], 2, step), weight, np.full(4, 4.0, np.float32), rule)
-    head = describe(0, term(7, "a"), state)
-    assert state.momentum is not None
-    m, sums = (4.0, 2.0) if state.sum_weight else (0.5 * 4.0 + 4.0, 0.0)
-
-    async def received(buffers: Iterable[Buffer], into: ShardStore) -> ShardState:
-        reader = FrameReader(stream([*record_frames(0, head), *buffers]))
-        return (await state_stream.read_state(reader, 0, into, ANY_STEPS, InlineExecutor()))[1]
-
-    parts = (Part.VALUE, state.value), (Part.MOMENTUM, np.full(4, m)), (Part.ACCUMULATED, np.full(4, sums))
-    theirs = (one for part, array in parts for one in frames(0, array.astype(np.float32), "float32", part))
-    taken = asyncio.run(received(theirs, store_of("b", rule)))
-    assert taken.momentum is not None
-    assert taken.momentum.tolist() == state.momentum.tolist()
-
-    sent = list(state_stream.body([(head, state)]))
-    first, second = (np.frombuffer(sent[place], np.float32) for place in (5, 7))
-    assert not (second if weights == (0.5, 0.5) else first).any()
-    assert (0.5 * first + second if state.sum_weight else first).tolist() == state.momentum.tolist()
-
-
 def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     """The head is checked against the layout before anything is allocated."""
     store = store_of("a")
@@ -143,7 +114,7 @@ def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
 
 
 def test_arrays_in_another_order_are_a_bad_frame() -> None:
-    """Momentum is not taken for accumulated deltas, though both have the same size."""
+    """A momentum is not taken for a pending delta, though both have the same size."""
     rule = Rule(0.7, 0.9)
     store = store_of("a", rule)
     state = rich_state(store, 0, rule)
