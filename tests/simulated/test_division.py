@@ -155,7 +155,7 @@ def world(scenario: Callable[[Swarm], Awaitable[None]], values: int, **settings:
     VirtualLoop().run(main(), limit_s=3600)
 
 
-@pytest.mark.parametrize(("first", "histories"), [(5000, 1), *more((5001, 44), (5045, 41))])
+@pytest.mark.parametrize(("first", "histories"), [(5001, 1), *more((5000, 45), (5045, 41))])
 def test_divisions_amid_faults_lose_and_double_nothing(first: int, histories: int) -> None:
     """As `test_conservation`, while nodes divide their shards at any moment, each for itself: after any faults each
     part is the sum of its deltas, with all acknowledged ones among them, and every node has the same shards."""
