@@ -28,7 +28,6 @@ from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
 from training.exchange.terms import TERM_LIMIT, Term
 from training.layout import Layout
-from training.shard_count import Partition
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"
@@ -44,7 +43,7 @@ _NAME = re.compile(r"(?:(\d+)-)?step-(\d+)")
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """`state.json`. `marks` holds (term number, term node as hex, version) per shard.
 
-    `shard_parts`: how many shards there are for each one that the run began with. `trainer_state` names the file of the
+    `trainer_state` names the file of the
     trainer's own state, below the state directory; empty: there is none.
     """
 
@@ -57,12 +56,6 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: int
     marks: list[tuple[int, str, int]]
     trainer_state: str = ""
-    shard_parts: int = 1
-
-    @property
-    def partition(self) -> Partition | None:
-        """How the vector was cut, or into one shard per value where it is shorter; None where nothing tells."""
-        return Partition(len(self.marks), self.shard_parts) if self.marks else None
 
     def terms(self) -> list[tuple[Term, int]]:
         """`marks` as terms and versions."""

@@ -8,15 +8,12 @@ divides it. Pure.
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 
 Kind = Literal["parameter", "buffer"]
-
-#: A shard with more values than so many is divided between two of its encoded blocks, so that an encoded delta of it
-#: can be cut without loss (`training.encoding.cutting`): the largest blocks are those of `sparse`.
-BLOCK_VALUES = 4096
 
 
 class LayoutEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -50,45 +47,15 @@ class Layout(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def shard_bounds(total: int, shards: int, parts: int = 1) -> list[tuple[int, int]]:
-    """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder.
-
-    `parts`: the run began with fewer shards, and each has been divided into so many. The slices of those are divided,
-    so that no value is in a part of another shard than before; those of more than `BLOCK_VALUES` values at a multiple
-    of that. A vector shorter than the number of shards gets one slice per value, and those are not divided. That of a
-    run without a model is empty, and so are all its slices: its shards hold named values. Raises `ValueError` for what
-    `is_partition` is not true of, and for a negative total.
-    """
-    if total < 0 or not is_partition(total, shards, parts):
-        raise ValueError(f"a vector of {total} values in {shards} shards, {parts} of each former one")
+def shard_bounds(total: int, shards: int) -> list[tuple[int, int]]:
+    """`shards` equal slices `(start, stop)` of a vector of `total` values; the first ones take the remainder. A vector
+    shorter than the number of shards gets one slice per value. That of a run without a model has no values, and its
+    shards are slices of none. Raises `ValueError` for a negative total, or without a shard."""
+    if total < 0 or shards < 1:
+        raise ValueError(f"a vector of {total} values in {shards} shards")
     if not total:
         return [(0, 0)] * shards
-    shards = min(shards // parts, total)
+    shards = min(shards, total)
     size, remainder = divmod(total, shards)
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    for index in range(shards):
-        stop = start + size + (1 if index < remainder else 0)
-        cuts = [start + _cut(stop - start, part, parts) for part in range(parts)]
-        bounds += zip(cuts, [*cuts[1:], stop], strict=True)
-        start = stop
-    return bounds
-
-
-def _cut(length: int, part: int, parts: int) -> int:
-    """Where a part of a slice begins. It depends on `part / parts` alone, so that the parts of parts are parts."""
-    at = length * part // parts
-    return at - at % BLOCK_VALUES if length > BLOCK_VALUES else at
-
-
-def is_partition(total: int, shards: int, parts: int) -> bool:
-    """Whether a vector of `total` values can have `shards` shards, `parts` of each one that the run began with, each
-    with a value at least, or with a block of those that had more. Shards of named values (`total` 0) cannot be divided:
-    a key belongs to one by its hash."""
-    if not 1 <= parts <= shards or shards % parts:
-        return False
-    if parts == 1:
-        return True
-    first = shards // parts
-    smallest, largest = total // first, -(-total // first)
-    return smallest >= (parts if largest <= BLOCK_VALUES else BLOCK_VALUES * parts)
+    starts = [index * size + min(index, remainder) for index in range(shards + 1)]
+    return list(pairwise(starts))

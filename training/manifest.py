@@ -12,7 +12,7 @@ import msgspec
 
 from training.layout import Layout, LayoutEntry, shard_bounds
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shard_count import Partition, shard_count
+from training.shard_count import shard_count
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
@@ -38,19 +38,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier_family: str
     max_steps: int
     until: str
-    #: Into how many parts each shard was divided since the run began (`training.shard_count.Partition`).
-    shard_parts: int = 1
     #: A fingerprint of each tensor in `frozen_digest`, for the message; a node of an older version has none.
     frozen: dict[str, str] = {}
 
-    @property
-    def partition(self) -> Partition:
-        """How the vector is cut."""
-        return Partition(self.shards, self.shard_parts)
-
     def bounds(self) -> list[tuple[int, int]]:
         """The slices of the shards."""
-        return shard_bounds(self.layout.total, self.shards, self.shard_parts)
+        return shard_bounds(self.layout.total, self.shards)
 
 
 #: The `frozen_digest` of a model without such tensors.
@@ -76,11 +69,10 @@ def propose(
     training: TrainingSettings,
     barrier: BarrierSettings,
     exchange: ExchangeSettings,
-    partition: Partition | None = None,
+    shards: int = 0,
 ) -> Manifest:
-    """The manifest that follows from this node's settings and model. `partition` is what was chosen
-    (`training.shard_count.choose`); None: that of the settings, or of the model."""
-    partition = partition or Partition(exchange.shards or shard_count(hello.layout.total))
+    """The manifest that follows from this node's settings and model. `shards` is what was chosen
+    (`training.shard_count.choose`); 0: that of the settings, or of the model."""
     return Manifest(
         protocol=PROTOCOL,
         run=run,
@@ -89,8 +81,7 @@ def propose(
         task_version=hello.task_version,
         layout=hello.layout,
         frozen_digest=hello.frozen_digest,
-        shards=partition.shards,
-        shard_parts=partition.parts,
+        shards=shards or exchange.shards or shard_count(hello.layout.total),
         rule=Rule(exchange.outer_lr, exchange.outer_momentum, exchange.robust),
         weight=exchange.weight,
         replicas=exchange.replicas,
@@ -114,7 +105,7 @@ def compare(mine: Manifest, theirs: Manifest) -> list[Mismatch]:
         found.append(_layout_mismatch(mine.layout, theirs.layout))
     if (frozen := _frozen_mismatch(mine, theirs)) is not None:
         found.append(frozen)
-    names = ("shards", "shard_parts", "rule", "weight", "replicas", "local_steps", "barrier_family")
+    names = ("shards", "rule", "weight", "replicas", "local_steps", "barrier_family")
     found.extend(
         Mismatch(name, str(getattr(mine, name)), str(getattr(theirs, name)))
         for name in (*names, "max_steps", "until")

@@ -16,7 +16,6 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
 from training.errors import TrainingError
-from training.layout import is_partition
 from training.manifest import Manifest, Mismatch, compare, explain
 from training.shard_count import MAX_SHARDS
 from training.swarm import Swarm
@@ -24,10 +23,6 @@ from training.swarm import Swarm
 QUESTION_TIMEOUT_S = 3.0
 #: A model of ten thousand tensors has a megabyte of names and shapes.
 MAX_MANIFEST_BYTES = 8 << 20
-
-
-#: What a joiner takes over.
-SHARD_FIELDS = ("shards", "shard_parts")
 
 
 class ManifestRefused(TrainingError):
@@ -66,9 +61,8 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     """Compare this node's proposal with a peer's manifest; returns the one that both have. Raises `ManifestRefused`
     where they differ.
 
-    `adopts_shards`: it takes the swarm's number of shards. It does so in any case where the swarm has divided the
-    shards of the proposal. Raises `TransportError` when the peer has no manifest yet, has one that no node can have,
-    rejects the request or cannot be reached: ask another.
+    `adopts_shards`: it takes the swarm's number of shards. Raises `TransportError` when the peer has no manifest yet,
+    has one that no node can have, rejects the request or cannot be reached: ask another.
     """
     try:
         body = in_parts(msgspec.msgpack.encode(proposal))
@@ -77,18 +71,11 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     except (ValueError, RecursionError) as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
     told = list(answer.mismatches)
-    mine, (shards, parts) = proposal.partition, answer.partition
-    is_possible = shards <= MAX_SHARDS and is_partition(answer.layout.total, shards, parts)
-    if is_possible and answer.partition.divisor(mine) > 1:
-        # The peer has missed a division, and follows when it hears of it from this node.
-        answer = msgspec.structs.replace(answer, shards=mine.shards, shard_parts=mine.parts)
-        told = [item for item in told if item.field not in SHARD_FIELDS]
-    elif adopts_shards or (is_possible and mine.divisor(answer.partition) > 1):
-        if not is_possible:
-            shown = f"gave a manifest with {shards} shards, {parts} of each former one"
-            raise TransportError("foreign", peer.address, shown)
-        proposal = msgspec.structs.replace(proposal, shards=answer.shards, shard_parts=answer.shard_parts)
-        told = [item for item in told if item.field not in SHARD_FIELDS]
+    if adopts_shards:
+        if not 1 <= answer.shards <= MAX_SHARDS:
+            raise TransportError("foreign", peer.address, f"gave a manifest with {answer.shards} shards")
+        proposal = msgspec.structs.replace(proposal, shards=answer.shards)
+        told = [item for item in told if item.field != "shards"]
     if mismatches := compare(proposal, answer) or told:
         raise ManifestRefused(mismatches, peer.node_id.hex()[:8])
     return proposal

@@ -16,7 +16,6 @@ import msgspec
 from p2pnode.config.load import Loaded
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.errors import ExitCode, UserError
-from training.shard_count import Partition
 
 RECORD_FILE = "node.json"
 #: Far more than the record of a model with ten thousand tensors.
@@ -53,7 +52,7 @@ OTHER_FROZEN = "what is not exchanged (frozen parameters, masks, tables of integ
 class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`node.json`. `founder` None: not known, as in a directory of an earlier version. `model` is the digest of the
     layout, empty before it is known; `tensors` has the shape of each, as "256 x 64"; `frozen` is the digest of what is
-    not exchanged. `shards` 0: not known; `shard_parts` of them are one that the run began with."""
+    not exchanged. `shards` 0: not known."""
 
     schema: int = 1
     run: str = ""
@@ -62,13 +61,7 @@ class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     tensors: dict[str, str] = {}
     frozen: str = ""
     shards: int = 0
-    shard_parts: int = 1
     settings: dict[str, Any] = {}
-
-    @property
-    def partition(self) -> Partition | None:
-        """The shards of the run when this node was in it last."""
-        return Partition(self.shards, self.shard_parts) if self.shards else None
 
 
 class Given(NamedTuple):

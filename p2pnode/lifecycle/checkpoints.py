@@ -116,14 +116,6 @@ class CheckpointWriter:
         work = self._work
         return None if work is None else (work.done, work.total, self._clock.monotonic() - work.began_s)
 
-    def on_divided(self, manifest: Manifest) -> None:
-        """The shards of the run were divided. A checkpoint that is being written is given up, because it has begun to
-        read others; the one before it stays, and the next one begins at once."""
-        self._manifest = manifest
-        if self._writing is not None and not self._writing.done():
-            self._writing.cancel()
-            self._log.info("checkpoint_given_up", reason="the shards were divided")
-
     async def write_if_due(self) -> None:
         """Begin a checkpoint if the last one was written `training.checkpoint_s` ago."""
         period_s = self._config.training.checkpoint_s
@@ -152,8 +144,6 @@ class CheckpointWriter:
             return
         try:
             await asyncio.wait([self._writing])
-            if self._writing.cancelled():
-                return  # the shards were divided meanwhile
             self._writing.result()
             await self._finish(begun, LAST_FILE_S)
         except OSError as error:
@@ -192,7 +182,6 @@ class CheckpointWriter:
             samples=progress.samples,
             optimizer_steps=progress.optimizer_steps,
             marks=[],
-            shard_parts=self._manifest.shard_parts,
         )
         reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
         return _Begun(folder, began_s, state, reading, saving, copied_s)
@@ -228,8 +217,6 @@ class CheckpointWriter:
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
-        if begun.state.shard_parts != self._manifest.shard_parts:
-            raise OSError("the shards were divided while it was written")
         await self._write_states(begun.folder)
         try:
             async with asyncio.timeout(trainer_s):
@@ -257,9 +244,7 @@ class CheckpointWriter:
             self._work.total += sum(state.size_bytes for _, _, state in held.values())
         for number, shards in enumerate(files):
             copies = [(shard, held[shard][1], await copied(held[shard][2], self._executor)) for shard in shards]
-            parts = await self._executor.run(
-                state_files.encode, self._exchange.context.run_genesis, copies, clean=clean
-            )
+            parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
             if self._work is not None:
                 self._work.done += sum(held[shard][2].size_bytes for shard in shards)

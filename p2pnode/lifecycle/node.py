@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 
@@ -27,12 +26,12 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.memory_budget import Budget, budget, check_memory
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
-from p2pnode.lifecycle.shard_division import ShardDivision
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
 from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
+from training import manifest_check
 from training.barriers.predicates import BarrierNotFound, make_barrier
 from training.barriers.waiter import BarrierWaiter
 from training.exchange.exchange import Exchange
@@ -94,7 +93,6 @@ class Node:
         self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
         self._result: RunResult | None = None
         self.beside = SideServices(config, environment, self.overlay, self.trainer)
-        self._division = ShardDivision(config, self.overlay, self._startup.remember_division)
         self._export = ModelExport(config, environment, self.trainer)
         self._ending = RunEnding(config, environment, self._export, self.progress)
         self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
@@ -402,9 +400,8 @@ class Node:
             loop.pause()
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
-        notes_it = partial(setattr, self, "manifest")
-        self._division.start(exchange, [notes_it, self.checkpoints.on_divided])
-        self.beside.start(exchange.context.run_genesis, loop, manifest.layout)
+        manifest_check.register(self.overlay, manifest)
+        self.beside.start(exchange.context.genesis, loop, manifest.layout)
         await self._startup.get_vector(exchange, source)
         return exchange, loop
 
@@ -431,7 +428,7 @@ class Node:
     async def _close(self) -> None:
         if self.checkpoints is not None:
             await self.checkpoints.stop()
-        for part in (self.engine, self.data, self.dispatch, self.beside, self._division):
+        for part in (self.engine, self.data, self.dispatch, self.beside):
             await part.stop()
         if self.exchange is not None:
             await self.exchange.stop()

@@ -18,14 +18,14 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import checkpoint, manifest_check, shard_count, stored_shards
+from training import checkpoint, manifest_check, shard_count
 from training.checkpoint import Checkpoint
 from training.exchange.exchange import Exchange
 from training.manifest import Manifest, propose
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
 from training.settings import BarrierSettings
-from training.shard_count import ChosenBy, Partition, ShardsFixed
+from training.shard_count import ChosenBy, ShardsFixed
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
@@ -52,8 +52,8 @@ FROZEN_HINT = (
     "include_frozen=True on all nodes (docs/own-model.md)"
 )
 SHARDS_HINT = (
-    "leave exchange.shards out (0): the run's number is taken; a swarm that outgrows its shards divides them; to have "
-    "more at once, stop all its nodes and start its founder with a multiple of their number, 4,096 at most"
+    "leave exchange.shards out (0): the run's number is taken; for another number start another run, with the model of "
+    "this one"
 )
 
 
@@ -200,17 +200,9 @@ class Startup:
             manifest.layout,
             founder=self.founder,
             given=self._environment.given,
-            partition=manifest.partition,
+            shards=manifest.shards,
             frozen=manifest.frozen_digest,
         )
-
-    async def remember_division(self, manifest: Manifest) -> None:
-        """The shards were divided while this node runs: a later start begins with the parts."""
-        self.shards_by = "division"
-        try:
-            await self.remember(manifest)
-        except UserError as error:  # training goes on; the next start hears of it from the others
-            self._log.error("division_not_recorded", reason=str(error))
 
     async def remember_swarm(self) -> None:
         """This node, which has no model, is in its swarm."""
@@ -282,23 +274,32 @@ class Startup:
         if self._checkpoint is None:
             return
         exchange.begin_at(self._checkpoint.state.step)
-        disk, run = self._environment.disk, self._environment.executor.run
-        found = await run(stored_shards.read, disk, self._checkpoint, manifest, self._log)
-        if found is None:
+        versions, bounds = self._checkpoint.state.terms(), manifest.bounds()
+        if len(versions) != len(bounds):
+            if versions:
+                step, stored = self._checkpoint.state.step, len(versions)
+                self._log.warning("checkpoint_cut_otherwise", step=step, stored=stored, shards=len(bounds))
             return
-        exchange.offer_versions(found.versions)
+        exchange.offer_versions(versions)
         if self._config.exchange.enabled:
-            exchange.offer_states(found.states)
+            states = await self._environment.executor.run(
+                checkpoint.read_states,
+                self._environment.disk,
+                self._checkpoint,
+                bounds,
+                manifest.layout.parameter_total,
+                self._log,
+            )
+            exchange.offer_states(states)
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
 
     def propose(self, hello: TrainerHello, barrier: BarrierSettings) -> Manifest:
-        """The manifest of this node's model and settings, with the shards that its run had, or more if
-        `exchange.shards` divides them. Raises `UserError` if it names another number."""
+        """The manifest of this node's model and settings, with the shards that its run had. Raises `UserError` if
+        `exchange.shards` names another number."""
         config, total = self._config, hello.layout.total
-        # That of the checkpoint may be older: the node was killed after a division, and before its next checkpoint.
-        in_checkpoint = None if self._checkpoint is None else self._checkpoint.state.partition
-        stored = self._directory.record.partition or in_checkpoint
+        in_checkpoint = 0 if self._checkpoint is None else len(self._checkpoint.state.marks)
+        stored = self._directory.record.shards or in_checkpoint
         try:
             choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
         except ShardsFixed as error:
@@ -312,7 +313,7 @@ class Startup:
             training=config.training,
             barrier=barrier,
             exchange=config.exchange,
-            partition=choice.partition,
+            shards=choice.shards,
         )
 
     async def agree(self, proposal: Manifest) -> Agreement:
@@ -326,7 +327,7 @@ class Startup:
             found = await self._ask_members(proposal, adopts_shards=self._config.exchange.shards == 0)
         manifest = found.manifest
         is_given = self._config.exchange.shards != 0
-        if found.source is not None and (not is_given or manifest.partition != proposal.partition):
+        if found.source is not None and (not is_given or manifest.shards != proposal.shards):
             self.shards_by = "swarm"
         largest = -(-manifest.layout.total // manifest.shards)
         self._log.info("shards_chosen", shards=manifest.shards, shard_values=largest, by=self.shards_by)
@@ -366,13 +367,13 @@ class Startup:
                     self._log.warning("manifest_contradicted", reason=str(refusals[0]))
                 told.append(Agreement(manifest, peer.contact))
                 # Two peers, where there are as many, give shards that are not this node's own.
-                if manifest.partition == proposal.partition or _votes(told, manifest.partition) > 1:
+                if manifest.shards == proposal.shards or _votes(told, manifest.shards) > 1:
                     return told[-1]
             if told:
                 return told[0]
             if refusals:
                 hint = "take over the swarm's settings and model, or join another run"
-                if {*refusals[0].fields} <= {*manifest_check.SHARD_FIELDS}:
+                if refusals[0].fields == ["shards"]:
                     hint = SHARDS_HINT
                 elif {*refusals[0].fields} <= {"frozen", "frozen_digest"}:
                     hint = FROZEN_HINT
@@ -437,5 +438,5 @@ class Startup:
         return self._directory.incarnation
 
 
-def _votes(told: list[Agreement], partition: Partition) -> int:
-    return sum(one.manifest.partition == partition for one in told)
+def _votes(told: list[Agreement], shards: int) -> int:
+    return sum(one.manifest.shards == shards for one in told)

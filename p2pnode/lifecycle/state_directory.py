@@ -23,7 +23,6 @@ from p2pnode.config.directory_record import (
 )
 from p2pnode.errors import state_directory_unusable
 from training.layout import Layout
-from training.shard_count import Partition
 
 GENESIS_FILE = "genesis"
 
@@ -64,21 +63,19 @@ class StateDirectory:
         *,
         founder: bool,
         given: Mapping[str, Given],
-        partition: Partition | None = None,
+        shards: int = 0,
         frozen: str = "",
     ) -> None:
         """The node is in its swarm: keep whose the directory is from now on, and the settings of this start. `layout`
-        None: the node has no model. `partition` None: what was there stays."""
+        None: the node has no model. `shards` 0: what was there stays."""
         before = self.record
-        cut = partition or before.partition or Partition(0)
         record = DirectoryRecord(
             run=run,
             founder=founder or before.founder is True,
             model=before.model if layout is None else layout.digest(),
             tensors=before.tensors if layout is None else _tensors(layout),
             frozen=before.frozen if layout is None else frozen,
-            shards=cut.shards,
-            shard_parts=cut.parts,
+            shards=shards or before.shards,
             settings=kept_settings(given, before.settings),
         )
         if record != before:

@@ -33,8 +33,8 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "start the node again: it goes on from their step",
     ),
     "shape": (
-        "their owners have divided the vector into other shards",
-        "start the node again: it takes the division of the swarm",
+        "their owners have other shards",
+        "start the node again: it takes the shards of the swarm",
     ),
     "malformed": (
         "their owners could not read them",

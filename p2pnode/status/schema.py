@@ -179,8 +179,7 @@ class DispatchStatus(Struct, frozen=True, kw_only=True):
 class ExchangeStatus(Struct, frozen=True, kw_only=True):
     """Shards held here and deltas sent, refused and repaired. Without an exchange yet, every number is zero.
 
-    `shards_by`: why the run has so many: setting, model, earlier (an earlier start), swarm (as the others have), or
-    division (the swarm has outgrown fewer).
+    `shards_by`: why the run has so many: setting, model, earlier (an earlier start), or swarm (as the others have).
     """
 
     arithmetic: str

@@ -33,8 +33,6 @@ SHOWN_IN = {
     "restart_ends_ownership": "restart",
     "keep_superseded": "switched, suspected",
     "repair_replicated": "after a split",
-    "move_survives": "division, handing",
-    "copy_survives": "division, first backup",
 }
 
 
@@ -46,10 +44,6 @@ LARGE = (
     "suspicion",
     "suspected by both",
     "restart",
-    "division",
-    "division, new backup",
-    "division, handing",
-    "division, split",
 )
 #: Shown after 17,000 states, half of what all others take.
 LATE = ("drain",)

@@ -69,7 +69,7 @@ def play(seed: int, scenario: Callable[[Swarm], Awaitable[None]]) -> Swarm:
 
 def check_counts(swarm: Swarm) -> None:
     trained = np.array([len(swarm.hosts[f"n{place}"].trainer.trained) for place in range(NODES)])
-    assert (trained[None, :] == counted(swarm, SHARDS)).all()
+    assert (trained[None, :] == counted(swarm)).all()
 
 
 async def taken_over(swarm: Swarm, shard: int, former: Host) -> Owned:

@@ -19,7 +19,6 @@ from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
 from training.exchange.exchange import Exchange
-from training.shard_count import Partition
 from training.shards.state import ShardState
 
 #: Few, because each costs every step a push and a pull, and each is saved and resumed by itself.
@@ -126,41 +125,6 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
     swarm = simulate(scenario, seed=seed, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
     (resumed,) = swarm.of("swarm_resumed")
     assert (resumed.fields["clean"], resumed.fields["deltas_lost"]) == (True, 0)
-
-
-@pytest.mark.parametrize("method", ["pssp", *more("bsp")])
-def test_the_shards_of_a_run_can_be_divided_while_it_is_off(method: str) -> None:
-    """The founder starts again with three times the shards, the others with no number. The model is the sum of all
-    counted steps, each once, bit by bit, and so it is after more steps in the new shards, of all nodes. One more start
-    has the new shards without being told."""
-
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="steps everywhere")
-        before = await switch_off(swarm)
-
-        swarm.start("n0", training__min_nodes=1, exchange__shards=3 * SHARDS)
-        for name in ("n1", "n2", "n3"):
-            swarm.start(name, bootstrap="n0", training__min_nodes=1, exchange__shards=0)
-        await settle(swarm)
-        assert [len(host.living.exchange.store) for host in swarm.running()] == [3 * SHARDS] * 4
-        fold(swarm, max(before.values()))
-        np.testing.assert_array_equal(swarm.value(), whole(before))
-
-        for host in swarm.running():
-            host.living.resume()
-        goal = max(before.values()) + 4
-        await swarm.until(lambda: min(steps(swarm)) >= goal, within_s=120, what="they go on")
-        after = await switch_off(swarm)
-        swarm.start_many(4, training__min_nodes=1, exchange__shards=0)
-        await settle(swarm)
-        assert {host.living.manifest.partition for host in swarm.running()} == {Partition(3 * SHARDS, 3)}
-        fold(swarm, max(after.values()))
-        np.testing.assert_array_equal(swarm.value(), whole(after))
-
-    swarm = simulate(scenario, seed=61, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
-    assert {(one.fields["stored"], one.fields["shards"]) for one in swarm.of("shards_divided")} == {(4, 12)}
-    assert [one.fields["deltas_lost"] for one in swarm.of("swarm_resumed")] == [0, 0]
 
 
 def fold(swarm: Swarm, step: int) -> None:

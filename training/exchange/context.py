@@ -1,5 +1,4 @@
-"""What the services of one node's exchange share. No field changes while they run; each service has its own state. When
-the shards are divided, new services share another one (`training.exchange.services`)."""
+"""What the services of one node's exchange share. No field changes while they run; each service has its own state."""
 
 from __future__ import annotations
 
@@ -30,13 +29,11 @@ from training.swarm import Swarm
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeContext:
     """`synchronous`: the barrier family is bsp. `stale_limit`: a delta whose base is more steps behind the median is
-    refused; None: none is. `genesis` is that of messages (`divisions.exchange_genesis`), `run_genesis` that of
-    files."""
+    refused; None: none is."""
 
     swarm: Swarm
     environment: Environment
     genesis: bytes
-    run_genesis: bytes
     settings: ExchangeSettings
     synchronous: bool
     stale_limit: int | None

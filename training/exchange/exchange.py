@@ -1,4 +1,4 @@
-"""The exchange of one node: the facade over its services.
+"""The exchange of one node: builds all that serves and asks, starts it and ends it.
 
 Startup calls found, join or resume; the step loop push and pull; shutdown leave and close."""
 
@@ -11,36 +11,48 @@ from contextlib import AbstractContextManager
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
+from overlay.supervision import supervised
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
-from training.exchange.client.pull import PullReport
-from training.exchange.client.push import PushReport
+from training.exchange.backup.handler import BackupHandler
+from training.exchange.client.codec_control import CodecControl
+from training.exchange.client.pull import PullClient, PullReport
+from training.exchange.client.push import PushClient, PushReport
+from training.exchange.client.values import SwarmValues
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.counters import Counters
-from training.exchange.divider import Divider
-from training.exchange.divisions import Divisions
+from training.exchange.directory import OwnerDirectory
+from training.exchange.fence_file import FenceFile
+from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.final_values import BufferAgreement, FinalValues
+from training.exchange.owner.inspection import ShardInspector
+from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.reads import ReadHandler
 from training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
 from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.start_comparison import StartComparison
 from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
-from training.exchange.services import ExchangeServices, divided_context, store_of
 from training.exchange.store.copy_status import has_known_owner
 from training.exchange.store.records import StoredState
+from training.exchange.store.repair_log import RepairLog
 from training.exchange.store.replica import Replica
 from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
+from training.exchange.trust_file import TrustFile
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
-from training.shard_count import Partition
 from training.shards.delta_range import is_delta_in_range
 from training.shards.state import ShardState
 from training.swarm import Swarm
@@ -71,18 +83,18 @@ class Exchange:
         incarnation: int,
         environment: Environment,
     ) -> None:
-        run_genesis = bytes.fromhex(manifest.genesis)
-        divisions = Divisions(run_genesis, manifest.shard_parts)
-        store = store_of(swarm, manifest, settings)
+        genesis = bytes.fromhex(manifest.genesis)
+        log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
+        layout = manifest.layout
+        self.store = store = ShardStore(swarm.node_id, manifest.bounds(), layout.parameter_total, manifest.rule, log)
         run = RunState(incarnation)
         trust, reliability = store.ownership.trust, Reliability()
         # Without a staleness no delta is too old.
         stale_limit = None if staleness is None else max(10, 4 * staleness)
-        context = ExchangeContext(
+        self.context = context = ExchangeContext(
             swarm=swarm,
             environment=environment,
-            genesis=divisions.genesis,
-            run_genesis=run_genesis,
+            genesis=genesis,
             settings=settings,
             synchronous=manifest.barrier_family == "bsp",
             stale_limit=stale_limit,
@@ -98,29 +110,31 @@ class Exchange:
                 reliability=reliability,
                 stale_limit=stale_limit,
             ),
-            rpc=ExchangeRpc(swarm, divisions.genesis, environment.clock, trust, reliability, divisions),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
+        self.manifest = manifest
+        self.view = context.view
         self._run = run
         self._is_alone = not settings.enabled
         self._log = environment.log
-        self._manifest = manifest
-        self._divider = Divider(self, divisions)
-        #: Changes of members during a division.
-        self._missed: list[PeerChange] = []
-        self._serve(ExchangeServices(context))
-
-    def _serve(self, services: ExchangeServices) -> None:
-        """Use these services from now on."""
-        self.services, self.context = services, services.context
-        self.store, self.view = self.context.store, self.context.view
-        self._replica = self.context.replica
-        self.deltas, self.reads, self.backup = services.deltas, services.reads, services.backup
-        self.publisher, self.directory = services.publisher, services.directory
-        self.codec_control, self.values = services.codec_control, services.values
-        self.push_client, self.pull_client = services.push_client, services.pull_client
-        self.reconciler, self.rebalancer = services.reconciler, services.rebalancer
+        self._replica = context.replica
+        self._fences, self._trust = FenceFile(context), TrustFile(context)
+        self.deltas = DeltaHandler(context)
+        final_values, self.publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
+        self.reads = ReadHandler(context, final_values, self.publisher, inspector)
+        self.backup = BackupHandler(context, self.publisher)
+        self.directory = OwnerDirectory(context)
+        self._buffers = BufferAgreement(context, self.directory, final_values)
+        self.codec_control = CodecControl(context)
+        self.push_client = PushClient(context, self.directory, self.deltas)
+        self.values = SwarmValues(context, self.directory, self.deltas.values)
+        self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)
+        self.reconciler = SplitReconciler(context, self.directory, self.deltas)
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
+        self._comparison = StartComparison(context, self.directory)
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def counters(self) -> Counters:
@@ -166,53 +180,54 @@ class Exchange:
         self._run.overlaps = is_on
 
     async def start(self) -> None:
-        """Serve requests and start the rebalancer."""
+        """Serve requests and start the background work."""
         self.context.swarm.on_change(self._on_change)
-        self.services.start()
-        self._divider.start()
+        self.context.rpc.serve_indirect()
+        for handlers in (self.deltas, self.reads, self.backup):
+            handlers.register()
+        services = {
+            "rebalancer": self.rebalancer.run,
+            "fences": self._fences.run,
+            "trust": self._trust.run,
+            "start-comparison": self._comparison.run,
+        }
+        if self.store.holds_values:
+            services["check-backups"] = self.deltas.values.rounds.check_backups
+        self._tasks = [
+            asyncio.create_task(supervised(name, service, self._on_fault), name=name)
+            for name, service in services.items()
+        ]
+
+    def _on_fault(self, name: str, error: Exception) -> None:
+        self._log.error("exchange_service_failed", service=name, error=repr(error))
 
     def _on_change(self, change: PeerChange) -> None:
-        if self._divider.is_dividing:
-            self._missed.append(change)  # the parts hear of it
-        else:
-            self.services.on_change(change)
-
-    # -- division -------------------------------------------------------------------------------------------------
-
-    @property
-    def manifest(self) -> Manifest:
-        """That of the run, with the shards that this node has now."""
-        return self._manifest
-
-    def divide(self, partition: Partition) -> bool:
-        """Divide the shards, as soon as nothing is in the way; the others of the swarm follow. False for what is no
-        division of the present ones, or of shards that cannot be cut (`training.exchange.store.division`)."""
-        return self._divider.want(partition)
-
-    def expect_divisions(self, is_expected: Callable[[int], bool]) -> None:
-        """Follow one member alone only into so many shards as `is_expected` says."""
-        self._divider.divisions.is_expected = lambda parts: is_expected(
-            self.manifest.shards * parts // self.manifest.shard_parts
-        )
-
-    def on_divided(self, call: Callable[[Manifest], None]) -> None:
-        """Call it each time that the shards have been divided, before anything is served of the parts."""
-        self._divider.callbacks.append(call)
-
-    def serve_parts(self, manifest: Manifest, store: ShardStore) -> None:
-        """Go on with the shards of this manifest, parts of the present ones. Everything is halted."""
-        former, self._manifest = self.services, manifest
-        self._serve(ExchangeServices(divided_context(former.context, store, self._divider.divisions), former))
-        missed, self._missed = self._missed, []
-        for change in missed:
-            self.services.on_change(change)
+        """A member has come, gone, or changed."""
+        context = self.context
+        self.reconciler.on_change(change)
+        if change.kind == "restarted":
+            context.store.on_restart(change.node_id, context.me())
+        if change.kind in ("restarted", "dead", "left"):
+            context.claims.forget(change.node_id)
+        reliability = context.view.reliability
+        if change.kind in ("restarted", "returned"):
+            context.acknowledged.doubt(change.node_id)
+            context.wait_credit.forgive(change.node_id)
+            reliability.returned(change.node_id, context.environment.clock.monotonic())
+        if change.kind in ("up", "restarted", "returned", "moved"):
+            reliability.routes.reached(change.node_id)
+        if change.kind == "dead":
+            reliability.routes.died(change.node_id)
+            context.rpc.found_dead(change.node_id)
+        if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
+            context.view.invalidate()
+            context.rebalance.wake()
 
     # -- the vector ---------------------------------------------------------------------------------------------
 
     async def found(self) -> None:
         """Found the swarm's vector: own every shard, with the present replica as its initial value."""
-        with self._divider.held():
-            await self._found(range(len(self.store)))
+        await self._found(range(len(self.store)))
 
     async def _found(self, shards: Iterable[int]) -> None:
         now = self.context.environment.clock.monotonic()
@@ -246,9 +261,6 @@ class Exchange:
     async def resume(self, expected: int, wait_s: float) -> None:
         """Resume a swarm that was shut down. Waits for `expected` nodes, takes over every shard without a known owner
         from its best copy, and founds the rest from this node's replica. Logs how many deltas the shards lost."""
-        await self._divider.over(lambda: self._resume(expected, wait_s))
-
-    async def _resume(self, expected: int, wait_s: float) -> None:
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
         rest = [shard for shard in range(len(self.store)) if not has_known_owner(self.store, shard)]
@@ -276,10 +288,7 @@ class Exchange:
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
-        return await self._divider.over(lambda: self._join(source))
-
-    async def _join(self, source: Contact) -> PullReport:
-        self.services.comparison.begin(source)
+        self._comparison.begin(source)
         await self.directory.learn_all(source)
         if self.store.stored and not any(has_known_owner(self.store, shard) for shard in range(len(self.store))):
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
@@ -297,7 +306,6 @@ class Exchange:
 
     async def prepare(self, delta: Vector, seconds: float, *, is_last: bool) -> None:
         """Choose the codec of the next push, of a delta that was trained in so long; see `PushClient.prepare`."""
-        await self._divider.passed()
         self.codec_control.trained(seconds)
         self.codec_control.before_push()
         await self.push_client.prepare(delta, is_last=is_last)
@@ -315,7 +323,6 @@ class Exchange:
         self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
     ) -> PushReport:
         """See `PushClient.push`."""
-        await self._divider.passed()
         control, clock = self.codec_control, self.context.environment.clock
         control.before_push()
         began = clock.monotonic()
@@ -326,7 +333,7 @@ class Exchange:
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
         deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
-        return await self._divider.over(lambda: self.pull_client.pull(step, deadline_s=deadline_s))
+        return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""
@@ -336,16 +343,15 @@ class Exchange:
 
     async def flush(self, timeout_s: float) -> int:
         """Wait until the owners have all deltas of this node; returns how many steps they lack after `timeout_s`."""
-        steps = await self._divider.over(lambda: self.push_client.finish(timeout_s))
-        return steps + await self.values.finish(timeout_s)
+        return await self.push_client.finish(timeout_s) + await self.values.finish(timeout_s)
 
     async def pull_final(self, step: int, timeout_s: float) -> PullReport:
         """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
-        return await self._divider.over(lambda: self.pull_client.pull(step, deadline_s=timeout_s, is_final=True))
+        return await self.pull_client.pull(step, deadline_s=timeout_s, is_final=True)
 
     async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
         """See `BufferAgreement.agree`."""
-        return await self._divider.over(lambda: self.services.buffers.agree(mine, timeout_s))
+        return await self._buffers.agree(mine, timeout_s)
 
     async def announce_final(self) -> None:
         """Tell the owners that this node has its final values, so that they may leave."""
@@ -367,15 +373,11 @@ class Exchange:
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
         """Deliver the outbox and hand over every shard; returns (steps not delivered, shards not handed over)."""
-        return await self._divider.over(lambda: self._leave(timeout_s))
-
-    async def _leave(self, timeout_s: float) -> tuple[int, int]:
         left = await self.push_client.finish(timeout_s / 2) + await self.values.finish(timeout_s / 2)
         return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
         """Refuse new deltas, wait at most `timeout_s` for those in flight, and then add none."""
-        await self._divider.hold()
         self._run.enter(Phase.CLOSED)
         await self.deltas.drained(list(self.store.owned), timeout_s)
         self._run.enter(Phase.DRAINED)
@@ -397,5 +399,8 @@ class Exchange:
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        await self._divider.stop()
-        await self.services.stop()
+        await asyncio.gather(self.push_client.stop(), self.values.stop())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []

@@ -33,16 +33,12 @@ class FenceFile:
         except msgspec.DecodeError as error:
             self._log.warning("fences_unreadable", reason=str(error))
             return
-        if genesis == self._context.run_genesis:
+        if genesis == self._context.genesis:
             for shard, (number, node) in rows.items():
                 if number >= TERM_LIMIT:
                     self._log.warning("fence_passed_over", shard=shard)
                     continue
                 self._context.store.ownership.raise_fence(shard, Term(number, node))
-
-    def continue_with(self, context: ExchangeContext) -> None:
-        """The shards were divided: from now on write the fences of the parts."""
-        self._context = context
 
     async def run(self) -> None:
         """Write the fences when they changed, at most once a second; retried until the disk takes them.
@@ -53,7 +49,7 @@ class FenceFile:
         while True:
             await asyncio.sleep(1.0)
             if (fences := self._context.store.ownership.take_unsaved_fences()) is not None:
-                data = msgspec.msgpack.encode((self._context.run_genesis, fences))
+                data = msgspec.msgpack.encode((self._context.genesis, fences))
                 try:
                     await self._context.environment.executor.run(self._disk.write, FENCES_FILE, data)
                 except OSError as error:

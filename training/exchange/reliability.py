@@ -15,8 +15,7 @@ a line that loses streams, or overloaded. So it is left out for a minute, then t
   had claimed (`training.exchange.claims`), or gave answers that do not fit their questions. An honest member may do so
   once, when it is started again or steps down. It counts as gone, and what it says of owners is not heard, until its
   time is over (`MemberTrust.suspend`).
-* *foreign*: its requests are of another swarm, or it missed a division of the shards
-  (`training.exchange.divisions`). It counts as gone in the same way.
+* *foreign*: its requests are of another swarm. It counts as gone in the same way.
 """
 
 from __future__ import annotations

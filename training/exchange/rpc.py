@@ -15,9 +15,7 @@ from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.cooperative import LoopTurns
-from training.exchange.divisions import DIVIDING, OTHER_SWARM, Divisions
 from training.exchange.indirect import NAME, IndirectRequests
-from training.exchange.interruption import Interruptible, interrupt_all
 from training.exchange.messages import decode, encode, read_record
 from training.exchange.reliability import Reliability
 from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
@@ -26,6 +24,8 @@ from training.swarm import Swarm
 
 #: Why a member is not served.
 LEFT_OUT = "this node leaves you out: what you sent was repeatedly not true"
+
+OTHER_SWARM = "another swarm: the genesis differs"
 
 A = TypeVar("A", bound=msgspec.Struct)
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
@@ -47,23 +47,16 @@ class ExchangeRpc:
         clock: Clock,
         trust: MemberTrust | None = None,
         reliability: Reliability | None = None,
-        divisions: Divisions | None = None,
-        timeouts: AdaptiveTimeouts | None = None,
     ) -> None:
-        """`trust`: requests of members that are left out are refused. `reliability` hears who answers, `divisions` of
-        nodes whose shards are divided otherwise."""
+        """`trust`: requests of members that are left out are refused. `reliability` hears who answers."""
         #: For every pass over many values on the loop of this node.
         self.turns = LoopTurns()
-        self._divisions = divisions
         self._reliability = Reliability() if reliability is None else reliability
         self._trust = MemberTrust() if trust is None else trust
         self._swarm = swarm
         self._genesis = genesis
         self._clock = clock
-        self.timeouts = AdaptiveTimeouts() if timeouts is None else timeouts
-        #: The requests that are being handled, each by its task; none is any more once this is closed.
-        self._handled: dict[Interruptible, None] = {}
-        self._is_closed = False
+        self.timeouts = AdaptiveTimeouts()
         self._handlers: dict[str, Handler] = {}
         self._indirect = IndirectRequests(swarm, self._dispatch)
         #: The requests in flight of each node.
@@ -72,7 +65,7 @@ class ExchangeRpc:
     def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
         of another node."""
-        handler = self._handlers[name] = self._checked(kind, self._handled_by(handle))
+        handler = self._handlers[name] = self._checked(kind, handle)
         self._swarm.register(name, handler, waits=waits)
 
     def serve_indirect(self) -> None:
@@ -101,7 +94,8 @@ class ExchangeRpc:
             except msgspec.DecodeError as error:
                 raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
             if message.genesis != self._genesis:  # type: ignore[attr-defined]
-                raise RequestRejected(self._refuse(sender.node_id, message.genesis))  # type: ignore[attr-defined]
+                self._leave_out(sender.node_id)
+                raise RequestRejected(OTHER_SWARM)
             try:
                 return await handle(sender, message, stream)
             except BadFrame as error:
@@ -109,48 +103,10 @@ class ExchangeRpc:
 
         return handler
 
-    def _handled_by(self, handle: TypedHandler[A]) -> TypedHandler[A]:
-        """The handler, which `close` ends wherever it waits."""
-
-        async def handled(sender: Contact, message: A, stream: AsyncIterator[Buffer]) -> Response:
-            if self._is_closed:
-                raise RequestRejected(DIVIDING)
-            incoming = Interruptible(self._handled)
-            try:
-                return await handle(sender, message, stream)
-            except asyncio.CancelledError:
-                if incoming.was_interrupted():
-                    raise RequestRejected(DIVIDING) from None
-                raise
-            finally:
-                incoming.done()
-
-        return handled
-
-    def _refuse(self, node: bytes, genesis: bytes) -> str:
-        """Why a message under another genesis is refused. A node that takes part in another swarm, or whose shards no
-        division makes equal to these, is asked nothing for a while: its answers are refusals, and each would be
-        followed by the next request."""
-        if self._divisions is not None and (reason := self._divisions.refusal(genesis, node)):
-            self._judge(node, self._divisions)
-            return reason
-        self._leave_out(node)
-        return OTHER_SWARM
-
     def _leave_out(self, node: bytes) -> None:
+        """A node that takes part in another swarm is asked nothing for a while: its answers are refusals, and each
+        would be followed by the next request."""
         self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
-
-    def _judge(self, node: bytes, divisions: Divisions) -> None:
-        """A member has named a division. While it is not believed others take over what it owned: it answers nobody."""
-        if divisions.disbelieves(node):
-            self._leave_out(node)
-        for believed in filter(self._trust.is_served, divisions.take_believed()):
-            self._trust.forgive(believed)
-
-    async def close(self) -> None:
-        """Handle nothing any more: what is being handled is refused, wherever it waits."""
-        self._is_closed = True
-        await interrupt_all(self._handled)
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
@@ -229,9 +185,6 @@ class ExchangeRpc:
             self._reliability.unanswered(to.node_id, self._clock.monotonic())
         elif error.kind == "rejected":
             self._reliability.answered(to.node_id, self._clock.monotonic())
-            if self._divisions is not None:
-                self._divisions.told(error.detail, to.node_id)
-                self._judge(to.node_id, self._divisions)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         seconds = self.timeouts.timeout_s(kind, to.node_id)

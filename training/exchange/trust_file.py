@@ -40,7 +40,7 @@ class TrustFile:
             self._log.warning("trust_unreadable", reason=str(error))
             return
         now_s = self._context.environment.clock.monotonic()
-        for node, reason, lies in rows if genesis == self._context.run_genesis else ():
+        for node, reason, lies in rows if genesis == self._context.genesis else ():
             self._trust.restore(Distrusted(node, now_s, reason, lies))
             self._log.warning("member_distrusted", source=node.hex(), reason=reason, lies=lies)
 
@@ -53,7 +53,7 @@ class TrustFile:
             if (distrusted := self._trust.take_unsaved()) is None:
                 continue
             rows = [(one.node, one.reason, one.lies) for one in distrusted[:MAX_MEMBERS]]
-            data = msgspec.msgpack.encode((self._context.run_genesis, rows))
+            data = msgspec.msgpack.encode((self._context.genesis, rows))
             try:
                 await self._context.environment.executor.run(self._disk.write, TRUST_FILE, data)
             except OSError as error:

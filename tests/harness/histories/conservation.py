@@ -57,8 +57,6 @@ class History(HistoryChecks):
         if plan.keeps_states:
             self._tasks.append(asyncio.create_task(self._keep_saving(), name="checkpoints"))
         self.strikes = plan.moment is not None
-        if self.divides:
-            self._tasks.append(asyncio.create_task(self.divisions(), name="fault"))
         faults = asyncio.create_task(self.faults(), name="faults")
         ends = self._now() + plan.train_s + 2.0
         while self._now() < ends:
@@ -129,12 +127,12 @@ class History(HistoryChecks):
         return tally
 
 
-def play(seed: int, nodes: int = 50, robust: Robust = "", *, divides: bool = False) -> Tally:
+def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
     """One history. Raises `Broken` when an invariant does not hold."""
     found: list[Tally] = []
 
     async def main() -> None:
-        history = History(seed, nodes, robust, divides=divides)
+        history = History(seed, nodes, robust)
         try:
             found.append(await history.play())
         finally:
@@ -152,14 +150,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first history")
     parser.add_argument("--seed", type=int, default=None, help="play this one alone, and print it")
     parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--divides", action="store_true", help="nodes divide their shards meanwhile")
     parser.add_argument("--robust", choices=("", "clip"), default="")
     arguments = parser.parse_args()
     one_of = partial(
         play,
         nodes=arguments.nodes,
         robust=arguments.robust,
-        divides=arguments.divides,
     )
     if arguments.seed is not None:
         print(json.dumps(vars(one_of(arguments.seed))))
@@ -193,7 +189,6 @@ def main() -> int:
                 "refused",
                 "clipped",
                 "followers",
-                "divided",
             )
         },
         **{

@@ -16,9 +16,6 @@ from training.shards.robust import Robust
 
 SHARDS = 4
 VALUES = 16
-#: Into how many parts the shards of a history with divisions are divided at most: those are its cells, by which all is
-#: counted. One that divides nothing has a cell for each shard.
-MAX_PARTS = 4
 PullCodec = Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"]
 #: Requests at whose moment a node is killed: those that move a shard, or a delta on its way to the backup.
 MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "survey", "mend", "push")
@@ -129,6 +126,4 @@ class Tally:
     #: The most that a clock of the latter kind may have shown.
     limit_s: float = 0.0
     quiet_s: float = 0.0
-    #: How often a node has divided its shards.
-    divided: int = 0
     digest: str = ""

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,8 +71,7 @@ class Ledger:
     """All deltas of one history."""
 
     def __init__(self, where: str, settings: ExchangeSettings, bounds: list[tuple[int, int]], *, exact: bool) -> None:
-        """`exact`: weights and codec are such that the sums of any order are equal to the bit. `bounds`: of the
-        smallest parts into which shards may be divided; everything is counted by these."""
+        """`exact`: weights and codec are such that the sums of any order are equal to the bit. `bounds`: of shards."""
         self._where = where
         self._settings = settings
         self._bounds = bounds
@@ -99,41 +97,26 @@ class Ledger:
     def broken(self, why: str) -> Broken:
         return Broken(f"{self._where}: {why}")
 
-    def cells(self, shard: int, shards: int) -> range:
-        """The smallest parts of a shard of a node that has so many."""
-        factor = len(self._bounds) // shards
-        return range(factor * shard, factor * (shard + 1))
-
-    def _cut(self, shard: int, shards: int, values: Any) -> Iterator[tuple[int, Any]]:
-        """The smallest parts of a shard, each with its values."""
-        cells = self.cells(shard, shards)
-        first = self._bounds[cells[0]][0]
-        return ((cell, values[self._bounds[cell][0] - first : self._bounds[cell][1] - first]) for cell in cells)
-
     # -- taking down ----------------------------------------------------------------------------------------------
 
     def watch(self, name: str, node: bytes, incarnation: int, exchange: Exchange) -> Sent:
         """Take down what this node receives and is answered from now on."""
         sent = self._sent.setdefault((node, incarnation), Sent(name))
-        shards = len(exchange.store)
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
         client = exchange.push_client
-        # The client goes on after a division, and is watched already.
-        take_back, merge_back = outbox.take_back, partial(type(client)._take_back, client)
+        take_back, merge_back = outbox.take_back, client._take_back
         #: What the push that is under way has taken back, as it was trained.
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
             for item in items:
-                for cell, values in self._cut(item.shard, shards, item.delta):
-                    self._receive((cell, identity), values, repair=item.repair)
+                self._receive((item.shard, identity), item.delta, repair=item.repair)
             results = await accept(push, items)
             for result, item in zip(results, items, strict=True):
                 if result.status == "ok" and not item.repair:
-                    for cell in self.cells(result.shard, shards):
-                        self._acknowledge(cell, identity)
+                    self._acknowledge(result.shard, identity)
             return results
 
         def added_alone(push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
@@ -142,51 +125,45 @@ class Ledger:
             for shard, part in kept:
                 if shard not in results:
                     continue
-                for cell, values in self._cut(shard, shards, part):
-                    self._receive((cell, identity), values, repair=False)
-                    sent.alone[cell, identity] = None
-                    if results[shard].status == "ok":
-                        self._acknowledge(cell, identity)
+                self._receive((shard, identity), part, repair=False)
+                sent.alone[shard, identity] = None
+                if results[shard].status == "ok":
+                    self._acknowledge(shard, identity)
             return results
 
         def counted(delivery: Delivery, result: PushResult) -> None:
             push = delivery.push
             identity = DeltaId(push.node, push.incarnation, push.step)
-            for cell in self.cells(result.shard, shards):
-                self._answered(sent, (cell, identity), result)
+            self._answered(sent, (result.shard, identity), result)
             count(delivery, result)
 
         def taken_back() -> list[tuple[Outgoing, Push]]:
             found = take_back()
             for item, push in found:
                 whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-                for cell, values in self._cut(item.shard, shards, whole):
-                    self._take_back(sent, (cell, DeltaId(push.node, push.incarnation, push.step)), values)
+                self._take_back(sent, (item.shard, DeltaId(push.node, push.incarnation, push.step)), whole)
             return found
 
         async def merged_back(delta: Vector, weight: float) -> TakenBack:
             # It travels with a delta of another weight, scaled so that it counts with its own.
             returned = await merge_back(delta, weight)
             for shard in returned.shards:
-                for cell, values in self._cut(shard, shards, returned.of(shard)):
-                    self._travel(sent, cell, values)
+                self._travel(sent, shard, returned.of(shard))
             return returned
 
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
             if state is None and not store.owned[shard].state.knows(item.identity):
-                for cell in self.cells(shard, shards):
-                    key, weight = (cell, item.identity), (item.weight, item.momentum)
-                    told = self._forwarded.get((name, key), weight)
-                    if store.owned[shard].has_targets and told != weight:
-                        raise self.broken(
-                            f"shard {shard}: {name} adds {self.named(item.identity)} by {weight}, told {told}"
-                        )
-                    self._weigh(key, item.weight, momentum=item.momentum)
+                key, weight = (shard, item.identity), (item.weight, item.momentum)
+                told = self._forwarded.get((name, key), weight)
+                if store.owned[shard].has_targets and told != weight:
+                    raise self.broken(
+                        f"shard {shard}: {name} adds {self.named(item.identity)} by {weight}, told {told}"
+                    )
+                self._weigh(key, item.weight, momentum=item.momentum)
             return add(shard, item, state)
 
         def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> int:
-            for cell in self.cells(shard, shards):
-                self._weigh((cell, identity), weight, momentum=not plain)
+            self._weigh((shard, identity), weight, momentum=not plain)
             return add_unlogged(shard, identity, weight, delta, plain=plain)
 
         deltas.accept = accepted  # type: ignore[method-assign]
@@ -202,19 +179,18 @@ class Ledger:
         """A node is about to push this delta, float32[total]."""
         sent.trained[step] = delta.astype(np.float64)
 
-    def forwarded(self, name: str, payload: bytes, shards: int) -> None:
-        """A node that has so many shards forwards a delta: a backup may add it so, and take over before the owner has
+    def forwarded(self, name: str, payload: bytes) -> None:
+        """A node forwards a delta: a backup may add it so, and take over before the owner has
         added it."""
         message = decode(payload, Forward)
         identity = DeltaId(message.node, message.incarnation, message.step)
         for entry in message.shards:
-            for cell in self.cells(entry.shard, shards):
-                key = cell, identity
-                self._forwarded[name, key] = message.weight * entry.scale, message.momentum
-                self._weigh(key, message.weight * entry.scale, momentum=message.momentum)
+            key = entry.shard, identity
+            self._forwarded[name, key] = message.weight * entry.scale, message.momentum
+            self._weigh(key, message.weight * entry.scale, momentum=message.momentum)
 
-    def _acknowledge(self, cell: int, identity: DeltaId) -> None:
-        self.acknowledged[cell].setdefault(identity)
+    def _acknowledge(self, shard: int, identity: DeltaId) -> None:
+        self.acknowledged[shard].setdefault(identity)
 
     def _take_back(self, sent: Sent, key: Key, values: Vector) -> None:
         if key in sent.finals or key in self._received:
@@ -222,9 +198,9 @@ class Ledger:
         sent.finals[key] = "taken back"
         self._taken_back[key] = values
 
-    def _travel(self, sent: Sent, cell: int, values: Vector) -> None:
+    def _travel(self, sent: Sent, shard: int, values: Vector) -> None:
         """What was taken back travels with the delta that the node is about to push."""
-        sent.trained[max(sent.trained)][slice(*self._bounds[cell])] += values
+        sent.trained[max(sent.trained)][slice(*self._bounds[shard])] += values
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
         if key in self._taken_back:
@@ -263,7 +239,7 @@ class Ledger:
             identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
             for shard, item in delivery.unacknowledged.items():
                 whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-                outbox |= {(cell, identity): part for cell, part in self._cut(shard, len(exchange.store), whole)}
+                outbox[shard, identity] = whole
         feedback = exchange.push_client._feedback
         for shard, (start, stop) in enumerate(self._bounds):
             left_out = np.zeros(stop - start)
@@ -277,21 +253,14 @@ class Ledger:
                     found = outbox[key] if key in outbox else self._received[key][0]
                 decay = 1.0 if key in sent.alone else codecs.decay(self._codec(key[1]))
                 left_out = decay * left_out + delta[start:stop] - found
-            if shard * len(exchange.store) // len(self._bounds) in feedback.residual_shards:
+            if shard in feedback.residual_shards:
                 assert feedback._residual is not None
                 left_out -= feedback._residual[start:stop]
             apart = float(np.abs(left_out).max())
             if apart > (0.0 if self._exact else TOLERANCE):
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 
-    def check_state(self, shard: int, shards: int, whose: str, state: ShardState) -> None:
-        """`check_cell` for each of the smallest parts of a shard of a node that has so many."""
-        value = self._cut(shard, shards, state.value)
-        momentum = self._cut(shard, shards, state.value if state.momentum is None else state.momentum)
-        for (cell, part), (_, moving) in zip(value, momentum, strict=True):
-            self._check_cell(cell, whose, state, part, None if state.momentum is None else moving)
-
-    def _check_cell(self, shard: int, whose: str, state: ShardState, value: Vector, momentum: Vector | None) -> None:
+    def check_state(self, shard: int, whose: str, state: ShardState) -> None:
         """A state has every acknowledged delta, and is the sum of its deltas, each once. One that it does not list any
         more is among those that it counts as forgotten."""
         forgotten = [one for one in self.acknowledged[shard] if state.may_have_forgotten(one)]
@@ -301,7 +270,7 @@ class Ledger:
             era = f" (a new era since step {state.era_step})" if state.era_step else ""
             names = [self.named(one) for one in lost[:5]]
             raise self.broken(f"shard {shard} of {whose}{era} lost {len(lost)}: {names}")
-        low, high = np.zeros(value.size), np.zeros(value.size)
+        low, high = np.zeros(state.value.size), np.zeros(state.value.size)
         applied = [*identities(state), *forgotten]
         self.forgotten += state.applied.forgotten.count
         if state.applied.forgotten.count > len(forgotten):
@@ -314,9 +283,9 @@ class Ledger:
             low += least
             high += most
         lr, mu = self._settings.outer_lr, self._settings.outer_momentum
-        total = value.astype(np.float64) * ((1.0 - mu) / lr)
-        if momentum is not None:  # within a round it is the sum in the brackets, before it m
-            total += mu * momentum.astype(np.float64) * (1.0 if state.sum_weight else mu)
+        total = state.value.astype(np.float64) * ((1.0 - mu) / lr)
+        if state.momentum is not None:  # within a round it is the sum in the brackets, before it m
+            total += mu * state.momentum.astype(np.float64) * (1.0 if state.sum_weight else mu)
         apart = float(max((low - total).max(), (total - high).max()))
         if apart > (0.0 if self._exact else TOLERANCE) or state.version != len(applied):
             raise self.broken(

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-from tests.harness.histories.delta_ledger import Ledger
+from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_faults import HistoryFaults
 from tests.harness.swarms.exchange_swarm import Member
 from training.encoding import codecs
@@ -43,9 +43,7 @@ class HistoryChecks(HistoryFaults):
         for task in [*([faults] if faults is not None else []), *self._tasks, *workers]:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-        waiting = (
-            None if self.pushing else {member.name: _waiting(member, self.ledger) for member in self.world.running()}
-        )
+        waiting = None if self.pushing else {member.name: _waiting(member) for member in self.world.running()}
         if late := self.clocks.late(now, waiting):
             raise self.ledger.broken(late)
 
@@ -60,10 +58,7 @@ class HistoryChecks(HistoryFaults):
                 return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
             if member.worker is not None and not member.worker.done():
                 return f"{member.name} joins, or makes its last step"
-        partitions = {member.name: member.exchange.manifest.shards for member in members if member.exchange}
-        if len({*partitions.values()}) > 1:
-            return f"nodes have other numbers of shards than others: {partitions}"
-        for shard in range(min(partitions.values())):
+        for shard in range(SHARDS):
             owners = [one for one in members if one.exchange and shard in one.exchange.store.owned]
             if len(owners) != 1:
                 return f"shard {shard} is owned by {[one.name for one in owners]}"
@@ -86,7 +81,7 @@ class HistoryChecks(HistoryFaults):
                 raise self.ledger.broken(f"{member.name} has followed a chain to other bits than its owner's")
         await self._check_replicas()
         await self._quiet()
-        for shard in range(shards := self._shards()):
+        for shard in range(SHARDS):
             owner, state = self._owner(shard)
             assert owner.exchange is not None
             owned = owner.exchange.store.owned[shard]
@@ -95,13 +90,8 @@ class HistoryChecks(HistoryFaults):
                 raise self.ledger.broken(f"shard {shard} of {owner.name} has lost its backup")
             if self.plan.synchronous:
                 copy.fold(10**6, owner.exchange.store.rule)
-            self.ledger.check_state(shard, shards, owner.name, state)
-            self.ledger.check_state(shard, shards, f"{owner.name}'s backup", copy)
-
-    def _shards(self) -> int:
-        """How many shards every node has, once it is quiet."""
-        (shards,) = {len(one.exchange.store) for one in self.world.running() if one.exchange is not None}
-        return shards
+            self.ledger.check_state(shard, owner.name, state)
+            self.ledger.check_state(shard, f"{owner.name}'s backup", copy)
 
     def _owner(self, shard: int) -> tuple[Member, ShardState]:
         owners = [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
@@ -138,7 +128,7 @@ class HistoryChecks(HistoryFaults):
         held: dict[tuple[int, Position], tuple[str, Vector]] = {}
         for name, exchange in exchanges.items():
             replica = exchange.context.replica
-            for shard in range(self._shards()):
+            for shard in range(SHARDS):
                 mine, position = replica.slice_of(shard), replica.position_of(shard)
                 if position != NO_POSITION:
                     other, theirs = held.setdefault((shard, position), (name, mine))
@@ -152,7 +142,7 @@ class HistoryChecks(HistoryFaults):
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
     def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:
-        for shard in range(self._shards()):
+        for shard in range(SHARDS):
             owner, state = self._owner(shard)
             pulled, exact = exchange.context.replica.slice_of(shard), state.value
             rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
@@ -173,9 +163,8 @@ class HistoryChecks(HistoryFaults):
         return np.array_equal(replica.slice_of(shard), chain.published.value)
 
 
-def _waiting(member: Member, ledger: Ledger) -> list[int]:
-    """The cells for which a node has deltas in its outbox."""
+def _waiting(member: Member) -> list[int]:
+    """The shards for which a node has deltas in its outbox."""
     assert member.exchange is not None
-    deliveries, shards = member.exchange.push_client._outbox._deliveries.values(), len(member.exchange.store)
-    waiting = {shard for delivery in deliveries for shard in delivery.unacknowledged}
-    return sorted(cell for shard in waiting for cell in ledger.cells(shard, shards))
+    deliveries = member.exchange.push_client._outbox._deliveries.values()
+    return sorted({shard for delivery in deliveries for shard in delivery.unacknowledged})

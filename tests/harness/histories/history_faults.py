@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from tests.harness.environment.simulated import Record
 from tests.harness.environment.virtual_loop import START_S
+from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_nodes import HistoryNodes
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.exchange.exchange import Exchange
 from training.exchange.store.records import Owned
-from training.shard_count import Partition
 from training.shards.robust import Robust
 
 
 class HistoryFaults(HistoryNodes):
-    """Nodes that crash, pause, part, join, leave and divide their shards."""
+    """Nodes that crash, pause, part, join and leave."""
 
-    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
-        super().__init__(seed, nodes, robust, divides=divides)
+    def __init__(self, seed: int, nodes: int, robust: Robust = "") -> None:
+        super().__init__(seed, nodes, robust)
         #: Whether the moment of a request may be struck now.
         self.strikes = False
         self.asked_to_leave: dict[str, None] = {}
@@ -36,18 +35,18 @@ class HistoryFaults(HistoryNodes):
         # Under bsp no shard goes on before the others.
         is_everywhere = shards is None or (shards and self.plan.synchronous)
         self.clocks.struck(
-            self.clocks.names() if names is None else names, range(self.cells) if is_everywhere else shards or ()
+            self.clocks.names() if names is None else names, range(SHARDS) if is_everywhere else shards or ()
         )
         self.world.records.append(_record(self.world, "fault", what=what))
 
     def _shards_of(self, *names: str) -> list[int]:
-        """The cells that these nodes own, back up or learn."""
+        """The shards that these nodes own, back up or learn."""
         found: dict[int, None] = {}
         for name in names:
             exchange = self.world.members[name].exchange
             if exchange is not None:
                 for shard in (*exchange.store.owned, *exchange.store.backed):
-                    found |= dict.fromkeys(self.ledger.cells(shard, len(exchange.store)))
+                    found[shard] = None
         return sorted(found)
 
     def may_crash(self, member: Member) -> bool:
@@ -57,55 +56,49 @@ class HistoryFaults(HistoryNodes):
         if exchange.store.superseded:
             return False
         running = self.world.running()
-        if any(
-            not self._is_owned(cell, backed.owner.node_id)
-            for shard, backed in exchange.store.backed.items()
-            for cell in self.ledger.cells(shard, len(exchange.store))
-        ):
+        if any(not self._is_owned(shard, backed.owner.node_id) for shard, backed in exchange.store.backed.items()):
             return False  # its owner is gone, and it alone may have what both had
-        for cell in range(self.cells):
-            owners = [one for one in running if one.exchange and self._owned_at(one.exchange, cell) is not None]
+        for shard in range(SHARDS):
+            owners = [one for one in running if one.exchange and self._owned_at(one.exchange, shard) is not None]
             if not owners:
                 return False
             for one in owners:
                 assert one.exchange is not None
-                owned = self._owned_at(one.exchange, cell)
+                owned = self._owned_at(one.exchange, shard)
                 assert owned is not None
                 involved = one is member or (owned.backup and owned.backup.node_id == member.contact.node_id)
-                if involved and not self._complete(one, cell):
+                if involved and not self._complete(one, shard):
                     return False
             # During a hand-over both sides of it own the shard, until the answer is there.
             acting = [
                 one
                 for one in owners
-                if one.exchange and (owned := self._owned_at(one.exchange, cell)) is not None and not owned.moving
+                if one.exchange and (owned := self._owned_at(one.exchange, shard)) is not None and not owned.moving
             ]
-            parted = len(acting) > 1 or any(
-                one.exchange and self._shard_at(one.exchange, cell) in one.exchange.store.superseded for one in running
-            )
-            if parted and exchange.store.log.entries(self._shard_at(exchange, cell)):
+            parted = len(acting) > 1 or any(one.exchange and shard in one.exchange.store.superseded for one in running)
+            if parted and exchange.store.log.entries(shard):
                 return False
         return True
 
-    def _owned_at(self, exchange: Exchange, cell: int) -> Owned | None:
-        return exchange.store.owned.get(self._shard_at(exchange, cell))
+    def _owned_at(self, exchange: Exchange, shard: int) -> Owned | None:
+        return exchange.store.owned.get(shard)
 
-    def _is_owned(self, cell: int, node: bytes) -> bool:
+    def _is_owned(self, shard: int, node: bytes) -> bool:
         exchange = self.world.members[self.names[node]].exchange
-        return exchange is not None and self._owned_at(exchange, cell) is not None
+        return exchange is not None and self._owned_at(exchange, shard) is not None
 
-    def _complete(self, owner: Member, cell: int) -> bool:
+    def _complete(self, owner: Member, shard: int) -> bool:
         assert owner.exchange is not None
-        owned = self._owned_at(owner.exchange, cell)
+        owned = self._owned_at(owner.exchange, shard)
         if owned is None or owned.backup is None:
             return False
         backup = self.world.members[self.names[owned.backup.node_id]]
         if backup.exchange is None or not self.world.reachable(owner, backup):
             return False
-        if owned.moving and self._owned_at(backup.exchange, cell) is not None:
+        if owned.moving and self._owned_at(backup.exchange, shard) is not None:
             return True
         # It has restarted, and its owner does not know that yet: a crash that is still to be detected.
-        backed = backup.exchange.store.backed.get(self._shard_at(backup.exchange, cell))
+        backed = backup.exchange.store.backed.get(shard)
         restarted = backup.starts > 1 and (backed is None or backed.owner.node_id != owner.contact.node_id)
         return not restarted
 
@@ -123,24 +116,6 @@ class HistoryFaults(HistoryNodes):
             await self._strike(what, name, names)
         self.strikes = False
 
-    async def divisions(self) -> None:
-        """Twice in a history some nodes divide their shards, each for itself: amid the faults, and at any moment of
-        what the others do."""
-        chance = random.Random(f"{self.world.seed}/divisions")
-        moments = sorted(chance.uniform(1.0, self.plan.train_s + 4.0) for _ in range(2))
-        began = self._now()
-        for moment in moments:
-            await asyncio.sleep(max(0.0, began + moment - self._now()))
-            self._fault("divided")
-            names = self._present()
-            for name in chance.sample(names, min(len(names), chance.choice([1, 1, 2, 5]))):
-                exchange = self.world.members[name].exchange
-                if exchange is None:
-                    continue
-                shards, parts = exchange.manifest.partition
-                exchange.divide(Partition(2 * shards, 2 * parts))
-                await asyncio.sleep(chance.choice([0.0, 0.01, 0.2]))
-
     def _present(self) -> list[str]:
         return sorted(member.name for member in self.world.running() if member.name not in self.asked_to_leave)
 
@@ -150,7 +125,7 @@ class HistoryFaults(HistoryNodes):
         if request == "forward":  # the backup has the delta from then on
             sender = self.world.members[source].exchange
             assert sender is not None
-            self.ledger.forwarded(source, payload, len(sender.store))
+            self.ledger.forwarded(source, payload)
         wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
         if not self.strikes or request != wanted:
             return

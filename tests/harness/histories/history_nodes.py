@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlay.transport import TransportError
-from tests.harness.histories.conservation_plan import MAX_PARTS, SHARDS, VALUES, Plan, Tally, delta_of
+from tests.harness.histories.conservation_plan import SHARDS, VALUES, Plan, Tally, delta_of
 from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.swarms.exchange_swarm import Member, World
@@ -22,9 +22,7 @@ from training.exchange.store import state_files
 from training.exchange.store.records import StoredState
 from training.exchange.terms import Term
 from training.layout import shard_bounds
-from training.manifest import Manifest
 from training.shards.robust import Robust
-from training.stored_shards import StoredShards, divided
 
 #: What the trainer leaves in its memory when it computes the next delta.
 OVERWRITTEN = 777.0
@@ -40,22 +38,19 @@ class Saved:
     replica: Vector
     states: list[bytes]
     step: int
-    manifest: Manifest
 
 
 class HistoryNodes:
     """Swarm, ledger and clocks of a history, and what each of its nodes does by itself."""
 
-    def __init__(self, seed: int, nodes: int, robust: Robust = "", *, divides: bool = False) -> None:
+    def __init__(self, seed: int, nodes: int, robust: Robust = "") -> None:
         self.plan = plan = Plan.of(seed, nodes, robust)
-        self.divides = divides
-        self.cells = SHARDS * (MAX_PARTS if divides else 1)
-        self.cell_bounds = shard_bounds(VALUES, self.cells, self.cells // SHARDS)
+        self.bounds = shard_bounds(VALUES, SHARDS)
         self.tally = Tally(seed)
         self.chance = random.Random(f"{seed}/faults")
         self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
-        self.ledger = Ledger(f"seed {seed}", plan.settings, self.cell_bounds, exact=plan.is_exact)
-        self.clocks = ProgressClocks(self.cells, plan.links.loss)
+        self.ledger = Ledger(f"seed {seed}", plan.settings, self.bounds, exact=plan.is_exact)
+        self.clocks = ProgressClocks(SHARDS, plan.links.loss)
         self.names: dict[bytes, str] = {}
         self.pushing = True
         self.resumed_by = ""
@@ -64,13 +59,12 @@ class HistoryNodes:
     async def start(self, name: str, *, founder: bool = False, works: bool = False, resumes: int = 0) -> Member:
         """Start a node on its machine. The founder founds, or with `resumes` resumes a swarm of so many others."""
         saved = None if self.world.parted else self.saved.get(name)
-        member = await self.world.start(name, founder=founder and not resumes, manifest=self._manifest_for(saved))
+        member = await self.world.start(name, founder=founder and not resumes)
         self.names[member.contact.node_id] = name
         exchange = member.exchange
         assert exchange is not None
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
-        exchange.on_divided(lambda _manifest: self._on_divided(member, exchange))
         if self.plan.settings.codec == "auto":
             self._draw_codecs(member, sent)
         # Not during a split: there an old state may take a shard back from a new era before the other side's newer one
@@ -79,30 +73,12 @@ class HistoryNodes:
             exchange.delay_takeover(TAKEOVER_DELAY_S)
             exchange.context.replica.vector[:] = saved.replica
             exchange.begin_at(saved.step)
-            found = self._read(saved, exchange.manifest)
-            exchange.offer_versions(found.versions)
-            exchange.offer_states(found.states)
+            exchange.offer_versions(saved.versions)
+            exchange.offer_states(self._read(saved))
         member.worker = asyncio.create_task(
             self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
         )
         return member
-
-    def _manifest_for(self, saved: Saved | None) -> Manifest:
-        """That of some node which runs, as a joiner is told, or of its own disk, if that has smaller shards."""
-        running = [one.exchange.manifest for one in self.world.running() if one.exchange is not None]
-        if not self.divides or not running:
-            return self.world.manifest if saved is None else saved.manifest
-        told = self.chance.choice(running)
-        return max([told, *([] if saved is None else [saved.manifest])], key=lambda manifest: manifest.shards)
-
-    def _on_divided(self, member: Member, exchange: Exchange) -> None:
-        self.tally.divided += 1
-        self.ledger.watch(member.name, member.contact.node_id, exchange.context.run.incarnation, exchange)
-        self._time_acknowledgements(member.name, exchange)
-
-    def _shard_at(self, exchange: Exchange, cell: int) -> int:
-        """The shard of a node in which a cell is."""
-        return cell * len(exchange.store) // self.cells
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
         outbox = exchange.push_client._outbox
@@ -111,8 +87,7 @@ class HistoryNodes:
         def counted(delivery: Delivery, result: PushResult) -> None:
             count(delivery, result)
             if result.status == "ok":
-                for cell in self.ledger.cells(result.shard, len(exchange.store)):
-                    self.clocks.acknowledged(name, cell, self._now())
+                self.clocks.acknowledged(name, result.shard, self._now())
 
         outbox.count = counted  # type: ignore[method-assign]
 
@@ -207,7 +182,7 @@ class HistoryNodes:
         exchange.begin_at(step)
         overlay.step = step
         await exchange.pull(step)
-        self.clocks.pulled(member.name, exchange.context.replica.vector, self.cell_bounds, self._now())
+        self.clocks.pulled(member.name, exchange.context.replica.vector, self.bounds, self._now())
 
     def _now(self) -> float:
         return self.world.clock.monotonic()
@@ -217,25 +192,22 @@ class HistoryNodes:
         exchange = member.exchange
         assert exchange is not None
         held = [(shard, term, state) for shard, term, state in exchange.states_to_save()]
-        parts = state_files.encode(exchange.context.run_genesis, held, clean=clean)
+        parts = state_files.encode(exchange.context.genesis, held, clean=clean)
         replica = exchange.context.replica
         self.saved[member.name] = Saved(
             replica.versions(),
             replica.vector.copy(),
             [b"".join(parts)],
             exchange.view.median_step(),
-            exchange.manifest,
         )
 
-    def _read(self, saved: Saved, present: Manifest) -> StoredShards:
+    def _read(self, saved: Saved) -> dict[int, StoredState]:
         found: dict[int, StoredState] = {}
+        manifest = self.world.manifest
         for raw in saved.states:
-            manifest = saved.manifest
             genesis = bytes.fromhex(manifest.genesis)
             found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES)
-        whole = StoredShards(saved.versions, found)
-        factor = saved.manifest.partition.divisor(present.partition)
-        return whole if factor == 1 else divided(whole, factor, present.bounds())
+        return found
 
     async def _keep_saving(self) -> None:
         """Checkpoints: each node writes one every few seconds, at its own time."""

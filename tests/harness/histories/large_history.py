@@ -349,8 +349,8 @@ class LargeHistory:
             assert owned.backup is not None
             copy = exchanges[self._names[owned.backup.node_id]].store.backed[shard].state
             assert copy is not None
-            self.ledger.check_state(shard, self.plan.shards, name, owned.state)
-            self.ledger.check_state(shard, self.plan.shards, f"{name}'s backup", copy)
+            self.ledger.check_state(shard, name, owned.state)
+            self.ledger.check_state(shard, f"{name}'s backup", copy)
 
     def _done(self) -> LargeTally:
         tally = self.tally

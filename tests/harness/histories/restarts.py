@@ -1,7 +1,7 @@
 """Random restarts of a killed swarm, and the truth about what each has lost.
 
-A node's delta adds 1 to its own value of each cell. A cell is a shard, or what becomes one where the restart divides
-the shards. So the values of a cell count the deltas of each node that it has, whatever is written in its identities.
+A node's delta adds 1 to its own value of each shard. So the values of a shard count the deltas of each node that it
+has, whatever is written in its identities.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.trainer_link.interface import StepOrder
 
 NODES = 5
 SHARDS = 4
-#: Values of one cell; the first `NODES` count deltas.
+#: Values of one shard; the first `NODES` count deltas.
 WIDTH = 8
 
 SETTINGS: dict[str, Any] = {
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class CountingTrainer(StubTrainer):
-    """Its delta adds 1 to its node's value of every cell."""
+    """Its delta adds 1 to its node's value of every shard."""
 
     async def write_delta(self, order: StepOrder) -> None:
         self.delta[:] = 0.0
@@ -50,7 +50,7 @@ class CountingTrainer(StubTrainer):
 
 @dataclass(frozen=True)
 class Restart:
-    """What one random restart did. Deltas are counted per cell."""
+    """What one random restart did. Deltas are counted per shard."""
 
     seed: int
     order: tuple[str, ...]
@@ -58,24 +58,24 @@ class Restart:
     #: Acknowledged deltas that the model lacks after the restart, and deltas that it has twice.
     lost: int
     doubled: int
-    #: Deltas that the highest copy of each cell on any disk has more than the cell.
+    #: Deltas that the highest copy of each shard on any disk has more than the shard.
     lost_from_the_highest: int
-    #: Deltas that the cells lack of the steps which the nodes had reached, as their disks say.
+    #: Deltas that the shards lack of the steps which the nodes had reached, as their disks say.
     lost_from_disks: int
     #: What the log reported as lost.
     reported: int
 
 
-def counted(swarm: Swarm, cells: int) -> np.ndarray:
-    """Deltas that the owners' values have, int[cells, nodes]."""
-    value = swarm.value() - initial_vector(0, cells * WIDTH)
-    return np.rint(value.reshape(cells, WIDTH)[:, :NODES]).astype(int)
+def counted(swarm: Swarm) -> np.ndarray:
+    """Deltas that the owners' values have, int[shards, nodes]."""
+    value = swarm.value() - initial_vector(0, SHARDS * WIDTH)
+    return np.rint(value.reshape(SHARDS, WIDTH)[:, :NODES]).astype(int)
 
 
-def on_disks(swarm: Swarm, cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deltas that each disk has, in the vector or the states of its newest checkpoint, int[disks, cells, nodes]; and
+def on_disks(swarm: Swarm) -> tuple[np.ndarray, np.ndarray]:
+    """Deltas that each disk has, in the vector or the states of its newest checkpoint, int[disks, shards, nodes]; and
     the step that its node had reached, int[disks]."""
-    layout, initial = plain_layout(cells * WIDTH), initial_vector(0, cells * WIDTH)
+    layout, initial = plain_layout(SHARDS * WIDTH), initial_vector(0, SHARDS * WIDTH)
     bounds = shard_bounds(layout.total, SHARDS)
     log = ListLog([], "", swarm.clock)
     found, reached = [], []
@@ -91,7 +91,7 @@ def on_disks(swarm: Swarm, cells: int) -> tuple[np.ndarray, np.ndarray]:
         for shard, stored in states.items():
             values[slice(*bounds[shard])] = np.maximum(values[slice(*bounds[shard])], stored.state.value)
         found.append(values - initial)
-    return np.rint(np.array(found).reshape(-1, cells, WIDTH)[:, :, :NODES]).astype(int), np.array(reached)
+    return np.rint(np.array(found).reshape(-1, SHARDS, WIDTH)[:, :, :NODES]).astype(int), np.array(reached)
 
 
 async def _pause(swarm: Swarm) -> None:
@@ -100,10 +100,7 @@ async def _pause(swarm: Swarm) -> None:
     await asyncio.sleep(8.0)
 
 
-async def _restart(
-    swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float, *, divides: int, shows: bool
-) -> Restart:
-    cells = SHARDS * divides
+async def _restart(swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float, *, shows: bool) -> Restart:
     chance = random.Random(f"{seed}/restart")
     swarm.start_many(NODES, training__checkpoint_s=checkpoint_s)
     names = list(swarm.hosts)
@@ -113,26 +110,24 @@ async def _restart(
 
     await swarm.until(lambda: min(steps()) >= 3, within_s=60, what="steps everywhere")
     await asyncio.sleep(chance.uniform(checkpoint_s, 4 * checkpoint_s))
-    before = counted(swarm, cells)
+    before = counted(swarm)
     for name in names:
         await swarm.kill(name)
-    disks, reached = on_disks(swarm, cells)
+    disks, reached = on_disks(swarm)
     killed = len(swarm.records)
     order = chance.sample(names, NODES)
     delays = sorted(chance.uniform(0.0, spread_s) for _ in names)
     began = swarm.clock.monotonic()
     for name, delay_s in zip(order, delays, strict=True):
         await asyncio.sleep(max(0.0, began + delay_s - swarm.clock.monotonic()))
-        # The founder alone decides on the shards.
-        shards = {"exchange__shards": cells if name == "n0" else 0} if divides > 1 else {}
         bootstrap = None if name == "n0" else "n0"
-        swarm.start(name, bootstrap=bootstrap, training__checkpoint_s=checkpoint_s, **shards)
+        swarm.start(name, bootstrap=bootstrap, training__checkpoint_s=checkpoint_s)
     await swarm.until(
         lambda: all(len(host.trainer.trained) >= 5 for host in swarm.running()), within_s=120, what="all train again"
     )
     await asyncio.sleep(10.0)
     await _pause(swarm)
-    after = counted(swarm, cells)
+    after = counted(swarm)
     since = np.array([len(swarm.hosts[name].trainer.trained) for name in names])
     missing = before + since[None, :] - after
     # A node that starts some steps behind the replica that a shard goes on with has its first deltas refused.
@@ -154,23 +149,18 @@ async def _restart(
     )
 
 
-def restart(
-    seed: int, *, spread_s: float = 30.0, checkpoint_s: float = 10.0, divides: int = 1, log: bool = False
-) -> Restart:
-    """Five nodes train, are killed at one moment, and start again in random order within `spread_s`, with each shard in
-    `divides` parts."""
+def restart(seed: int, *, spread_s: float = 30.0, checkpoint_s: float = 10.0, log: bool = False) -> Restart:
+    """Five nodes train, are killed at one moment, and start again in random order within `spread_s`."""
     results: list[Restart] = []
 
     async def main() -> None:
         swarm = Swarm(
             seed=seed,
             settings=SETTINGS,
-            make_trainer=lambda name: CountingTrainer(
-                name, SHARDS * divides * WIDTH, step_s=exponential(0.5), start_s=0.3
-            ),
+            make_trainer=lambda name: CountingTrainer(name, SHARDS * WIDTH, step_s=exponential(0.5), start_s=0.3),
         )
         try:
-            results.append(await _restart(swarm, seed, spread_s, checkpoint_s, divides=divides, shows=log))
+            results.append(await _restart(swarm, seed, spread_s, checkpoint_s, shows=log))
         finally:
             if log:
                 for record in swarm.records:
@@ -187,7 +177,6 @@ def main() -> None:
     parser.add_argument("--histories", type=int, default=100)
     parser.add_argument("--spread-s", type=float, default=30.0)
     parser.add_argument("--checkpoint-s", type=float, default=10.0)
-    parser.add_argument("--divides", type=int, default=1)
     parser.add_argument("--log", action="store_true")
     chosen = parser.parse_args()
     for seed in range(chosen.seed, chosen.seed + chosen.histories):
@@ -195,7 +184,6 @@ def main() -> None:
             seed,
             spread_s=chosen.spread_s,
             checkpoint_s=chosen.checkpoint_s,
-            divides=chosen.divides,
             log=chosen.log,
         )
         print(found, flush=True)

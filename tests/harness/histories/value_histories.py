@@ -31,8 +31,6 @@ from tests.harness.swarms.exchange_swarm import Member, World
 from training.exchange.exchange import Exchange
 from training.exchange.store import state_files
 from training.exchange.store.records import StoredState
-from training.manifest import Manifest
-from training.stored_shards import StoredShards
 from training.values.encoding import decode_key, decode_value, encode_value
 from training.values.store import (
     EncodedResult,
@@ -64,9 +62,6 @@ class _NoLedger:
         return None
 
     def forwarded(self, *_: Any) -> None: ...
-
-    def cells(self, shard: int, _shards: int) -> range:
-        return range(shard, shard + 1)
 
     def check_node(self, *_: Any) -> None: ...
 
@@ -195,12 +190,12 @@ class ValueHistory(History):
         for key in keys:
             self.acknowledged[key].append(token)
 
-    def _read(self, saved: Any, _present: Manifest) -> StoredShards:
+    def _read(self, saved: Any) -> dict[int, StoredState]:
         found: dict[int, StoredState] = {}
         for raw in saved.states:
             genesis = bytes.fromhex(self.world.manifest.genesis)
             found |= state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0)
-        return StoredShards(saved.versions, found)
+        return found
 
     async def _calm(self) -> None:
         for member in self.world.running():

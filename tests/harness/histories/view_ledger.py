@@ -6,8 +6,7 @@ receives with it bit by bit, and what a shard has to be is a sum of slices. The 
 bfloat16 has them exactly, and so has every sum of 50,000 of them in float32. Other values are kept only where an
 owner received something else: a delta that has travelled with a later one.
 
-It proves what `Ledger` does, for deltas that all weigh 1, at the rate 1 and without momentum, of swarms that do not
-divide their shards.
+It proves what `Ledger` does, for deltas that all weigh 1, at the rate 1 and without momentum.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class ViewLedger(Ledger):
 
     def delta(self, node: bytes, incarnation: int, step: int) -> Vector:
         """What a node trains in this step, float32[total], read only."""
-        identity, cells = DeltaId(node, incarnation, step), len(self._bounds)
+        identity, shards = DeltaId(node, incarnation, step), len(self._bounds)
         if len(self._rows) >= self._most:
             raise ValueError(f"there are more than {self._most} deltas")
-        row = self._rows[identity] = Row(len(self._rows), bytearray(cells), bytearray(cells), bytearray(cells))
+        row = self._rows[identity] = Row(len(self._rows), bytearray(shards), bytearray(shards), bytearray(shards))
         return self._values[row.first : row.first + self._bounds[-1][1]]
 
     @property
@@ -88,8 +87,8 @@ class ViewLedger(Ledger):
         """Parts of deltas that were never sent, and travelled with a later one."""
         return sum(len(row.taken) for row in self._rows.values())
 
-    def _slice(self, row: Row, cell: int) -> Vector:
-        start, stop = self._bounds[cell]
+    def _slice(self, row: Row, shard: int) -> Vector:
+        start, stop = self._bounds[shard]
         return self._values[row.first + start : row.first + stop]
 
     # -- taking down ----------------------------------------------------------------------------------------------
@@ -98,52 +97,52 @@ class ViewLedger(Ledger):
         """A node is about to push this delta, which it has from `delta`."""
         sent.trained[step] = np.empty(0)
 
-    def _acknowledge(self, cell: int, identity: DeltaId) -> None:
-        self._rows[identity].acknowledged[cell] = True
+    def _acknowledge(self, shard: int, identity: DeltaId) -> None:
+        self._rows[identity].acknowledged[shard] = True
 
     def _take_back(self, sent: Sent, key: Key, values: Vector) -> None:
-        row, cell = self._rows[key[1]], key[0]
-        if row.final[cell] or row.received[cell]:
-            raise self.broken(f"shard {cell}: {self.named(key[1])} was sent, and is taken back")
-        row.final[cell] = TAKEN_BACK
-        row.taken[cell] = values
+        row, shard = self._rows[key[1]], key[0]
+        if row.final[shard] or row.received[shard]:
+            raise self.broken(f"shard {shard}: {self.named(key[1])} was sent, and is taken back")
+        row.final[shard] = TAKEN_BACK
+        row.taken[shard] = values
 
-    def _travel(self, sent: Sent, cell: int, values: Vector) -> None:
+    def _travel(self, sent: Sent, shard: int, values: Vector) -> None:
         step = max(sent.trained)
         (identity,) = (one for one in self._of(sent) if one.step == step)
         carried = self._rows[identity].carried
-        carried[cell] = carried[cell] + values if cell in carried else values
+        carried[shard] = carried[shard] + values if shard in carried else values
 
     def _of(self, sent: Sent) -> list[DeltaId]:
         (node, incarnation) = next(key for key, one in self._sent.items() if one is sent)
         return [DeltaId(node, incarnation, step) for step in sent.trained]
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
-        row, cell = self._rows[key[1]], key[0]
-        if cell in row.taken:
-            raise self.broken(f"shard {cell}: {self.named(key[1])} was taken back, and arrives")
-        if not row.received[cell]:
-            row.received[cell] = True
-            if not np.array_equal(self._slice(row, cell), delta):
-                row.other[cell] = np.array(delta, np.float32)
-        elif not np.array_equal(self._found(row, cell), delta):
-            raise self.broken(f"shard {cell}: {self.named(key[1])} arrived with other values than before")
+        row, shard = self._rows[key[1]], key[0]
+        if shard in row.taken:
+            raise self.broken(f"shard {shard}: {self.named(key[1])} was taken back, and arrives")
+        if not row.received[shard]:
+            row.received[shard] = True
+            if not np.array_equal(self._slice(row, shard), delta):
+                row.other[shard] = np.array(delta, np.float32)
+        elif not np.array_equal(self._found(row, shard), delta):
+            raise self.broken(f"shard {shard}: {self.named(key[1])} arrived with other values than before")
 
-    def _found(self, row: Row, cell: int) -> Vector:
+    def _found(self, row: Row, shard: int) -> Vector:
         """What an owner received."""
-        return row.other[cell] if cell in row.other else self._slice(row, cell)
+        return row.other[shard] if shard in row.other else self._slice(row, shard)
 
     def _answered(self, sent: Sent, key: Key, result: PushResult) -> None:
-        row, cell = self._rows[key[1]], key[0]
-        if row.final[cell]:
-            raise self.broken(f"shard {cell}: {self.named(key[1])} was counted twice: {row.final[cell]}")
-        if result.status == "ok" and not row.acknowledged[cell]:
-            raise self.broken(f"shard {cell}: {self.named(key[1])} is acknowledged, but not by its owner")
+        row, shard = self._rows[key[1]], key[0]
+        if row.final[shard]:
+            raise self.broken(f"shard {shard}: {self.named(key[1])} was counted twice: {row.final[shard]}")
+        if result.status == "ok" and not row.acknowledged[shard]:
+            raise self.broken(f"shard {shard}: {self.named(key[1])} is acknowledged, but not by its owner")
         # No delta is late here, malformed or not finite; one may be older than a new era.
         if result.status not in ("ok", "refused") or result.reason not in ("", "before_era"):
-            raise self.broken(f"shard {cell}: {self.named(key[1])} was given up: {result.status} {result.reason}")
+            raise self.broken(f"shard {shard}: {self.named(key[1])} was given up: {result.status} {result.reason}")
         self.refused += result.status != "ok"
-        row.final[cell] = OK if result.status == "ok" else REFUSED
+        row.final[shard] = OK if result.status == "ok" else REFUSED
 
     def _weigh(self, key: Key, weight: float, *, momentum: bool) -> None:
         if weight != 1.0:
@@ -179,7 +178,7 @@ class ViewLedger(Ledger):
             if (apart := float(np.abs(left_out).max())) > 0.0:
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 
-    def _check_cell(self, shard: int, whose: str, state: ShardState, value: Vector, momentum: Vector | None) -> None:
+    def check_state(self, shard: int, whose: str, state: ShardState) -> None:
         applied = tuple(
             DeltaId(node, incarnation, step)
             for node, incarnation, ranges in sorted(state.applied.iterate())
@@ -196,8 +195,8 @@ class ViewLedger(Ledger):
             raise self.broken(f"shard {shard} of {whose} has {len(applied)} deltas, and is version {state.version}")
         if (found := self._sums.get(shard)) is None or found[0] != applied:
             found = self._sums[shard] = applied, self._sum(shard, applied)
-        if not np.array_equal(found[1], value):
-            apart = float(np.abs(found[1] - value).max())
+        if not np.array_equal(found[1], state.value):
+            apart = float(np.abs(found[1] - state.value).max())
             raise self.broken(f"shard {shard} of {whose} is not the sum of its {len(applied)} deltas: {apart} apart")
 
     def _sum(self, shard: int, applied: tuple[DeltaId, ...]) -> Vector:

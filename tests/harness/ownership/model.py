@@ -2,8 +2,7 @@
 
 It repeats the decisions of `training.exchange.store`, `owner`, `backup` and `recovery` as plain functions on immutable
 states. It has owner, backup, learner, terms, promises, promotion, release and hand-over. Its faults are crash, restart
-with the fence, and split; after them come take-over and repair. A node may divide its shards at any moment; then the
-shard is one of the parts, and whoever has not divided yet is not heard. A search visits every state that a few events
+with the fence, and split; after them come take-over and repair. A search visits every state that a few events
 can reach, with messages that arrive in any order or never, and checks the invariants. Each rule can be left out
 (`without`). Then the search must find a history that breaks an invariant, which shows that the rule is needed and that
 the search can fail.
@@ -37,10 +36,6 @@ class Model(Rules):
         if state.sides[message.source] != state.sides[message.to]:
             return None
         state = State(state.nodes, state.messages - {message}, *state[2:])
-        if message.division < state.nodes[message.to].division:
-            return state  # refused
-        if message.division > state.nodes[message.to].division:
-            state = self.divided(state, message.to)
         if message.kind == "claim":
             return self.note_owner(state, message.to, message.term, message.source)
         handler: Any = getattr(self, f"on_{message.kind}")
@@ -58,7 +53,7 @@ class Model(Rules):
             if not node.alive:
                 yield from named(self.restart(state, place), "restart", place)
                 continue
-            for action in (self.crash, self.declare_dead, self.survey, self.divide, self.follow):
+            for action in (self.crash, self.declare_dead, self.survey):
                 yield from named(action(state, place), action.__name__, place)
             yield from named(self.take_over(state, place), "take_over", place)
             if node.own is not None:
@@ -155,7 +150,7 @@ class Model(Rules):
         for place in size:
             for delta in self.deltas:
                 state = self.abandon(state, place, delta) or state
-            for action in (self.follow, self.declare_dead, self.cancel_catch_up, self.survey, self.take_over):
+            for action in (self.declare_dead, self.cancel_catch_up, self.survey, self.take_over):
                 state = self.deliver_all(action(state, place) or state)
             for other in size:
                 if other != place and state.nodes[other].alive:
@@ -163,8 +158,7 @@ class Model(Rules):
                     state = self.deliver_all(self.read_fence(state, place, other) or state)
         acting_owner = self.acting_owner(state)
         if acting_owner == NO_NODE:
-            # What was lost on the way of the nodes that divided is found by whoever wants the shard.
-            return self.deliver_all(self.appeal(state)) if any(node.division for node in state.nodes) else state
+            return state
         own = state.nodes[acting_owner].own
         assert own is not None
         if own.moving is not None:  # the next tick asks again: here it was not taken

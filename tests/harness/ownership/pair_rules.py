@@ -49,9 +49,7 @@ class PairRules:
     def send(state: State, *messages: Message) -> State:
         # A crashed node receives nothing.
         nodes = state.nodes
-        sent = state.messages.union(
-            [Message(*one[:-1], nodes[one.source].division) for one in messages if nodes[one.to].alive]
-        )
+        sent = state.messages.union([one for one in messages if nodes[one.to].alive])
         return State(nodes, sent, *state[2:])
 
     @staticmethod
@@ -70,11 +68,6 @@ class PairRules:
     @staticmethod
     def connected(state: State, one: int, other: int) -> bool:
         return state.nodes[one].alive and state.nodes[other].alive and state.sides[one] == state.sides[other]
-
-    @classmethod
-    def hears(cls, state: State, one: int, other: int) -> bool:
-        """Whether one node's question has an answer of the other: they have divided their shards as often."""
-        return cls.connected(state, one, other) and state.nodes[one].division == state.nodes[other].division
 
     def next_term(self, node: Node, me: int, *above: Term) -> Term:
         own = (node.own.term, (node.own.promised, me)) if node.own is not None else ()
@@ -236,11 +229,11 @@ class PairRules:
             return self.keep_superseded(state, place, own.counts)
         for other in range(len(state.nodes)):
             theirs = state.nodes[other].own
-            if other != place and self.hears(state, place, other) and theirs is not None and theirs.term >= fence:
+            if other != place and self.connected(state, place, other) and theirs is not None and theirs.term >= fence:
                 return self.note_owner(state, place, theirs.term, other)
         mine = self.rank(state.nodes[place])
         for other in range(len(state.nodes)):
-            better = self.hears(state, place, other) and self.rank(state.nodes[other]) > mine
+            better = self.connected(state, place, other) and self.rank(state.nodes[other]) > mine
             if other != place and better and self.has("better_copy"):
                 # Not an owner but the successor: it takes over, and this copy is only offered to it.
                 return self.keep_superseded(self.put(state, place, own=None), place, own.counts)

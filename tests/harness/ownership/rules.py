@@ -1,4 +1,4 @@
-"""The rules of faults as plain functions: crash, survey, take-over, division, split, and the offer of lost deltas."""
+"""The rules of faults as plain functions: crash, survey, take-over, split, and the offer of lost deltas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Rules(PairRules):
         messages = frozenset(one for one in spent.messages if place not in (one.to, one.source))
         state = spent._replace(messages=messages)
         dead = Node(alive=False, fence=fence, incarnation=node.incarnation + 1, highest_seen=node.highest_seen)
-        dead = dead._replace(division=node.division)
         return state._replace(nodes=(*state.nodes[:place], dead, *state.nodes[place + 1 :]))
 
     def complete(self, state: State) -> bool:
@@ -83,7 +82,7 @@ class Rules(PairRules):
         found = tuple(
             (other, self.rank(state.nodes[other]), self.seen(state.nodes[other]))
             for other in others
-            if self.hears(state, place, other)
+            if self.connected(state, place, other)
         )
         return self.put(spent, place, survey=found)
 
@@ -110,16 +109,6 @@ class Rules(PairRules):
         state = self.put(state, place, own=own, back=None, fence=term)
         return self.send(state, *(Message("claim", place, other, term) for other, _, _ in survey))
 
-    def appeal(self, state: State) -> State:
-        """Nobody owns the shard, as every node says that is asked: the best copy takes over."""
-        copies = [place for place, node in enumerate(state.nodes) if node.alive and node.back is not None]
-        best = max(copies, key=lambda place: self.rank(state.nodes[place]), default=NO_NODE)
-        if best == NO_NODE or self.rank(state.nodes[best])[1] < 2:
-            return state
-        others = [other for other in range(len(state.nodes)) if other != best and self.hears(state, best, other)]
-        found = tuple((other, self.rank(state.nodes[other]), self.seen(state.nodes[other])) for other in others)
-        return self.take_over(self.put(state, best, survey=found), best) or state
-
     def send_claim(self, state: State, place: int, to: int) -> State | None:
         """An owner sends its claim to another node."""
         own = state.nodes[place].own
@@ -130,40 +119,9 @@ class Rules(PairRules):
     def read_fence(self, state: State, place: int, puller: int) -> State | None:
         """A pull carries the fence of a node that has seen a higher term than the owner's."""
         own, fence = state.nodes[place].own, state.nodes[puller].fence
-        if own is None or fence <= own.term or not self.hears(state, place, puller) or not self.has("rise"):
+        if own is None or fence <= own.term or not self.connected(state, place, puller) or not self.has("rise"):
             return None
         return self.on_higher_term(state, place, fence)
-
-    # -- division ------------------------------------------------------------------------------------------------
-
-    def divide(self, state: State, place: int) -> State | None:
-        """A node divides its shards, by itself."""
-        if not state.nodes[place].alive or state.nodes[place].division:
-            return None
-        spent = self.spend(state, "divide")
-        return None if spent is None else self.divided(spent, place)
-
-    def follow(self, state: State, place: int) -> State | None:
-        """A node hears that another one has divided."""
-        others = range(len(state.nodes))
-        ahead = [other for other in others if state.nodes[other].division > state.nodes[place].division]
-        if not any(self.connected(state, place, other) for other in ahead):
-            return None
-        return self.divided(state, place)
-
-    def divided(self, state: State, place: int) -> State:
-        """What a part has of the whole: all but what was under way."""
-        node = state.nodes[place]
-        own, back = node.own, node.back
-        if own is not None:
-            own = own._replace(learner=NO_NODE, pushes=(None,) * len(self.deltas))
-            if not self.has("move_survives"):
-                own = own._replace(moving=None)
-        if back is not None and (back.counts is None or not (back.is_active or self.has("copy_survives"))):
-            back = None
-        elif back is not None:
-            back = back._replace(buffered=frozenset())
-        return self.put(state, place, own=own, back=back, survey=None, division=node.division + 1)
 
     # -- splits --------------------------------------------------------------------------------------------------
 
@@ -182,7 +140,7 @@ class Rules(PairRules):
     def offer(self, state: State, place: int, to: int) -> State | None:
         """The loser offers its deltas to the node that claims to own; only those that the winner has are settled."""
         superseded, own = state.nodes[place].superseded, state.nodes[to].own
-        if not superseded or own is None or not self.hears(state, place, to):
+        if not superseded or own is None or not self.connected(state, place, to):
             return None
         if not self.has("by_identity"):
             counts = tuple(count + (delta in superseded) for delta, count in enumerate(own.counts))

@@ -122,17 +122,6 @@ SCENARIOS = {
             start([pair()[0], Node(fence=(7, 2)), Node(fence=(2, 0))], IN_ORDER, add_learner=1),
             depth=8,
         ),
-        Scenario("division", start(pair(), IN_ORDER, divide=1, crash=1, suspicion=1, timeout=1), depth=9),
-        Scenario("division, new backup", start(pair(), IN_ORDER, divide=1, add_learner=2, crash=1), depth=8),
-        Scenario(
-            "division, handing",
-            start(handing(), IN_ORDER, messages=(HAND_OVER,), divide=1, crash=1, suspicion=1),
-            depth=9,
-        ),
-        Scenario(
-            "division, first backup", start(without_backup(2), (0, 1), divide=1, add_learner=2, crash=1), depth=11
-        ),
-        Scenario("division, split", start(pair(), IN_ORDER, divide=1, split=1, claim=1), depth=8, repairs=True),
         Scenario("after a split", after_split(), depth=8, repairs=True),
         Scenario("split", start(pair(), IN_ORDER, split=1, claim=1, crash=1), depth=8, deltas=1, repairs=True),
         Scenario("two deltas", start(pair(3, 2), IN_ORDER, split=1, claim=1, crash=1), depth=8, deltas=2, repairs=True),

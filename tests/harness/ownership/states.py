@@ -36,8 +36,6 @@ RULES = {
     "restart_ends_ownership": "an owner that has restarted owns nothing: its backup takes over although it answers",
     "keep_superseded": "a superseded copy is kept until the owner has confirmed its deltas",
     "repair_replicated": "a repaired delta is confirmed only when the backup has it",
-    "move_survives": "an owner that divides its shard during a hand-over adds nothing before it knows who owns it",
-    "copy_survives": "a learner that divides its copy keeps it: its owner may count it as the backup already",
 }
 
 
@@ -91,8 +89,6 @@ class Node(NamedTuple):
     survey: tuple[tuple[int, tuple[Any, ...], Term], ...] | None = None
     #: The highest term that this node ever accepted. No rule may read it; the invariants compare with it.
     highest_seen: Term = ZERO
-    #: How often this node has divided its shards; this one is a part of one of them.
-    division: int = 0
 
 
 class Message(NamedTuple):
@@ -104,8 +100,6 @@ class Message(NamedTuple):
     delta: int = 0
     counts: Counts = ()
     taken: bool = True
-    #: That of its sender, who will hear no answer if it differs.
-    division: int = 0
 
 
 class State(NamedTuple):

@@ -191,7 +191,6 @@ def context_of(
             log=ListLog([], "", clock),
         ),
         genesis=GENESIS,
-        run_genesis=GENESIS,
         settings=settings or plain,
         synchronous=synchronous,
         stale_limit=None,

@@ -189,8 +189,7 @@ class World:
         assert overlay is not None
         assert exchange is not None
         overlay.running = False
-        exchange._divider.kill()
-        for task in [*overlay.tasks, *exchange.services._tasks, *([member.worker] if member.worker else [])]:
+        for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
             task.cancel()
         values = exchange.values
         pumps = (values._update_pump, values._read_pump, values._handler.rounds)

@@ -38,11 +38,11 @@ def test_a_value_with_momentum_is_the_sum_of_its_deltas_in_any_order(lr: float, 
         ledger.acknowledged[0][identity] = None
         state.apply(identity, weight, delta, Rule(lr, momentum), momentum=has_momentum)
 
-    ledger.check_state(0, 1, "a", state)
+    ledger.check_state(0, "a", state)
 
     state.value += np.float32(10 * TOLERANCE)
     with pytest.raises(Broken, match="not the sum"):
-        ledger.check_state(0, 1, "a", state)
+        ledger.check_state(0, "a", state)
 
 
 def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_history() -> None:
@@ -76,17 +76,17 @@ def test_a_delta_that_only_a_backup_has_is_known() -> None:
         for identity, weight in zip(deltas, weights, strict=True)
     ]
     for message in forwards:
-        ledger.forwarded("owner", encode(message), 1)
+        ledger.forwarded("owner", encode(message))
     for (identity, delta), weight in zip(deltas.items(), weights, strict=True):
         ledger._receive((0, identity), delta, repair=False)
         ledger.acknowledged[0][identity] = None
         state.apply(identity, weight, delta, Rule(1.0, 0.0))
 
-    ledger.check_state(0, 1, "the backup", state)
+    ledger.check_state(0, "the backup", state)
 
     state.value += np.float32(10 * TOLERANCE)
     with pytest.raises(Broken, match="not the sum"):
-        ledger.check_state(0, 1, "the backup", state)
+        ledger.check_state(0, "the backup", state)
 
 
 def test_a_delta_that_was_forwarded_to_nobody_and_is_in_the_model_breaks_the_history() -> None:
@@ -100,4 +100,4 @@ def test_a_delta_that_was_forwarded_to_nobody_and_is_in_the_model_breaks_the_his
     state.apply(identity, 0.5, delta, Rule(1.0, 0.0))
 
     with pytest.raises(Broken, match="no owner has added it"):
-        ledger.check_state(0, 1, "a", state)
+        ledger.check_state(0, "a", state)

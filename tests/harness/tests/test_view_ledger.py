@@ -53,19 +53,19 @@ def test_a_state_with_each_acknowledged_delta_once_is_whole() -> None:
     """In any order; with one more, one less, one twice, or one bit another it is not."""
     ledger = ledger_of()
     state = added(ledger, *IDENTITIES[:5])
-    ledger.check_state(1, 2, "a", state)
+    ledger.check_state(1, "a", state)
 
     other = ShardState(np.zeros(32, np.float32), 32)
     for identity in reversed(IDENTITIES[:5]):
         other.apply(identity, 1.0, ledger._slice(ledger._rows[identity], 1), Rule(1.0, 0.0))
-    ledger.check_state(1, 2, "its backup", other)
+    ledger.check_state(1, "its backup", other)
 
     other.value += ledger._slice(ledger._rows[IDENTITIES[0]], 1)
     with pytest.raises(Broken, match="not the sum"):
-        ledger.check_state(1, 2, "its backup", other)
+        ledger.check_state(1, "its backup", other)
     state.value[3] = np.nextafter(state.value[3], np.float32(9.0))
     with pytest.raises(Broken, match="not the sum"):
-        ledger.check_state(1, 2, "a", state)
+        ledger.check_state(1, "a", state)
 
 
 def test_an_acknowledged_delta_that_a_state_does_not_list_is_lost() -> None:
@@ -75,11 +75,11 @@ def test_an_acknowledged_delta_that_a_state_does_not_list_is_lost() -> None:
     ledger.delta(*IDENTITIES[2])
     ledger._acknowledge(1, IDENTITIES[2])
     with pytest.raises(Broken, match="lost 1"):
-        ledger.check_state(1, 2, "a", state)
+        ledger.check_state(1, "a", state)
 
     state.apply(IDENTITIES[2], 1.0, ledger._slice(ledger._rows[IDENTITIES[2]], 1), Rule(1.0, 0.0))
     with pytest.raises(Broken, match="no owner has added it"):
-        ledger.check_state(1, 2, "a", state)
+        ledger.check_state(1, "a", state)
 
 
 def test_a_delta_that_travels_with_another_counts_there() -> None:
@@ -96,7 +96,7 @@ def test_a_delta_that_travels_with_another_counts_there() -> None:
     state = ShardState(np.zeros(32, np.float32), 32)
     state.apply(IDENTITIES[3], 1.0, both, Rule(1.0, 0.0))
 
-    ledger.check_state(1, 2, "a", state)
+    ledger.check_state(1, "a", state)
     assert ledger.carried_count == 1
     with pytest.raises(Broken, match="taken back, and arrives"):
         ledger._receive((1, IDENTITIES[0]), former[slice(*BOUNDS[1])], repair=False)

@@ -6,10 +6,8 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from training.layout import BLOCK_VALUES, Layout, LayoutEntry, is_partition, shard_bounds
+from training.layout import Layout, LayoutEntry, shard_bounds
 
 
 def layout_of(*entries: tuple[str, tuple[int, ...], str]) -> Layout:
@@ -88,54 +86,6 @@ def test_shards_cover_the_vector_once_and_equally(total: int, shards: int) -> No
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-@given(
-    total=st.one_of(st.integers(1, 10_000), st.integers(1, 20 * BLOCK_VALUES)),
-    first=st.integers(1, 64),
-    factors=st.lists(st.sampled_from([2, 3, 4]), max_size=3),
-)
-@example(total=2 * BLOCK_VALUES + 2, first=1, factors=[2])
-@example(total=30 * BLOCK_VALUES + 17, first=2, factors=[2, 3])
-def test_a_division_moves_no_value_to_a_part_of_another_shard(total: int, first: int, factors: list[int]) -> None:
-    """However often shards are divided: each one's parts are its slice, in order, and the division by 2 and then by 3
-    is that by 6. Sizes are within one of each other; parts of a slice above a block begin with a block of it."""
-    parts = 1
-    for factor in factors:
-        if not is_partition(total, first * parts * factor, parts * factor):
-            with pytest.raises(ValueError, match="of each former one"):
-                shard_bounds(total, first * parts * factor, parts * factor)
-            break
-        before = shard_bounds(total, first * parts, parts)
-        parts *= factor
-        after = shard_bounds(total, first * parts, parts)
-
-        assert len(after) == factor * len(before)
-        for number, (start, stop) in enumerate(before):
-            own = after[number * factor : (number + 1) * factor]
-            assert (own[0][0], own[-1][1]) == (start, stop)
-            assert all(one[1] == other[0] for one, other in pairwise(own))
-            assert min(end - begin for begin, end in own) >= 1
-        sizes = [stop - start for start, stop in after]
-        if -(-total // first) <= BLOCK_VALUES:
-            assert max(sizes) - min(sizes) <= 1
-        else:
-            whole = shard_bounds(total, first)
-            begins = [begin - whole[number // parts][0] for number, (begin, _) in enumerate(after)]
-            assert all(begin % BLOCK_VALUES == 0 for begin in begins)
-            assert max(sizes) - min(sizes) < 2 * BLOCK_VALUES
-
-
-@pytest.mark.parametrize(("shards", "parts"), [(4, 0), (4, 3), (2, 4), (0, 1)])
-def test_no_other_division_is_one(shards: int, parts: int) -> None:
-    """Shards have whole numbers of parts, and there is one at least."""
-    assert not is_partition(100, shards, parts)
-
-
-def test_shards_of_named_values_are_not_divided() -> None:
-    """A key belongs to one of them by its hash."""
-    assert is_partition(0, 64, 1)
-    assert not is_partition(0, 64, 2)
 
 
 def test_a_vector_shorter_than_the_shards_has_one_value_each() -> None:

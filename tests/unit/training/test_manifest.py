@@ -10,7 +10,6 @@ import pytest
 from training.layout import Layout, LayoutEntry
 from training.manifest import NOTHING_FROZEN, PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shard_count import Partition
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
 
@@ -40,7 +39,6 @@ OTHERS: dict[str, tuple[Any, str, str]] = {
     "layout": (Layout((WEIGHT, MEAN)), "1.bias", "2.mean"),
     "frozen_digest": ("f1", "f0", "f1"),
     "shards": (128, "64", "128"),
-    "shard_parts": (2, "1", "2"),
     "rule": (Rule(0.7, 0.9), "outer_momentum=0.5", "outer_momentum=0.9"),
     "weight": ("samples", "population", "samples"),
     "replicas": (0, "1", "0"),
@@ -203,6 +201,6 @@ def test_the_rule_is_that_of_the_settings() -> None:
         ),
     )
 
-    assert proposal().partition == Partition(64)
+    assert proposal().shards == 64
     assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
     assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")

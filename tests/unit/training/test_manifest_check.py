@@ -161,7 +161,7 @@ def test_a_malformed_answer_is_a_failure_of_the_peer(head: bytes) -> None:
 def test_a_joiner_without_a_number_of_shards_has_that_of_the_swarm(answer: Callable[[bytes], bytes] | None) -> None:
     """Its proposal has the number that its model asks for; the manifest that both agree on has the swarm's. A peer that
     refuses in text only is asked for nothing more, whatever the joiner takes over."""
-    proposal = msgspec.structs.replace(SWARMS, shards=64, shard_parts=8)
+    proposal = msgspec.structs.replace(SWARMS, shards=64)
 
     if answer is None:
         agreed = asyncio.run(compare_with(swarm_with(), PEER, proposal, adopts_shards=True))
@@ -179,21 +179,10 @@ def test_a_given_number_of_shards_must_be_that_of_the_swarm() -> None:
     assert caught.value.fields == ["shards"]
 
 
-def test_a_node_of_the_last_version_is_told_that_shards_were_divided() -> None:
-    """It knows numbers only, and its own may be that of the swarm. The answer names the difference all the same."""
-    swarm, divided = OnePeer(), msgspec.structs.replace(SWARMS, shard_parts=2)
-    register(cast(Any, swarm), divided)
-    older = {name: value for name, value in msgspec.to_builtins(SWARMS).items() if name != "shard_parts"}
-
-    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(older))))
-    told = msgspec.msgpack.decode(b"".join(response.body), type=ManifestAnswer).mismatches
-    assert [(item.field, item.mine, item.theirs) for item in told] == [("shard_parts", "1", "2")]
-
-
 def test_taking_over_the_shards_excuses_no_other_difference() -> None:
     """Neither one that this version finds, nor one that only a newer peer finds."""
     other = msgspec.structs.replace(OTHER, shards=64)
-    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "shard_parts", "colour")]
+    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "colour")]
 
     def answer(_payload: bytes) -> bytes:
         return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "mismatches": newer})
@@ -206,16 +195,14 @@ def test_taking_over_the_shards_excuses_no_other_difference() -> None:
     assert caught.value.fields == ["colour"]
 
 
-@pytest.mark.parametrize(
-    ("shards", "parts"), [(-1, 1), (0, 1), (4097, 1), (10**12, 1), (4, 0), (4, -1), (4, 3), (4, 8), (16, 4)]
-)
-def test_no_node_takes_over_an_impossible_number_of_shards(shards: int, parts: int) -> None:
-    """It is a failure of the peer, not of the swarm. The eight values of the model can have eight shards at most."""
-    impossible = msgspec.structs.replace(SWARMS, shards=shards, shard_parts=parts)
+@pytest.mark.parametrize("shards", [-1, 0, 4097, 10**12])
+def test_no_node_takes_over_an_impossible_number_of_shards(shards: int) -> None:
+    """It is a failure of the peer, not of the swarm."""
+    impossible = msgspec.structs.replace(SWARMS, shards=shards)
 
     swarm = swarm_with(lambda _payload: msgspec.msgpack.encode(impossible))
 
-    with pytest.raises(TransportError, match=f"{shards} shards, {parts} of each") as caught:
+    with pytest.raises(TransportError, match=f"{shards} shards") as caught:
         asyncio.run(compare_with(swarm, PEER, SWARMS, adopts_shards=True))
     assert caught.value.kind == "foreign"
 
@@ -233,28 +220,3 @@ def test_the_mismatches_of_a_peer_are_cut_and_printable() -> None:
     assert len(text) < 15_000
     assert text.isprintable()
     assert "colour?[31m: mine aaa" in text
-
-
-@pytest.mark.parametrize("adopts", [False, True])
-def test_a_joiner_follows_divisions_of_its_shards(adopts: bool) -> None:
-    """Also one that was given the number with which the run began."""
-    joiner = msgspec.structs.replace(SWARMS, shards=2)
-    divided = msgspec.structs.replace(SWARMS, shards=4, shard_parts=2)
-    swarm = OnePeer()
-    register(cast(Any, swarm), divided)
-
-    assert asyncio.run(compare_with(cast(Any, swarm), PEER, joiner, adopts_shards=adopts)) == divided
-
-
-@pytest.mark.parametrize("adopts", [False, True])
-def test_a_joiner_whose_disk_has_a_division_keeps_it(adopts: bool) -> None:
-    """The peer has missed it, and follows; every other difference is one."""
-    swarm = OnePeer()
-    register(cast(Any, swarm), msgspec.structs.replace(SWARMS, shards=2))
-    divided = msgspec.structs.replace(SWARMS, shards=4, shard_parts=2)
-
-    assert asyncio.run(compare_with(cast(Any, swarm), PEER, divided, adopts_shards=adopts)) == divided
-    other = msgspec.structs.replace(OTHER, shards=4, shard_parts=2)
-    with pytest.raises(ManifestRefused) as caught:
-        asyncio.run(compare_with(cast(Any, swarm), PEER, other, adopts_shards=adopts))
-    assert caught.value.fields == ["local_steps"]

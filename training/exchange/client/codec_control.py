@@ -27,10 +27,6 @@ class CodecControl:
         self._joined_at: float | None = None
         self._is_chosen = False
 
-    def continue_with(self, context: ExchangeContext) -> None:
-        """The shards were divided."""
-        self._context = context
-
     def before_push(self) -> None:
         """A delta is about to be encoded: choose its codec, and log a change. Once for each push."""
         if self._is_chosen:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training.encoding.codecs import CodecName
-from training.encoding.cutting import cut
 from training.encoding.frames import framed_bytes
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
@@ -33,20 +31,6 @@ class Outgoing:
     @property
     def framed_bytes(self) -> int:
         return framed_bytes(self.codec, self.values, len(self.encoded))
-
-    def parts(self, sizes: Sequence[int]) -> list[Outgoing]:
-        """The same of parts of these sizes, which refer to no memory of the trainer."""
-        first = self.shard * len(sizes)
-        return [
-            Outgoing(
-                first + part,
-                bytes(encoded) if self.is_borrowed else encoded,
-                self.codec,
-                sizes[part],
-                is_started=self.is_started,
-            )
-            for part, encoded in enumerate(cut(self.encoded, self.codec, sizes))
-        ]
 
     def item(self) -> IncomingDelta:
         """The same shard as its owner receives it; it refers to no memory of the trainer."""

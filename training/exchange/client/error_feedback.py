@@ -31,12 +31,6 @@ class ErrorFeedback:
         start, stop = self._bounds[shard]
         return self._residual[start:stop]
 
-    def divide(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """Use the bounds of divided shards. Each value keeps its residual."""
-        factor = len(bounds) // len(self._bounds)
-        self._bounds = bounds
-        self.residual_shards = {factor * shard + part for shard in self.residual_shards for part in range(factor)}
-
     def encode(self, shard: int, values: Vector, codec: CodecName, *, is_last: bool = False) -> codecs.Encoded:
         """Encode the sum of values and residual. The residual becomes what the encoding leaves out; after the last
         delta that is lost."""

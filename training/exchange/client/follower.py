@@ -12,7 +12,7 @@ from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.messages import PullResult
-from training.exchange.owner.published import Published, apply_all, digest_of, whole
+from training.exchange.owner.published import Published, apply_all, whole
 from training.exchange.store.replica import Position
 from training.exchange.trust import Untrue
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
@@ -101,8 +101,6 @@ class ChainFollower:
             return True
         if self._replica.position_of(result.shard) != Position(result.chain, result.published):
             return False
-        if result.shard not in self._digests:  # its whole was in this place when it was divided
-            self._digests[result.shard] = digest_of(self._replica.slice_of(result.shard))
         if self._digests[result.shard] == result.digest:
             return True
         self._note_mismatch(result)

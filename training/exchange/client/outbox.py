@@ -74,8 +74,6 @@ class Outbox:
         self._directory = directory
         self._deltas = deltas
         self._deliveries: dict[int, Delivery] = {}
-        #: The shards are being divided: another outbox goes on.
-        self._is_halted = False
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         self._turns = OwnerTurns()
@@ -92,26 +90,6 @@ class Outbox:
         """How long the delivery has waited that has waited longest; 0 without any."""
         now = self._context.environment.clock.monotonic()
         return max((now - delivery.since for delivery in self._deliveries.values()), default=0.0)
-
-    async def halt(self) -> None:
-        """Send nothing more; the deliveries stay, for `adopt`."""
-        self._is_halted = True
-        for delivery in self._deliveries.values():
-            delivery.interrupted = True
-        await self.stop()
-
-    def adopt(self, whole: Outbox, sizes: Sequence[Sequence[int]]) -> None:
-        """Go on with the deliveries of another outbox, which was halted. Its shards were divided into parts of these
-        sizes: each part of a delta has the identity of the delta, and is delivered by itself."""
-        for delivery in whole._deliveries.values():
-            delivery.push = msgspec.structs.replace(delivery.push, genesis=self._context.genesis)
-            delivery.unacknowledged = {
-                part.shard: part for item in delivery.unacknowledged.values() for part in item.parts(sizes[item.shard])
-            }
-            delivery.interrupted = False
-            since = delivery.since
-            self.add(delivery)
-            delivery.since = since
 
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
@@ -214,8 +192,6 @@ class Outbox:
     # -- delivery -----------------------------------------------------------------------------------------------
 
     def _start(self, delivery: Delivery) -> None:
-        if self._is_halted:
-            return
         delivery.task = asyncio.create_task(self._deliver(delivery), name=f"deliver-step-{delivery.push.step}")
 
     async def _deliver(self, delivery: Delivery) -> None:

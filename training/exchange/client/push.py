@@ -16,8 +16,7 @@ An owner adds it as one from the other side of a split, with the weight that a d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +34,6 @@ from training.exchange.messages import Push, PushResult
 from training.exchange.obstacles import Obstacles
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.step_wait import StepWait
-from training.exchange.store.division import sizes_of_parts
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 
@@ -107,41 +105,6 @@ class PushClient:
         self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
         self._is_last = False
-        #: Deltas that are being encoded; `idle` waits for them.
-        self._encoding = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Deltas, residuals and the outbox are being changed together."""
-        self._encoding += 1
-        self._is_idle.clear()
-        try:
-            yield
-        finally:
-            self._encoding -= 1
-            if not self._encoding:
-                self._is_idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no delta is being encoded."""
-        await self._is_idle.wait()
-
-    async def halt(self) -> None:
-        """Send nothing more, until the shards are divided."""
-        await self._outbox.halt()
-
-    def divide(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
-        """The shards were divided: go on with all that the owners have not acknowledged. Only while this is `idle` and
-        halted; a push that waits for its answers waits on."""
-        sizes = sizes_of_parts(self._store.bounds, context.store.bounds)
-        former = self._outbox
-        self._context, self._store, self._deltas, self._directory = context, context.store, deltas, directory
-        self._outbox = Outbox(context, directory, deltas)
-        self._feedback.divide(self._store.bounds)
-        self._runs = _runs(self._store.bounds)
-        self._outbox.adopt(former, sizes)
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -187,23 +150,22 @@ class PushClient:
             apart=is_apart,
         )
         delivery = Delivery(push, {}, asyncio.Event())
-        with self._at_work():
-            returned = await self._take_back(delta, weight)
-            try:
-                rest = await self._add_unreplicated(delivery, delta, returned)
-                if rest:
-                    encoded = await self._encode_all(rest, delta, returned, borrows=on_taken is None)
-                    delivery.unacknowledged = {item.shard: item for item in encoded}
-            except BaseException:
-                self._counters.lost += len(returned)
-                raise
-            if on_taken is not None:
-                on_taken()
+        returned = await self._take_back(delta, weight)
+        try:
+            rest = await self._add_unreplicated(delivery, delta, returned)
             if rest:
-                limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
-                owners = self._context.owner_wait(asyncio.get_running_loop().time())
-                delivery.wait = StepWait(limit_s, owners)
-                self._outbox.add(delivery)
+                encoded = await self._encode_all(rest, delta, returned, borrows=on_taken is None)
+                delivery.unacknowledged = {item.shard: item for item in encoded}
+        except BaseException:
+            self._counters.lost += len(returned)
+            raise
+        if on_taken is not None:
+            on_taken()
+        if rest:
+            limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
+            owners = self._context.owner_wait(asyncio.get_running_loop().time())
+            delivery.wait = StepWait(limit_s, owners)
+            self._outbox.add(delivery)
         if rest and is_apart:
             delivery.wait = None
             await self._outbox.detach(delivery)
@@ -225,12 +187,11 @@ class PushClient:
         """
         self._is_last = is_last
         self._note_apart()
-        with self._at_work():
-            if is_plain(self._context.codec.codec) and not self._context.synchronous:
-                pauses = ThreadPauses(self._executor)
-                await self._executor.run(self._feedback.move_to, delta, pauses.after)
-            if self.apart_since is not None and await self._executor.run(is_delta_in_range, delta):
-                await self._executor.run(self._put_back, self._outbox.take_apart(), delta)
+        if is_plain(self._context.codec.codec) and not self._context.synchronous:
+            pauses = ThreadPauses(self._executor)
+            await self._executor.run(self._feedback.move_to, delta, pauses.after)
+        if self.apart_since is not None and await self._executor.run(is_delta_in_range, delta):
+            await self._executor.run(self._put_back, self._outbox.take_apart(), delta)
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""

@@ -100,14 +100,6 @@ class DeltaHandler:
             return Response(encode(PushAnswer([], True, workers)), ResultStream(intake))
         return Response(encode(PushAnswer(results, workers=workers)))
 
-    async def halt(self) -> None:
-        """Add nothing more: pushes on their way in end without the answers that they have not got."""
-        await asyncio.gather(*(intake.close() for intake in list(self._intakes)))
-
-    def take_from(self, whole: DeltaHandler, factor: int) -> None:
-        """Go on after another handler, whose shards were divided into so many parts each."""
-        self._replicator.take_from(whole._replicator, factor)
-
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""
         identity = DeltaId(push.node, push.incarnation, push.step)

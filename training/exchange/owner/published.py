@@ -19,14 +19,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Encoded, Vector
-from training.encoding.cutting import cut
 from training.exchange.terms import Term
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
@@ -81,19 +79,6 @@ class Published:
         """The same without the changes that lead to a version and earlier ones; the last one stays."""
         kept = min(max(1, self.version - version), len(self.changes))
         return self if kept == len(self.changes) else replace(self, changes=self.changes[len(self.changes) - kept :])
-
-    def parts(self, sizes: Sequence[int]) -> list[Published]:
-        """The same of parts of the shard, of `sizes` values each: who holds this value holds theirs. Raises
-        `ValueError` if the changes cannot be cut."""
-        changes = [cut(change.payload, change.codec, sizes) for change in self.changes]
-        found = []
-        for place, (start, stop) in enumerate(pairwise(accumulate(sizes, initial=0))):
-            value = self.value[start:stop].copy()
-            theirs = (
-                Change(one.version, one.codec, part[place]) for one, part in zip(self.changes, changes, strict=True)
-            )
-            found.append(replace(self, value=value, digest=digest_of(value), changes=tuple(theirs)))
-        return found
 
     @property
     def change_bytes(self) -> int:

@@ -16,8 +16,8 @@ some values before and some after a delta, and the next one corrects it, like ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -110,25 +110,6 @@ class Publisher:
         #: Published values of shards that this node has handed over, until its next pull goes on from them.
         self._handed_on: dict[int, tuple[Published, float]] = {}
         self._one_at_a_time = asyncio.Lock()
-
-    def parts(self, sizes: Sequence[Sequence[int]]) -> dict[int, Published]:
-        """The published values of the parts of this node's shards, which have these sizes. While it is halted: many
-        values are copied."""
-        found: dict[int, Published] = {}
-        for shard, chain in self._chains.items():
-            if self._store.owned.get(shard) is chain.owned:
-                found |= dict(enumerate(chain.published.parts(sizes[shard]), shard * len(sizes[shard])))
-        return found
-
-    def take_from(self, whole: Publisher, parts: Mapping[int, Published]) -> None:
-        """Go on with the chains of another one, whose shards were divided; `parts` are its published values."""
-        factor = len(self._store) // len(whole._store)
-        for shard, published in parts.items():
-            chain = whole._chains[shard // factor]
-            followers = dict(chain.followers)
-            self._chains[shard] = replace(
-                chain, owned=self._store.owned[shard], published=published, followers=followers
-            )
 
     def published(self, shard: int) -> Published | None:
         """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""

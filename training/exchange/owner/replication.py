@@ -69,18 +69,6 @@ class DeltaReplicator:
         #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping.
         self._forwarded: dict[DeltaId, tuple[float, dict[int, float]]] = {}
 
-    def take_from(self, whole: DeltaReplicator, factor: int) -> None:
-        """Go on after another one, whose shards were divided into so many parts each: what a target may have of a delta
-        has the weight with which it was forwarded."""
-        self._merged = whole._merged
-        self._forwarded = {
-            identity: (
-                weight,
-                {factor * shard + part: scale for shard, scale in factors.items() for part in range(factor)},
-            )
-            for identity, (weight, factors) in whole._forwarded.items()
-        }
-
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
         self._merged[identity.node] = identity.step

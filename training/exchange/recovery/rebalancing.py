@@ -85,10 +85,6 @@ class Rebalancer:
         self._learners = Learners(context, self._jobs, publisher)
         self._handover = ShardHandover(context, deltas, publisher)
 
-    def take_from(self, former: Rebalancer) -> None:
-        """Go on after another one, whose shards were divided."""
-        self._takeover_allowed_at = former._takeover_allowed_at
-
     async def run(self) -> None:
         """Check all shards until cancelled."""
         try:

@@ -38,10 +38,6 @@ class StartComparison:
         self._source = source.node_id
         self._knew_one = len(self._context.swarm.members()) <= 1
 
-    def take_from(self, former: StartComparison) -> None:
-        """Go on after another one, whose shards were divided."""
-        self._source, self._knew_one, self._asked = former._source, former._knew_one, former._asked
-
     async def run(self) -> None:
         """Ask other members until enough have answered."""
         while len(self._asked) < ENOUGH:

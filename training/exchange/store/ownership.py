@@ -101,14 +101,6 @@ class Ownership:
         """The fences taken by `take_unsaved_fences` could not be written."""
         self._has_unsaved_fences = True
 
-    def take_from(self, whole: Ownership, factor: int) -> None:
-        """Take over the record from before a division, where each shard became `factor` parts: a part has the term and
-        the owner of its shard."""
-        self.trust, self._highest, self._has_unsaved_fences = whole.trust, whole._highest, True
-        for part in range(factor):
-            self.fences |= {factor * shard + part: term for shard, term in whole.fences.items()}
-            self.known_owners |= {factor * shard + part: known for shard, known in whole.known_owners.items()}
-
     # -- known owners -------------------------------------------------------------------------------------------
 
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:

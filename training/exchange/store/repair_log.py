@@ -9,11 +9,10 @@ log, by identity, until the owner has all of them (docs/protocol.md). Time enter
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from training.encoding.codecs import CodecName
-from training.encoding.cutting import cut
 from training.exchange.terms import Term
 from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState
@@ -164,26 +163,6 @@ class RepairLog:
     def _drop(self, shard: int, entry: LogEntry) -> None:
         del self._shards[shard][entry.identity]
         self.size_bytes -= len(entry.payload)
-
-    def take_from(self, whole: RepairLog, sizes: Sequence[Sequence[int]]) -> None:
-        """Take the entries of another log, of shards that were divided into parts of these sizes. Their payloads are
-        cut (`training.encoding.cutting`); one that no part can be cut of is left out, as by the limit in bytes."""
-        self._now_s, self._workers, self._crowded_out_s = whole._now_s, whole._workers, whole._crowded_out_s
-        for shard, identity in whole._order:
-            entry = whole._shards.get(shard, {}).get(identity)
-            if entry is None:
-                continue
-            try:
-                payloads = cut(entry.payload, entry.codec, sizes[shard])
-            except ValueError:
-                self._crowded_out_s = entry.at_s
-                continue
-            for part, payload in enumerate(payloads, len(sizes[shard]) * shard):
-                if identity in self._shards.get(part, {}):
-                    continue
-                self._shards.setdefault(part, {})[identity] = replace(entry, payload=payload)
-                self._order.append((part, identity))
-                self.size_bytes += len(payload)
 
     def entries(self, shard: int) -> list[LogEntry]:
         """The entries of a shard, oldest first."""

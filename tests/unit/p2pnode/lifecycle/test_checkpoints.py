@@ -76,9 +76,9 @@ class World:
             reading=lambda _lock, pause: ReplicaReading(self.replica, pause),
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
-            context=SimpleNamespace(run_genesis=GENESIS),
+            context=SimpleNamespace(genesis=GENESIS),
         )
-        manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE), shard_parts=1)
+        manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE))
         environment: Any = SimpleNamespace(
             clock=self.clock,
             disk=self.disk,

@@ -20,7 +20,6 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
 from training import checkpoint, manifest_check
-from training.shard_count import Partition
 
 
 def simulate(
@@ -449,23 +448,3 @@ def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for() -> None:
         assert (len(founder.exchange.store), founder.shards_by) == (128, "model")
 
     simulate(scenario, training__min_nodes=20)
-
-
-def test_a_division_is_remembered_before_the_first_checkpoint_after_it() -> None:
-    """A founder that is killed as soon as it trains with more shards, and is not told their number again, has them:
-    what the others have on their disks by then may be cut so."""
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0", exchange__shards=12)
-        await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="it trains")
-        await end(swarm, "n0")
-        divided = swarm.start("n0", exchange__shards=24, training__checkpoint_s=3600.0).living
-        await swarm.until(lambda: divided.state == "training", within_s=60, what="it trains again")
-        await swarm.kill("n0")
-
-        again = swarm.start("n0").living
-        await swarm.until(lambda: again.state == "training", within_s=60, what="it trains once more")
-        assert (again.manifest.partition, again.shards_by) == (Partition(24, 2), "earlier")
-        assert [one.fields["stored"] for one in swarm.of("shards_divided")] == [12, 12]
-
-    simulate(scenario, training__checkpoint_s=1.0)

@@ -13,7 +13,6 @@ from p2pnode.lifecycle.state_directory import GENESIS_FILE, StateDirectory
 from tests.harness.environment.simulated import MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.shard_count import Partition
 
 GENESIS = b"genesis of a run"
 
@@ -75,11 +74,11 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_the_user() -> None:
 def test_the_shards_of_the_run_are_kept() -> None:
     """Those of the last swarm that had some; a start without a model leaves them."""
     disk = MemoryDisk()
-    assert opened(disk).record.partition is None
-    play(opened(disk).remember("digits", GENESIS, plain_layout(100), founder=True, given={}, partition=Partition(8, 2)))
+    assert opened(disk).record.shards == 0
+    play(opened(disk).remember("digits", GENESIS, plain_layout(100), founder=True, given={}, shards=8))
     play(opened(disk).remember("digits", GENESIS, None, founder=True, given={}))
 
-    assert opened(disk).record.partition == Partition(8, 2)
+    assert opened(disk).record.shards == 8
 
 
 def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:

@@ -26,6 +26,7 @@ from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, Pus
 from training.exchange.store.replica_reading import ReplicaReading
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.terms import OwnerInfo
+from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import Rule
@@ -42,6 +43,7 @@ def exchange_of(
     barrier: str = "relaxed",
     staleness: int | None = 4,
     settings: ExchangeSettings = SETTINGS,
+    values: int = VALUES,
 ) -> Exchange:
     manifest = Manifest(
         protocol=PROTOCOL,
@@ -49,7 +51,7 @@ def exchange_of(
         genesis=GENESIS.hex(),
         task="stub",
         task_version="1",
-        layout=plain_layout(VALUES),
+        layout=plain_layout(values) if values else Layout(()),
         frozen_digest="",
         shards=SHARDS,
         rule=Rule(1.0, 0.0, ""),
@@ -73,7 +75,7 @@ def exchange_of(
         manifest=manifest,
         settings=settings,
         staleness=staleness,
-        replica=np.arange(VALUES, dtype=np.float32),
+        replica=np.arange(values, dtype=np.float32),
         incarnation=1,
         environment=environment,
     )

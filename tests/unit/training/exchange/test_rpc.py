@@ -15,7 +15,6 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
-from training.exchange.divisions import DIVIDED, DIVIDING, Divisions, exchange_genesis
 from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, LocateOwnersAnswer, decode, encode
 from training.exchange.ownership_messages import (
     TransferResult,
@@ -277,68 +276,6 @@ def test_a_request_that_ends_its_own_node_cancels_nothing_later() -> None:
             await waits()
         assert caught.value.kind == "reset"
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-
-    run(scenario())
-
-
-def test_a_handler_is_ended_where_it_waits_and_its_task_goes_on() -> None:
-    """When the shards are divided: its request is refused, so that nothing is answered by what is no more. Later ones
-    are refused too. A cancellation of the task is none of this."""
-
-    async def scenario() -> None:
-        swarm = ScriptedSwarm(ME)
-        rpc, began = rpc_of(swarm), asyncio.Event()
-
-        async def handle(_sender: object, _message: LocateOwners, _stream: object) -> Response:
-            began.set()
-            await asyncio.sleep(60.0)
-            return Response(b"")
-
-        rpc.register("where_is", LocateOwners, handle)
-
-        async def request() -> str:
-            with pytest.raises(RequestRejected) as caught:
-                await swarm.handlers["where_is"](PEER, encode(LocateOwners(GENESIS, [], [])), chunks([]))
-            await asyncio.sleep(1.0)
-            return str(caught.value)
-
-        asked = asyncio.create_task(request())
-        await began.wait()
-        cancelled = asyncio.create_task(request())
-        await asyncio.sleep(0.1)
-        cancelled.cancel()
-        await rpc.close()
-        assert not asked.done()
-        assert await asked == await request() == DIVIDING
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-
-    run(scenario())
-
-
-def test_nodes_of_other_divisions_are_told_and_not_left_out() -> None:
-    """One whose shards are whole is told; one whose shards are finer is followed; both are asked again."""
-
-    async def scenario() -> None:
-        swarm, trust = ScriptedSwarm(ME, [PEER]), MemberTrust()
-        divisions = Divisions(GENESIS, 2)
-        divisions.can_divide = lambda _parts: True
-        rpc = ExchangeRpc(swarm, divisions.genesis, VirtualClock(), trust, divisions=divisions)  # type: ignore[arg-type]
-
-        async def handle(_sender: object, _message: LocateOwners, _stream: object) -> Response:
-            raise AssertionError("it is of another division")
-
-        rpc.register("where_is", LocateOwners, handle)
-        for parts, reason in ((1, f"{DIVIDED}2"), (4, DIVIDING)):
-            asked = LocateOwners(exchange_genesis(GENESIS, parts), [], [])
-            with pytest.raises(RequestRejected, match=reason):
-                await swarm.handlers["where_is"](PEER, encode(asked), chunks([]))
-        assert divisions.wanted == 4
-        swarm.answers["where_is"] = lambda *_: TransportError("rejected", PEER.address, f"{DIVIDED}8")
-        with pytest.raises(TransportError):
-            await rpc.ask(PEER, "where_is", LocateOwners(GENESIS, [], []), TransferResult, 1.0)
-        assert divisions.wanted == 8
-        assert PEER.node_id in trust
 
     run(scenario())
 

@@ -20,16 +20,6 @@ def borrowed() -> tuple[bytearray, Outgoing]:
     return memory, Outgoing(3, memoryview(memory), "float32", 4, is_borrowed=True, is_started=True)
 
 
-def test_the_parts_of_a_shard_keep_what_has_become_of_it() -> None:
-    """Also that it may have been sent: its receiver may have each part."""
-    memory, item = borrowed()
-    parts = item.parts([1, 3])
-    memory[:] = bytes(len(memory))
-    assert [(part.shard, part.values, part.is_borrowed) for part in parts] == [(6, 1, False), (7, 3, False)]
-    assert [part.is_started for part in parts] == [True, True]
-    np.testing.assert_array_equal(np.frombuffer(b"".join(bytes(part.encoded) for part in parts), np.float32), VALUES)
-
-
 def test_what_the_owner_in_this_node_is_given_is_a_copy_of_the_trainers_memory() -> None:
     memory, item = borrowed()
     made = item.item()

@@ -121,7 +121,6 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
             ),
         ),
         genesis=b"g" * 16,
-        run_genesis=b"g" * 16,
         settings=(settings := ExchangeSettings(pull_codec="float32")),
         synchronous=False,
         stale_limit=None,

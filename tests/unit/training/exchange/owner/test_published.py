@@ -193,28 +193,3 @@ def test_a_payload_of_another_size_is_refused() -> None:
     """Nothing is applied."""
     with pytest.raises(ValueError, match="are not"):
         apply(values(11), "int8", b"\0" * 10)
-
-
-def test_who_follows_a_shard_follows_its_parts() -> None:
-    """A follower that is some changes behind when the shard is divided applies its slices of those, and has the bits
-    and the digests that the owner publishes of the parts; so it goes on, with the changes of after."""
-    sizes = [4096, 8192, 3000]
-    slices = [slice(0, 4096), slice(4096, 12_288), slice(12_288, 15_288)]
-    x = values(1, sum(sizes))
-    published = begin(b"c" * 8, x, source(0))
-    held, _ = entered(published)
-    for version, codec in enumerate(CODECS[1:], 1):
-        x = x + values(version, sum(sizes), scale=0.01)
-        published = tick(published, x, source(version), codec, 64)
-
-    parts = published.parts(sizes)
-    assert [part.value.size for part in parts] == sizes
-    for part, its in zip(parts, slices, strict=True):
-        assert (part.chain, part.version, part.source) == (published.chain, published.version, published.source)
-        following = tick(part, x[its] + np.float32(0.5), source(9), "int8")
-        for last, behind in ((part, part.since(0)), (following, following.since(0))):
-            assert behind is not None
-            value, digest = apply_all(held[its].copy(), [(change.codec, change.payload) for change in behind])
-            assert value.tobytes() == last.value.tobytes()
-            assert digest == last.digest
-        assert not np.shares_memory(part.value, published.value)

@@ -343,25 +343,3 @@ def test_a_backup_that_keeps_its_delta_no_more_is_sent_it() -> None:
         assert (context.counters.bytes_sent, store.owned[0].backup) == (16, B)
 
     run(scenario())
-
-
-def test_the_parts_of_a_delta_have_the_weight_that_a_backup_may_have_added_it_with() -> None:
-    """It was forwarded before its shard was divided, and is sent again: the number of workers has changed since."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        store.owned[0].backup = B
-        replicator, swarm, _ = replicator_of(store, B)
-        swarm.answers["forward"] = lambda *_: TransportError("timeout", B.address, "test")
-        await replicate(replicator, 0)
-        assert replicator._forwarded == {IDENTITY: (1.0, {0: 1.0})}
-        replicator._forwarded[IDENTITY][1][0] = 0.25
-        replicator._forwarded[IDENTITY] = (0.5, replicator._forwarded[IDENTITY][1])
-
-        following, _, _ = replicator_of(owner_of("a"), B)
-        following.take_from(replicator, 2)
-        items = [IncomingDelta(shard, np.ones(2, np.float32), b"", "float32") for shard in (0, 1, 2)]
-        assert following._as_forwarded(IDENTITY, items, 1.0) == 0.5
-        assert [item.scale for item in items] == [0.25, 0.25, 1.0]
-
-    run(scenario())
