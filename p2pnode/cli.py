@@ -62,7 +62,6 @@ def _register() -> None:
         ask.leave,
         ask.pause,
         ask.resume,
-        ask.trust,
     ):
         app.command(command.__name__)(command)
     app.command("doctor")(doctor.doctor)

@@ -123,7 +123,7 @@ class NodeClient:
         return answer
 
     def post(self, path: str) -> None:
-        """One of `/leave`, `/pause`, `/resume`, `/trust`."""
+        """One of `/leave`, `/pause`, `/resume`."""
         self._ask("POST", path)
 
     def _listed(self, path: str) -> list[dict[str, Any]]:

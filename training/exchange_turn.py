@@ -78,7 +78,7 @@ class StepExchange:
         self._exchange = exchange
         self._trainer = trainer
         self._waiter = waiter
-        waiter.leave_out(exchange.view.is_left_out)
+        waiter.leave_out(exchange.view.score.is_ignored)
         self._settings = settings
         self._clock = environment.clock
         self._log = environment.log

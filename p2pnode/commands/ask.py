@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
-from urllib.parse import urlencode
-
-import typer
 
 from p2pnode.client import NodeClient
 from p2pnode.commands.options import (
@@ -105,24 +101,10 @@ def resume(
     return _request(client, "/resume", "trains again", as_json=as_json)
 
 
-def trust(
-    member: Annotated[str, typer.Argument(metavar="ID", help="Its node id, or the first 8 digits of it or more.")],
-    address: AddressOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
-    token_file: TokenFileOption = None,
-    as_json: JsonOption = False,
-) -> int:
-    """Have a node trust a member again that it leaves out (`members_distrusted` in /status)."""
-    client = node_client(address, state_dir, config, token_file, run)
-    return _request(client, f"/trust?{urlencode({'id': member})}", f"trusts {member} again", as_json=as_json)
-
-
 def _request(client: NodeClient, path: str, outcome: str, *, as_json: bool) -> int:
     client.post(path)
     if as_json:
-        accepted = path.removeprefix("/").partition("?")[0]
+        accepted = path.removeprefix("/")
         print_line(json.dumps({"schema": 1, "address": client.address, "accepted": accepted}))
     else:
         print_line(f"the node at {client.address} {outcome}")

@@ -33,7 +33,6 @@ WRITTEN = {
     "peers.json": "the addresses of its peers",
     "capacity.json": "the measured capacity of its line",
     "fences.msgpack": "the terms of shards that this node may no longer accept",
-    "trust.msgpack": "the members that it leaves out",
     "pushed.msgpack": "which of its steps it has pushed",
     "late-copies": "older copies of shards, kept because the swarm had gone on without them",
     "dispatch.json": "the records that it was training on",

@@ -77,15 +77,6 @@ _MEANINGS = {
 }
 
 
-_ID_PREFIX = {
-    "name": "id",
-    "in": "query",
-    "required": True,
-    "description": "The beginning of its node id.",
-    "schema": {"type": "string", "pattern": "^[0-9a-fA-F]{8,40}$"},
-}
-
-
 _FILE_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9-]+(\\.min)?\\.(js|css|svg|txt)$"}
 
 
@@ -113,7 +104,6 @@ def description() -> dict[str, Any]:
         "/leave": _change("Hand over, announce the departure, end."),
         "/pause": _change("Stop training after the current step; continue to own shards."),
         "/resume": _change("Train again."),
-        "/trust": _change("Trust a member again that this node leaves out.", _ID_PREFIX),
     }
     return {
         "openapi": "3.1.0",
@@ -205,7 +195,7 @@ def _stream(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _change(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+def _change(what: str) -> dict[str, Any]:
     marker = {
         "name": CHANGE_HEADER,
         "in": "header",
@@ -215,10 +205,9 @@ def _change(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
     }
     operation = {
         "summary": what,
-        "parameters": [marker, *parameters],
+        "parameters": [marker],
         "security": [{"token": []}],
         "responses": {"202": _answer("The change was accepted.", _json("Accepted"))}
-        | (_errors(400) if parameters else {})
         | _errors(401, 403, 405, 411, 413, 429, 500),
     }
     return {"post": operation}

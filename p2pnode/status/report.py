@@ -13,7 +13,6 @@ from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.devices import coordination_status, device_metrics, device_status
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
-from p2pnode.status.distrust import distrusted_members, trust_again
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import findings, last_loss, waits_for
 from p2pnode.status.limits import SCHEMA
@@ -39,6 +38,7 @@ from p2pnode.status.schema import (
     NodeStatus,
     PeerStatus,
     PopulationStatus,
+    QuarantinedMember,
     ResultStatus,
     Status,
     SwarmStatus,
@@ -88,9 +88,6 @@ class StatusReport:
 
     def resume(self) -> None:
         self._node.resume()
-
-    def trust(self, prefix: str) -> bool:
-        return trust_again(self._node.exchange, prefix)
 
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
@@ -186,7 +183,7 @@ class StatusReport:
             dispatch=self._dispatch(),
             lost=lost,
             progress=ongoing(node, self._uptime_s()),
-            members_distrusted=distrusted_members(node.exchange, node.environment.clock.monotonic()),
+            members_quarantined=_quarantined(node.exchange),
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
             devices=device_status(node.trainer),
@@ -385,6 +382,11 @@ class StatusReport:
         if status.tasks is None:
             return "no data set is registered yet"
         return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
+
+
+def _quarantined(exchange: Exchange | None) -> list[QuarantinedMember]:
+    found = [] if exchange is None else exchange.view.score.quarantined()
+    return [QuarantinedMember(id=one.node.hex(), reason=one.reason, seconds=round(one.seconds, 1)) for one in found]
 
 
 def _memory(node: Node) -> MemoryStatus:

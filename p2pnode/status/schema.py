@@ -350,7 +350,7 @@ class Status(Struct, frozen=True, kw_only=True):
     data: DataStatus | None = None
     line: LineStatus | None = None
     dispatch: DispatchStatus | None = None
-    members_distrusted: list[DistrustedMember] = []
+    members_quarantined: list[QuarantinedMember] = []
     lost: list[LostPeer] = []
     progress: list[Ongoing] = []
     values: ValuesStatus | None = None
@@ -359,13 +359,13 @@ class Status(Struct, frozen=True, kw_only=True):
     coordination: CoordinationStatus | None = None
 
 
-class DistrustedMember(Struct, frozen=True, kw_only=True):
-    """A member that this node leaves out, because it has lied to it repeatedly."""
+class QuarantinedMember(Struct, frozen=True, kw_only=True):
+    """A member that this node gives no shards for so many seconds more. Where `reason` is `nonsense` or `foreign` it is
+    ignored, too."""
 
     id: NodeId
-    #: What it lied about most: `state`, `value`, `forward`, `repair` or `redirect`.
+    #: `silent`, `refuses`, `restarts`, `nonsense` or `foreign`.
     reason: str
-    lies: Count
     seconds: Seconds
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -79,10 +78,6 @@ class StatusSource(Protocol):
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
-
-    def trust(self, prefix: str) -> bool:
-        """Trust the members again whose id, in hexadecimal, begins so; False if none that is left out does."""
-        ...
 
 
 class StatusServer:
@@ -172,7 +167,6 @@ class StatusServer:
             web.post("/leave", self._leave),
             web.post("/pause", self._pause),
             web.post("/resume", self._resume),
-            web.post("/trust", self._trust),
         ]
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -234,14 +228,6 @@ class StatusServer:
         self._source.resume()
         return _json(Accepted(schema=SCHEMA, accepted="resume"), status=202)
 
-    async def _trust(self, request: web.Request) -> web.Response:
-        prefix = request.query.get("id", "").lower()
-        if not _ID_PREFIX.fullmatch(prefix):
-            raise _BadQuery(f"id = {prefix[:40]!r} is not the beginning of a node id: 8 to 40 hexadecimal digits")
-        if not self._source.trust(prefix):
-            raise _BadQuery(f"this node leaves out no member whose id begins with {prefix}")
-        return _json(Accepted(schema=SCHEMA, accepted="trust"), status=202)
-
     async def _history(self, _: web.Request) -> web.Response:
         # 200 KB, less than half of it in gzip; aiohttp compresses as much in a thread.
         response = _json(self._feed.history())
@@ -295,8 +281,6 @@ class StatusServer:
             return web.Response(body=file.packed, headers=headers | {"Content-Encoding": "gzip"})
         return web.Response(body=file.body, headers=headers)
 
-
-_ID_PREFIX = re.compile("[0-9a-f]{8,40}")
 
 _HEADERS = {
     SCHEMA_HEADER: str(SCHEMA),

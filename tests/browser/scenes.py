@@ -20,7 +20,6 @@ from p2pnode.status.schema import (
     BestStatus,
     DataStatus,
     DispatchStatus,
-    DistrustedMember,
     ExchangeStatus,
     Finding,
     LineStatus,
@@ -30,6 +29,7 @@ from p2pnode.status.schema import (
     Ongoing,
     PeerStatus,
     PopulationStatus,
+    QuarantinedMember,
     ResultStatus,
     ServerStatus,
     Status,
@@ -381,7 +381,7 @@ def several_parts() -> Scene:
             unanswered_seconds=None,
         ),
         data=DataStatus(kind="samples", size=60_000, epoch=3, open_epoch=3, trained=0.62, nodes=6, joining=False),
-        members_distrusted=[DistrustedMember(id=node_id(77), reason="state", lies=3, seconds=600.0)],
+        members_quarantined=[QuarantinedMember(id=node_id(77), reason="nonsense", seconds=600.0)],
         exchange=replace(before.status.exchange, shards_resigned=2, shards_to_mend=1),
         progress=[
             *before.status.progress,
@@ -412,7 +412,7 @@ def hostile() -> Scene:
         lost=[replace(_lost(number, 3.0), reason=text, address=text) for number, text in enumerate(EVIL, 50)],
         health=[Finding(level="error", what=text, do=EVIL[1]) for text in EVIL],
         devices=[replace(one, device=evil, state=EVIL[2]) for one in before.status.devices or ()],
-        members_distrusted=[DistrustedMember(id=node_id(77), reason=EVIL[1], lies=1 << 53, seconds=1e300)],
+        members_quarantined=[QuarantinedMember(id=node_id(77), reason=EVIL[1], seconds=1e300)],
         result=ResultStatus(
             reason=evil,
             steps=1 << 62,

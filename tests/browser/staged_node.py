@@ -85,9 +85,6 @@ class _Source:
     def resume(self) -> None:
         raise NotImplementedError
 
-    def trust(self, prefix: str) -> bool:
-        raise NotImplementedError
-
 
 class StagedNode:
     """Serves a scene; a context manager."""

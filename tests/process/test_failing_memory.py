@@ -31,4 +31,4 @@ def test_the_shards_of_a_daemon_whose_memory_fails_go_to_their_backups(tmp_path:
         assert sum(owned) == SHARDS, owned
         time.sleep(5.0)
         assert swarm.rate(swarm.nodes, 5.0) > 0.5
-        assert not [node for node in swarm.nodes if (status(node) or {})["members_distrusted"]]
+        assert not [node for node in swarm.nodes if (status(node) or {})["members_quarantined"]]

@@ -105,8 +105,7 @@ def test_the_backup_of_a_broken_shard_takes_over(seed: int, number: float) -> No
 
     swarm = play(seed, scenario)
     assert [record.fields for record in swarm.of("shard_resigned")] == [{"shard": 0}]
-    assert not swarm.of("member_unreliable")
-    assert not swarm.of("member_distrusted")
+    assert not swarm.of("member_quarantined")
 
 
 @pytest.mark.parametrize("seed", [1, *more(2, 3)])
@@ -130,7 +129,7 @@ def test_all_shards_of_a_node_may_break_at_once(seed: int) -> None:
         check_counts(swarm)
 
     swarm = play(seed, scenario)
-    assert not swarm.of("member_unreliable")
+    assert not swarm.of("member_quarantined")
 
 
 @pytest.mark.parametrize("seed", [1, *more(2, 3)])

@@ -6,7 +6,7 @@ barrier a peer that does not answer leaves the sample. Under a complete one (bsp
 failure detector declares it dead, or this node has not heard it for as long as any peer may be idle: others reach it,
 and there is a hole between the two, which would wait for each other for ever. Under every barrier a peer that answers
 but makes no progress stops counting (`Peer.counts_for_barrier`), whatever step time it announces
-(`training.barriers.patience`). One that this node leaves out is not waited for (`training.exchange.trust`).
+(`training.barriers.patience`). One that this node ignores is not waited for (`training.exchange.peer_score`).
 
 With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
 Nodes of nearly equal speed then pull and begin their steps together, as under bsp. Nobody waits for a slower node, nor

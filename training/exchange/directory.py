@@ -136,18 +136,16 @@ class OwnerDirectory:
                 self.denied(shard, owner)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
-    def answered(self, owner: Contact, results: Iterable[ShardAnswer], asked_s: float) -> None:
-        """Learn from the answers of a known owner, which was asked at this moment: one that redirects does not own.
+    def answered(self, owner: Contact, results: Iterable[ShardAnswer]) -> None:
+        """Learn from the answers of a known owner: one that redirects does not own.
 
         A redirect is followed only to a higher term. In every other case the next step is a new lookup, not the same
         question, so that redirects cannot form a cycle. Nobody redirects to itself but a node that holds others up.
         """
         for result in results:
             if result.denies_ownership and result.owner_info and result.owner_info.owner == owner.node_id:
-                self._context.lied(owner.node_id, "redirect")
+                self._context.nonsense(owner.node_id, "redirect")
             info = result.owner_info
-            if result.denies_ownership:
-                self._context.denied(owner.node_id, result.shard, None if info is None else info.term, asked_s)
             if info is not None:
                 self._store.note_owners([info])
             if result.denies_ownership:
@@ -179,16 +177,15 @@ class OwnerDirectory:
     async def candidates_of_all(self, shards: Sequence[int]) -> list[list[Contact]]:
         """`candidates` of several shards, which cost little more than one."""
         found = await self._swarm.candidates_of_all([shard_key(self._context.genesis, shard) for shard in shards])
-        reliability, now, me = self._view.reliability, self._clock.monotonic(), self._swarm.node_id
+        score, now, me = self._view.score, self._clock.monotonic(), self._swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
-        trusted = {node_id for node_id in nodes if node_id in self._view.trust}
-        is_unreached = reliability.routes.is_unreached
-        fit = {node for node in trusted if reliability.is_candidate(node, now) and not is_unreached(node, now)}
+        heeded = {node for node in nodes if not score.is_ignored(node)}
+        fit = {node for node in heeded if score.is_candidate(node) and not score.routes.is_unreached(node, now)}
         candidates = []
         for contacts in found:
             # Where nobody else is left, one that has failed is better than none.
             is_any_fit = any(contact.node_id in fit and contact.node_id != me for contact in contacts)
-            admitted = fit if is_any_fit else trusted
+            admitted = fit if is_any_fit else heeded
             candidates.append([contact for contact in contacts if contact.node_id in admitted])
         return candidates
 
@@ -214,22 +211,10 @@ class OwnerDirectory:
         for answer in sorted(answers, key=lambda infos: max((info.term for info in infos), default=ZERO_TERM)):
             self._store.note_owners(answer)
 
-    async def compare(self, contact: Contact) -> bool:
-        """Ask a member for every owner that it knows, and compare that with what is known here; False if it knows none,
-        or does not answer."""
-        try:
-            infos = await self._all_owners(contact)
-        except TransportError:
-            return False
-        self._note(contact, infos)
-        await self._send_fences()
-        return bool(infos)
-
     async def _all_owners(self, contact: Contact) -> list[OwnerInfo]:
         """Every owner that a member knows. Raises `TransportError`."""
         question = LocateOwners(self._context.genesis, [], [])
         answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        self._context.reports.note(contact.node_id, answer.known)
         return answer.known
 
     async def refresh(self, shards: list[int]) -> None:
@@ -251,23 +236,10 @@ class OwnerDirectory:
         await self._send_fences()
         await self._request_takeovers({shard: to for shard, to in first.items() if self._ownerless(shard)})
 
-    async def check_claims(self, claimants: list[tuple[Contact, list[OwnerInfo]]]) -> None:
-        """Ask nodes about shards that they own, as others say, in spite of an owner that lives. A living one that does
-        not answer is believed to own them: a line may be cut that others go round."""
-        await asyncio.sleep(CHECK_AFTER_S)
-        me = self._swarm.node_id
-        jobs = [self._check(contact, infos) for contact, infos in claimants if contact.node_id != me]
-        await asyncio.gather(*jobs)
-
-    async def _check(self, contact: Contact, infos: list[OwnerInfo]) -> None:
-        is_answered = await self._ask(contact, [info.shard for info in infos])
-        if not is_answered and not self._view.is_gone(contact.node_id):
-            self._store.note_owners(infos)
-
     def _others(self) -> list[Contact]:
         """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
         than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
-        known = [peer.contact for peer in self._swarm.members() if peer.eligible and peer.node_id in self._view.trust]
+        known = [peer.contact for peer in self._view.heeded() if peer.eligible]
         random = self._context.environment.entropy.random
         return random.sample(known, min(CANDIDATES_ASKED, len(known)))
 
@@ -288,24 +260,18 @@ class OwnerDirectory:
 
     async def _ask(self, contact: Contact, shards: list[int], fences: list[Fence] | None = None) -> bool:
         """Ask a node for the owners of shards; False if it does not answer."""
-        ownership, asked_s = self._store.ownership, self._clock.monotonic()
+        ownership = self._store.ownership
         known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
         question = LocateOwners(self._context.genesis, shards, known, fences or ownership.stale_fences(shards))
         try:
             answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         except TransportError:
             return False
-        named = {info.shard: info for info in answer.known}
-        self._context.answered_about(contact.node_id, shards, named)
-        for shard, info in named.items():
-            if info.owner != contact.node_id:
-                self._context.denied(contact.node_id, shard, info.term, asked_s)
         self._note(contact, answer.known)
         return True
 
     def _note(self, contact: Contact, infos: Sequence[OwnerInfo]) -> None:
         """A member has named owners, itself perhaps."""
-        self._context.claimed(contact.node_id, infos)
         self._store.note_owners(infos)
         for info in infos:
             if info.owner == contact.node_id and self._is_denied(info.shard):

@@ -34,11 +34,10 @@ from training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
+from training.exchange.peer_score import PeerScore
 from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
-from training.exchange.recovery.start_comparison import StartComparison
-from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.store.copy_status import has_known_owner
@@ -50,7 +49,6 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
-from training.exchange.trust_file import TrustFile
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
@@ -88,7 +86,7 @@ class Exchange:
         layout = manifest.layout
         self.store = store = ShardStore(swarm.node_id, manifest.bounds(), layout.parameter_total, manifest.rule, log)
         run = RunState(incarnation)
-        trust, reliability = store.ownership.trust, Reliability()
+        score = PeerScore(environment.clock)
         # Without a staleness no delta is too old.
         stale_limit = None if staleness is None else max(10, 4 * staleness)
         self.context = context = ExchangeContext(
@@ -105,12 +103,11 @@ class Exchange:
                 swarm,
                 environment.clock,
                 run,
-                trust,
+                score,
                 has_steps=not store.holds_values,
-                reliability=reliability,
                 stale_limit=stale_limit,
             ),
-            rpc=ExchangeRpc(swarm, genesis, environment.clock, trust, reliability),
+            rpc=ExchangeRpc(swarm, genesis, environment.clock, score),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
@@ -120,7 +117,7 @@ class Exchange:
         self._is_alone = not settings.enabled
         self._log = environment.log
         self._replica = context.replica
-        self._fences, self._trust = FenceFile(context), TrustFile(context)
+        self._fences = FenceFile(context)
         self.deltas = DeltaHandler(context)
         final_values, self.publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
         self.reads = ReadHandler(context, final_values, self.publisher, inspector)
@@ -133,7 +130,6 @@ class Exchange:
         self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
-        self._comparison = StartComparison(context, self.directory)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -161,15 +157,6 @@ class Exchange:
         """Set the step to start from: that of the restored checkpoint."""
         self._run.step = step
 
-    def forgive(self, node_id: bytes) -> bool:
-        """Trust a member again that this node leaves out; False if it is trusted."""
-        is_new = self.view.trust.forgive(node_id)
-        if is_new:
-            self._log.info("member_trusted_again", source=node_id.hex())
-            self.view.invalidate()
-            self.context.rebalance.wake()
-        return is_new
-
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
         self._run.advance(step, self.context.environment.clock.monotonic())
@@ -188,8 +175,6 @@ class Exchange:
         services = {
             "rebalancer": self.rebalancer.run,
             "fences": self._fences.run,
-            "trust": self._trust.run,
-            "start-comparison": self._comparison.run,
         }
         if self.store.holds_values:
             services["check-backups"] = self.deltas.values.rounds.check_backups
@@ -207,17 +192,14 @@ class Exchange:
         self.reconciler.on_change(change)
         if change.kind == "restarted":
             context.store.on_restart(change.node_id, context.me())
-        if change.kind in ("restarted", "dead", "left"):
-            context.claims.forget(change.node_id)
-        reliability = context.view.reliability
+        score = context.view.score
         if change.kind in ("restarted", "returned"):
             context.acknowledged.doubt(change.node_id)
-            context.wait_credit.forgive(change.node_id)
-            reliability.returned(change.node_id, context.environment.clock.monotonic())
+            score.returned(change.node_id)
         if change.kind in ("up", "restarted", "returned", "moved"):
-            reliability.routes.reached(change.node_id)
+            score.routes.reached(change.node_id)
         if change.kind == "dead":
-            reliability.routes.died(change.node_id)
+            score.routes.died(change.node_id)
             context.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             context.view.invalidate()
@@ -288,7 +270,6 @@ class Exchange:
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
-        self._comparison.begin(source)
         await self.directory.learn_all(source)
         if self.store.stored and not any(has_known_owner(self.store, shard) for shard in range(len(self.store))):
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none

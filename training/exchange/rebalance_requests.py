@@ -8,12 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from overlay.peers import Contact
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
-
-#: Nodes whose ownership is checked in one round; of others it is when they are asked for something.
-MAX_UNCHECKED = 64
+from training.exchange.terms import ZERO_TERM, Fence, Term
 
 
 class RebalanceRequests:
@@ -24,8 +20,6 @@ class RebalanceRequests:
         self._awake = asyncio.Event()
         self._orphans: dict[int, None] = {}
         self._challenges: dict[int, Term] = {}
-        #: Of each node that is said to own shards: which, under which term.
-        self._unchecked: dict[bytes, tuple[Contact, dict[int, OwnerInfo]]] = {}
         #: Whether a delta has waited for a backup of its shard.
         self.has_waiting_deltas = False
 
@@ -59,25 +53,6 @@ class RebalanceRequests:
     @property
     def has_orphans(self) -> bool:
         return bool(self._orphans)
-
-    def check(self, info: OwnerInfo) -> None:
-        """A node is said to own a shard whose owner, as far as this node knows, lives: it is to be asked."""
-        try:
-            contact = info.contact()
-        except ValueError:
-            return
-        if info.owner in self._unchecked or len(self._unchecked) < MAX_UNCHECKED:
-            self._unchecked.setdefault(info.owner, (contact, {}))[1][info.shard] = info
-            self.wake()
-
-    @property
-    def has_unchecked(self) -> bool:
-        return bool(self._unchecked)
-
-    def collect_unchecked(self) -> list[tuple[Contact, list[OwnerInfo]]]:
-        """The nodes to be asked, and what is said of them."""
-        found, self._unchecked = self._unchecked, {}
-        return [(contact, list(infos.values())) for contact, infos in found.values()]
 
     def challenge(self, fences: Iterable[Fence]) -> None:
         """Another node has seen these terms: an owner below one of them has to yield, or to raise its term above."""

@@ -17,13 +17,9 @@ from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.cooperative import LoopTurns
 from training.exchange.indirect import NAME, IndirectRequests
 from training.exchange.messages import decode, encode, read_record
-from training.exchange.reliability import Reliability
+from training.exchange.peer_score import PeerScore
 from training.exchange.timeouts import LOWEST_CEILING_S, AdaptiveTimeouts, Kind
-from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
-
-#: Why a member is not served.
-LEFT_OUT = "this node leaves you out: what you sent was repeatedly not true"
 
 OTHER_SWARM = "another swarm: the genesis differs"
 
@@ -45,14 +41,12 @@ class ExchangeRpc:
         swarm: Swarm,
         genesis: bytes,
         clock: Clock,
-        trust: MemberTrust | None = None,
-        reliability: Reliability | None = None,
+        score: PeerScore | None = None,
     ) -> None:
-        """`trust`: requests of members that are left out are refused. `reliability` hears who answers."""
+        """`score` hears who answers, and who sends nonsense."""
         #: For every pass over many values on the loop of this node.
         self.turns = LoopTurns()
-        self._reliability = Reliability() if reliability is None else reliability
-        self._trust = MemberTrust() if trust is None else trust
+        self._score = PeerScore(clock) if score is None else score
         self._swarm = swarm
         self._genesis = genesis
         self._clock = clock
@@ -73,8 +67,6 @@ class ExchangeRpc:
         self._swarm.register(NAME, self._on_indirect, waits=True)
 
     async def _on_indirect(self, sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-        if not self._trust.is_served(sender.node_id):
-            raise RequestRejected(LEFT_OUT)
         return await self._indirect.handle(sender, payload, stream)
 
     async def _dispatch(self, name: str, origin: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
@@ -84,17 +76,17 @@ class ExchangeRpc:
         return await handler(origin, payload, stream)
 
     def _checked(self, kind: type[A], handle: TypedHandler[A]) -> Handler:
-        """A request handler that decodes its message and rejects those of another genesis, and of a member left out."""
+        """A request handler that decodes its message and rejects those of another genesis."""
 
         async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-            if not self._trust.is_served(sender.node_id):
-                raise RequestRejected(LEFT_OUT)
             try:
                 message = decode(payload, kind)
             except msgspec.DecodeError as error:
+                self._score.nonsense(sender.node_id)
                 raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
             if message.genesis != self._genesis:  # type: ignore[attr-defined]
-                self._leave_out(sender.node_id)
+                # Its answers are refusals, and each would be followed by the next request.
+                self._score.foreign(sender.node_id)
                 raise RequestRejected(OTHER_SWARM)
             try:
                 return await handle(sender, message, stream)
@@ -102,11 +94,6 @@ class ExchangeRpc:
                 raise RequestRejected(f"bad body: {error}") from error
 
         return handler
-
-    def _leave_out(self, node: bytes) -> None:
-        """A node that takes part in another swarm is asked nothing for a while: its answers are refusals, and each
-        would be followed by the next request."""
-        self._trust.suspend(node, self._reliability.foreign(node, self._clock.monotonic()))
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
@@ -137,7 +124,7 @@ class ExchangeRpc:
     def _send(
         self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, timeout_s: float
     ) -> _Request:
-        node = self._reliability.routes.relay(to.node_id)
+        node = self._score.routes.relay(to.node_id)
         if node and (relay := self._swarm.contact(node)) is not None:
             sent = self._indirect.request(relay, to, name, encode(message), body, timeout_s)
             return _Request(self, kind, to, sent, node)
@@ -170,21 +157,21 @@ class ExchangeRpc:
         body, which depends on the line and the body."""
         now_s = self._clock.monotonic()
         if not relay:
-            self._reliability.routes.reached(to.node_id)
+            self._score.routes.reached(to.node_id)
         took_s = now_s - began_s if answer.waited_s is None else answer.waited_s
         self.timeouts.on_response(kind, to.node_id, took_s)
-        self._reliability.answered(to.node_id, now_s)
+        self._score.answered(to.node_id)
 
     def failed(self, kind: Kind, to: Contact, error: TransportError, relay: bytes) -> None:
         """Count a request's timeout, and note that it did not reach the peer."""
         if error.kind not in ("rejected", "closed"):
-            routes, now_s = self._reliability.routes, self._clock.monotonic()
+            routes, now_s = self._score.routes, self._clock.monotonic()
             routes.failed(to.node_id, to.address, error.detail, now_s, relay)
         if error.kind == "timeout":
             self.timeouts.on_timeout(kind, to.node_id)
-            self._reliability.unanswered(to.node_id, self._clock.monotonic())
+            self._score.unanswered(to.node_id)
         elif error.kind == "rejected":
-            self._reliability.answered(to.node_id, self._clock.monotonic())
+            self._score.answered(to.node_id)
 
     def _timeout_s(self, kind: Kind, to: Contact) -> float:
         seconds = self.timeouts.timeout_s(kind, to.node_id)
@@ -198,6 +185,7 @@ class ExchangeRpc:
         try:
             return decode(head, kind)
         except msgspec.DecodeError as error:
+            self._score.nonsense(source.node_id)
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
 
     async def record(self, source: Contact, reader: FrameReader, shard: int, kind: type[A]) -> A:

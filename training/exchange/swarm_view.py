@@ -9,11 +9,10 @@ from __future__ import annotations
 from overlay.environment import Clock
 from overlay.peers import Peer
 from training.exchange.count_comparison import CountComparison, corrected
-from training.exchange.reliability import Reliability
+from training.exchange.peer_score import PeerScore
 from training.exchange.run_state import RunState
 from training.exchange.store.state_head import PlausibleSteps
 from training.exchange.terms import MAX_BELIEVED
-from training.exchange.trust import MemberTrust
 from training.swarm import Swarm
 
 #: How long a computed answer is used.
@@ -39,20 +38,17 @@ class SwarmView:
         swarm: Swarm,
         clock: Clock,
         run: RunState,
-        trust: MemberTrust | None = None,
+        score: PeerScore | None = None,
         *,
         has_steps: bool = True,
-        reliability: Reliability | None = None,
         stale_limit: int | None = None,
     ) -> None:
         """`has_steps`: deltas are numbered by the steps of their nodes, so the median step bounds these numbers.
         `stale_limit`: the most steps by which the barrier lets nodes differ; None: there is no such limit."""
         self._swarm = swarm
         self.has_steps = has_steps
-        #: Members that have lied repeatedly count as gone.
-        self.trust = MemberTrust() if trust is None else trust
-        #: Members that are alive but answer no requests count as gone, too.
-        self.reliability = Reliability() if reliability is None else reliability
+        #: Members that send nonsense, and those that are alive and answer no requests, count as gone.
+        self.score = PeerScore(clock) if score is None else score
         #: Members that count the workers differently.
         self.counts = CountComparison()
         self._clock = clock
@@ -68,24 +64,20 @@ class SwarmView:
         self._step_seconds: tuple[float, float] = (-1.0, 0.0)
 
     def is_gone(self, node_id: bytes) -> bool:
-        """Whether a node is dead, has left, is distrusted, is silent, or is unknown and failed to answer a moment ago.
+        """Whether a node is dead, has left, is ignored or silent, or is unknown and failed to answer a moment ago.
 
         In a large swarm the owner of a shard may be a node that this one has never met, so an unknown node is not dead.
         Nor is one that another member reaches: there is a hole between it and this node.
         """
-        if node_id not in self.trust:
+        if self.score.is_ignored(node_id):
             return True
-        if self.reliability.routes.relay(node_id):
+        if self.score.routes.relay(node_id):
             return False
-        if self.reliability.is_silent(node_id, self._clock.monotonic()):
+        if self.score.is_silent(node_id):
             return True
         if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
             return False
         return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
-
-    def is_left_out(self, node_id: bytes) -> bool:
-        """Whether this node distrusts a member, for good or for a while. The member may be alive and train."""
-        return node_id not in self.trust
 
     def incarnation_of(self, node_id: bytes) -> int | None:
         """The present start of a node; None for one that is not known to be alive."""
@@ -94,8 +86,9 @@ class SwarmView:
         peer = self._swarm.peers.get(node_id)
         return None if peer is None or not self._swarm.is_alive(node_id) else peer.incarnation
 
-    def _trusted(self) -> list[Peer]:
-        return [peer for peer in self._swarm.members() if peer.node_id in self.trust]
+    def heeded(self) -> list[Peer]:
+        """The members that this node does not ignore."""
+        return [peer for peer in self._swarm.members() if not self.score.is_ignored(peer.node_id)]
 
     def note_failure(self, node_id: bytes) -> None:
         """A request to this node failed now."""
@@ -126,7 +119,7 @@ class SwarmView:
         """`median_step` among the workers that were heard since then: a dead one is at its last step for as long as
         nobody has missed it."""
         now = self._clock.monotonic()
-        others = [peer.step for peer in self._trusted() if peer.last_heard >= since and peer.is_worker(now)]
+        others = [peer.step for peer in self.heeded() if peer.last_heard >= since and peer.is_worker(now)]
         if len(others) == 1:
             others = [int(min(others[0], self._run.explained_step(now)))]
         steps = sorted([self._run.step, *others])
@@ -141,7 +134,7 @@ class SwarmView:
         if not first or not self.has_steps:
             return None
         now = self._clock.monotonic()
-        others = sorted(peer.step for peer in self._trusted() if peer.is_worker(now))
+        others = sorted(peer.step for peer in self.heeded() if peer.is_worker(now))
         behind = [step for step in others if first > self._reach(step)]
         if len(others) - len(behind) >= 2:
             self._run.first_step = 0  # confirmed
@@ -169,7 +162,7 @@ class SwarmView:
         as far then, and each has told its owners so with its last pull. Where fewer than two others are known, as
         `furthest_step`."""
         now = self._clock.monotonic()
-        others = sorted(peer.step for peer in self._trusted() if peer.is_worker(now))
+        others = sorted(peer.step for peer in self.heeded() if peer.is_worker(now))
         if len(others) < 2:
             return self.furthest_step()
         return max(self._run.step, others[(len(others) - 1) // 2]) + PASSABLE_STEPS
@@ -212,7 +205,7 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, median = self._step_seconds
         if now - computed_at > VIEW_TTL_S or not median:  # who has just come asks for the first one
-            peers = [peer for peer in self._trusted() if peer.step_seconds > 0.0 and peer.is_worker(now)]
+            peers = [peer for peer in self.heeded() if peer.step_seconds > 0.0 and peer.is_worker(now)]
             known = sorted(peer.step_seconds for peer in peers)
             median = known[len(known) // 2] if known else 0.0
             self._step_seconds = (now, median)
@@ -229,8 +222,8 @@ class SwarmView:
         now = self._clock.monotonic()
         computed_at, answer = self._eligible_others
         if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            silent = self.reliability.is_silent
-            answer = any(self._swarm.may_own(peer) and not silent(peer.node_id, now) for peer in self._trusted())
+            silent = self.score.is_silent
+            answer = any(self._swarm.may_own(peer) and not silent(peer.node_id) for peer in self.heeded())
             self._eligible_others = (now, answer)
         return answer
 

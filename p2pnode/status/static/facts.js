@@ -200,9 +200,9 @@ export function sections(status) {
     const trained = data.trained === null ? "" : `${percent(data.trained)} of epoch ${count(data.open_epoch)} trained`;
     found.push(["Shared data", [["Kind", data.kind, `size ${count(data.size)}`], ["Epoch", count(data.epoch), trained], ["Shared by", plural(data.nodes, "node")]]]);
   }
-  if (status.members_distrusted?.length) {
-    const rows = status.members_distrusted.map((/** @type {any} */ one) => [shortId(one.id), one.reason, `${plural(one.lies, "lie")}, ${duration(one.seconds)} ago`]);
-    found.push(["Left out", rows]);
+  if (status.members_quarantined?.length) {
+    const rows = status.members_quarantined.map((/** @type {any} */ one) => [shortId(one.id), one.reason, `${duration(one.seconds)} more`]);
+    found.push(["Quarantined", rows]);
   }
   return found;
 }

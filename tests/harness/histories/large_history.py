@@ -153,7 +153,7 @@ class LargeHistory:
         chance = random.Random(f"{self.seed}/{member.name}/{member.starts}/steps")
         clock, node_id = self.world.clock, member.contact.node_id
         gate = BarrierWaiter(overlay, self.barrier, self._barrier_settings, clock)  # type: ignore[arg-type]
-        gate.leave_out(exchange.view.is_left_out)
+        gate.leave_out(exchange.view.score.is_ignored)
         step = exchange.view.median_step()
         exchange.begin_at(step)
         overlay.step, overlay.activity = step, Activity.TRAINING
@@ -360,10 +360,8 @@ class LargeHistory:
         tally.limit_s = self.clocks.limit_s()
         for record in self.world.records:
             assert record.event != "exchange_service_failed", record
-            # Nobody lies here: no fault makes one look like a liar to another.
-            lies = ("member_lied", "member_distrusted")
-            assert record.event not in lies, record
-            assert record.fields.get("reason") != "misbehaved", record
+            # No fault makes one member look to another as if it sent nonsense.
+            assert record.event != "nonsense_received", record
             tally.taken_over += record.fields.get("count", 1) * (record.event == "shards_taken_over")
         tally.peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return tally

@@ -23,8 +23,8 @@ from tests.harness.swarms.exchange_swarm import StartEntropy
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode
+from training.exchange.peer_score import PeerScore
 from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.reliability import Reliability
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica
@@ -178,7 +178,7 @@ def context_of(
 ) -> ExchangeContext:
     """A context on the running virtual loop; its log is `records_of(context)`."""
     clock = VirtualClock()
-    run, reliability = RunState(incarnation=1), Reliability()
+    run, score = RunState(incarnation=1), PeerScore(clock)
     plain = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0)
     view: Any = swarm
     return ExchangeContext(
@@ -197,8 +197,8 @@ def context_of(
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,
-        view=SwarmView(view, clock, run, store.ownership.trust, reliability=reliability),
-        rpc=ExchangeRpc(view, GENESIS, clock, store.ownership.trust, reliability),
+        view=SwarmView(view, clock, run, score),
+        rpc=ExchangeRpc(view, GENESIS, clock, score),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings or plain),
     )

@@ -65,7 +65,7 @@ class RecordingExchange:
             worker_count=lambda: self.workers,
             step_of_others=lambda: self.step_of_others,
             invalidate=self._went_back,
-            is_left_out=lambda _node: False,
+            score=SimpleNamespace(is_ignored=lambda _node: False),
         )
 
     def _went_back(self) -> None:

@@ -172,10 +172,6 @@ class FakeSource:
     def resume(self) -> None:
         self.requests.append("resume")
 
-    def trust(self, prefix: str) -> bool:
-        self.requests.append(f"trust {prefix}")
-        return prefix.startswith("abababab")
-
 
 async def main(path: Path) -> None:
     config = load(path).config

@@ -38,10 +38,10 @@ from training.exchange.ownership_messages import (
     StateTransfer,
     TransferResult,
 )
+from training.exchange.peer_score import Nonsense
 from training.exchange.store import state_stream
 from training.exchange.store.records import BufferedDelta
 from training.exchange.terms import OwnerInfo, Term
-from training.exchange.trust import Untrue
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 
@@ -114,7 +114,7 @@ class BackupHandler:
                 continue
             if not is_in_range:
                 self._log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=entry.shard)
-                self._context.lied(sender.node_id, "forward")
+                self._context.nonsense(sender.node_id, "forward")
                 results.append(ForwardResult(entry.shard, "unknown"))
                 continue
             item = BufferedDelta(
@@ -163,11 +163,10 @@ class BackupHandler:
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         attempts = {info.shard: number for info, number in zip(message.shards, message.attempts, strict=False)}
-        self._context.claimed(sender.node_id, message.shards)
 
         def take(info: OwnerInfo, sender: Contact) -> bool:
             attempt = attempts.get(info.shard)
-            if attempt is None or self._run.is_leaving or sender.node_id not in self._context.view.trust:
+            if attempt is None or self._run.is_leaving or self._context.view.score.is_ignored(sender.node_id):
                 return False
             return self._store.begin_catch_up(info.shard, info.term, sender, attempt)
 
@@ -188,8 +187,8 @@ class BackupHandler:
             most = self._context.view.plausible_steps()
             try:
                 term, state = await state_stream.read_state(reader, shard, self._store, most, self._executor)
-            except Untrue:
-                self._context.lied(sender.node_id, "state")
+            except Nonsense:
+                self._context.nonsense(sender.node_id, "state")
                 raise
             if self._store.take_state(shard, term, sender, state):
                 taken.append(shard)
@@ -251,11 +250,10 @@ class BackupHandler:
         return True
 
     async def _on_release(self, sender: Contact, message: Release, _stream: AsyncIterator[Buffer]) -> Response:
-        self._context.claimed(sender.node_id, message.shards)
         return Response(encode(self._take_each(sender, message.shards, self._release)))
 
     def _release(self, info: OwnerInfo, sender: Contact) -> bool:
-        if sender.node_id not in self._context.view.trust:
+        if self._context.view.score.is_ignored(sender.node_id):
             return False  # this node goes on with its copy
         return self._store.release(info.shard, info.term, sender)
 

@@ -13,8 +13,8 @@ from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.messages import PullResult
 from training.exchange.owner.published import Published, apply_all, whole
+from training.exchange.peer_score import Nonsense
 from training.exchange.store.replica import Position
-from training.exchange.trust import Untrue
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Values decoded, added and compared on the event loop: fewer than a thread is worth.
@@ -123,11 +123,11 @@ class ChainFollower:
 
 def _result(held: Vector | None, arrays: Arrays, size: int) -> tuple[Vector, bytes]:
     """The published value after these arrays, and its digest: changes of what is held, or the whole. Raises `BadFrame`,
-    and `Untrue` for one that is out of range."""
+    and `Nonsense` for one that is out of range."""
     try:
         value, digest = whole(*arrays[0], size) if held is None else apply_all(held, arrays)
     except ValueError as error:
         raise BadFrame(str(error)) from error
     if not has_length(value, MAX_STATE_LENGTH):
-        raise Untrue("a published value is out of range")
+        raise Nonsense("a published value is out of range")
     return value, digest

@@ -285,7 +285,7 @@ class Outbox:
                 self._directory.failed(owner, error)
             except BadFrame as error:
                 self._note_obstacle(delivery, shards, owner, f"bad answer: {error}", asked_s)
-                self._context.misbehaved(owner.node_id, "push")
+                self._context.nonsense(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
 
@@ -321,17 +321,16 @@ class Outbox:
     def _settle_all(
         self, delivery: Delivery, owner: Contact, results: list[PushResult], sent: list[int], asked_s: float
     ) -> None:
-        self._context.answered_about(owner.node_id, sent, [result.shard for result in results])
-        self._directory.answered(owner, results, asked_s)
+        asked = dict.fromkeys(sent)
+        if any(result.shard not in asked for result in results):
+            raise BadFrame("it names a shard that was not sent")
+        self._directory.answered(owner, results)
         for result in results:
             self._settle(delivery, owner, result)
             if result.status == "retry":
                 self._note_obstacle(delivery, [result.shard], owner, f"answers {result.reason!r}", asked_s)
-        if delivery.wait is not None:
-            if any(result.status in ("ok", "refused") for result in results):
-                delivery.wait.note(sent)
-            if not self._store.rule.robust:  # there a delta waits for the norms of others
-                delivery.wait.put_off([result.shard for result in results if result.status == "retry"])
+        if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):
+            delivery.wait.note(sent)
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
         """Add the shards that this node owns, a part of the delta at a time."""

@@ -35,7 +35,6 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.step_wait import StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
-from training.exchange.trust import Untrue
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Wanted instead of what this node has: whatever the owner has is new.
@@ -141,8 +140,7 @@ class PullClient:
             for shard, published in self._publisher.take_handed_on().items():
                 await self._follower.enter(shard, published)
         waiting = dict.fromkeys(range(len(self._store)))
-        owners = None if is_final else self._context.owner_wait(asyncio.get_running_loop().time())
-        wait = StepWait(deadline_s, owners)
+        wait = StepWait(deadline_s)
         began = self._clock.monotonic()
         job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
         self._download = job if job.is_joiners else None
@@ -251,10 +249,9 @@ class PullClient:
                     if not (plausible(result.term) and plausible(result.rank_term)):
                         raise BadFrame(f"shard {result.shard} under term {result.term_number}")
                     if max(result.version, result.published) >= MAX_BELIEVED:
-                        raise Untrue(f"shard {result.shard} in version {result.version}")
-                    self._directory.answered(owner, [result], asked_s)
+                        raise BadFrame(f"shard {result.shard} in version {result.version}")
+                    self._directory.answered(owner, [result])
                     if result.status in ("later", "retry"):
-                        job.wait.put_off([result.shard])
                         self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
                     if result.term.number and not takes_copies:
                         self._directory.outdated(result.shard, owner, result.term)
@@ -273,7 +270,7 @@ class PullClient:
                     self._counters.bytes_received += len(encoded)
                     await self._context.turns.take(light(size))
                     if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
-                        raise Untrue(f"shard {result.shard} has values out of range")
+                        raise BadFrame(f"shard {result.shard} has values out of range")
                     term = result.term
                     if term < self._store.ownership.fence(result.shard):
                         continue  # this owner was replaced: the next round asks for the higher term
@@ -293,10 +290,7 @@ class PullClient:
             self._directory.failed(owner, error)
         except BadFrame as error:
             self._note_obstacle(owner, shards, f"bad answer: {error}", job, asked_s, is_copy=takes_copies)
-            if isinstance(error, Untrue):
-                self._context.lied(owner.node_id, "value")
-            else:
-                self._context.misbehaved(owner.node_id, "value")
+            self._context.nonsense(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _note_obstacle(

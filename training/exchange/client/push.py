@@ -163,8 +163,7 @@ class PushClient:
             on_taken()
         if rest:
             limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
-            owners = self._context.owner_wait(asyncio.get_running_loop().time())
-            delivery.wait = StepWait(limit_s, owners)
+            delivery.wait = StepWait(limit_s)
             self._outbox.add(delivery)
         if rest and is_apart:
             delivery.wait = None

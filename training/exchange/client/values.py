@@ -232,7 +232,6 @@ class SwarmValues:
         # Who asks from now on is answered by the next request: this one may have been answered before.
         taken = {(shard, key): self._reads[shard].pop(key) for shard, key in asked}
         results: list[ReadResult] = []
-        asked_s = self._context.environment.clock.monotonic()
         try:
             if owner.node_id == self._me:
                 results = self._handler.read(asked)
@@ -243,7 +242,7 @@ class SwarmValues:
                     results = (await self._context.rpc.record(owner, reader, 0, ReadValuesAnswer)).results
         finally:
             again = self._settle_reads(asked, taken, results)
-        self._directory.answered(owner, results, asked_s)
+        self._directory.answered(owner, results)
         return again
 
     def _settle_reads(
@@ -370,13 +369,12 @@ class SwarmValues:
         if not sent:
             return []
         updates = [ShardUpdate(shard, one.update) for shard, one in sent]
-        asked_s = self._context.environment.clock.monotonic()
         if owner.node_id == self._me:
             results = await self._handler.accept(self._me, updates)
         else:
             results = await self._request(owner, shards, updates)
         if news := [result for result in results if result.status != "ok"]:
-            self._directory.answered(owner, news, asked_s)
+            self._directory.answered(owner, news)
         again: dict[int, None] = {}
         turn = LoopYielder()
         for (shard, one), result in zip(sent, results, strict=False):
@@ -434,7 +432,6 @@ class SwarmValues:
 
     async def _list(self, owner: Contact, wanted: list[tuple[int, bytes]], left: dict[int, bytes]) -> list[bytes]:
         """The keys that an owner lists; takes the shards that are whole out of `left`."""
-        asked_s = self._context.environment.clock.monotonic()
         try:
             if owner.node_id == self._me:
                 results = await self._handler.list_keys(wanted)
@@ -446,7 +443,7 @@ class SwarmValues:
         except TransportError as error:
             self._directory.failed(owner, error)
             return []
-        self._directory.answered(owner, results, asked_s)
+        self._directory.answered(owner, results)
         found: list[bytes] = []
         for result in results:
             is_old = result.term < self._store.ownership.fence(result.shard)

@@ -248,9 +248,8 @@ class ReadHandler:
 
     # -- owners and copies --------------------------------------------------------------------------------------
 
-    async def _on_where_is(self, sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
-        self._context.claimed(sender.node_id, message.known)
-        self._store.note_owners(self._context.believed(sender.node_id, message.known))
+    async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
+        self._store.note_owners(message.known)
         self._rebalance.challenge(message.fences)
         shards = message.shards or range(len(self._store))
         known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]

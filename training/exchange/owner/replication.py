@@ -208,7 +208,6 @@ class DeltaReplicator:
             self._on_failure(to, pairs, str(error))
             return {}
         acknowledged: dict[Receipt, None] = {}
-        self._context.answered_about(to.node_id, by_shard, [result.shard for result in results])
         for result in results:
             if (its := by_shard.get(result.shard)) is None:
                 continue
@@ -227,7 +226,7 @@ class DeltaReplicator:
         if term.node == self._context.swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self._store.owned.get(result.shard) is owned:
-            self._view.reliability.failed(to.node_id, self._clock.monotonic())
+            self._view.score.refused(to.node_id)
             # The term may have no owner: a backup keeps its fence over a restart.
             self._rebalance.challenge([Fence(result.shard, *term)])
 
@@ -241,7 +240,7 @@ class DeltaReplicator:
         """The target answered that it does not back up this shard."""
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
-        self._view.reliability.failed(to.node_id, self._clock.monotonic())
+        self._view.score.refused(to.node_id)
         if is_backup and self._store.owned.get(shard) is owned:
             self._store.drop_backup(shard, self._context.me())
         self._rebalance.wake()

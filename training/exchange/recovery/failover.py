@@ -28,13 +28,13 @@ from training.exchange.ownership_messages import (
     TakeoverRequest,
     TransferResult,
 )
+from training.exchange.peer_score import Nonsense
 from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.store import state_stream
 from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
 from training.exchange.store.replica_copies import replica_copy
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
-from training.exchange.trust import Untrue
 from training.shards.state import ShardState, last_steps
 
 #: Candidates surveyed before a take-over: all of them, because any may be the backup.
@@ -156,7 +156,7 @@ class Failover:
         known = (self._store.ownership.known_owners.get(shard) for shard in shards)
         owners = {one.owner.node_id: one.owner for one in known if one is not None}
         owners.pop(self._swarm.node_id, None)
-        routes, now_s = self._view.reliability.routes, self._clock.monotonic()
+        routes, now_s = self._view.score.routes, self._clock.monotonic()
         return {
             node: owner
             for node, owner in owners.items()
@@ -245,7 +245,7 @@ class Failover:
             if known is not None and not self._view.is_gone(known.owner.node_id):
                 contacts.append(known.owner)
             for contact in contacts:
-                if contact.node_id not in self._view.trust:
+                if self._view.score.is_ignored(contact.node_id):
                     continue
                 wanted = asked.setdefault(contact.node_id, (contact, []))[1]
                 if contact.node_id != self._swarm.node_id and shard not in wanted:
@@ -255,7 +255,6 @@ class Failover:
         joining = {peer.node_id for peer in self._swarm.members() if peer.activity is Activity.JOINING}
 
         async def ask(contact: Contact, wanted: list[int], tries: int) -> None:
-            asked_s = self._clock.monotonic()
             try:
                 survey = Survey(self._context.genesis, wanted)
                 answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
@@ -270,7 +269,6 @@ class Failover:
                     for shard in wanted:
                         found[shard].append((contact, CopyStatus(shard, "none", *nothing)))
                 return
-            self._compare_with_claims(contact.node_id, wanted, answer, asked_s)
             # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
             self._store.note_owners(answer.known)
             for copy in answer.statuses:
@@ -284,14 +282,6 @@ class Failover:
         tries = RESUME_ROUNDS if self._resuming else 1
         await asyncio.gather(*(ask(contact, wanted, tries) for contact, wanted in asked.values() if wanted))
         return found
-
-    def _compare_with_claims(self, node: bytes, wanted: list[int], answer: SurveyAnswer, asked_s: float) -> None:
-        """Whoever has claimed a shard owns it, or knows who has taken it since."""
-        named = {info.shard: info.term for info in answer.known}
-        self._context.answered_about(node, wanted, [*named, *(copy.shard for copy in answer.statuses)])
-        for copy in answer.statuses:
-            if copy.role != "owner":
-                self._context.denied(node, copy.shard, named.get(copy.shard), asked_s, copy.fence)
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to continue from and its term; None when the shard has an owner or another node should take it."""
@@ -329,8 +319,8 @@ class Failover:
         try:
             return await self._fetch(shard, holder)
         except (TransportError, BadFrame) as error:
-            if isinstance(error, Untrue):
-                self._context.lied(holder.node_id, "state")
+            if isinstance(error, Nonsense):
+                self._context.nonsense(holder.node_id, "state")
             self._log.warning("copy_not_taken", shard=shard, holder=holder.node_id.hex()[:8], reason=str(error))
             return None  # the next tick asks again
 

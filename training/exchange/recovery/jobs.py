@@ -26,7 +26,6 @@ class JobKind(StrEnum):
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
     FORGET = "forget"
-    CHECK_CLAIMS = "claims"
     RESEND = "resend"
     FIND_ROUTES = "route"
 

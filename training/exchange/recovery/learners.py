@@ -92,8 +92,6 @@ class Learners:
             return
         learn = Learn(self._context.genesis, asked, [promised[info.shard].number for info in asked])
         result = await self._rpc.ask(to, "learn", learn, TransferResult, PARTNER_TIMEOUT_S)
-        named = [*result.taken, *(info.shard for info in result.others)]
-        self._context.answered_about(to.node_id, promised, named)
         self._store.note_owners(result.others)
         snapshots: list[Snapshot] = []
         try:

@@ -8,7 +8,6 @@ transfer never delays a take-over:
 * `failover`: shards without an owner are taken over, and fences are answered.
 * `reconciliation`: diverged copies are reconciled.
 * `backup.confirmation`: silent owners are asked whether they still use this backup.
-* `start_comparison`, beside this loop: what this node was told at its start is compared with what others say.
 * `resending`: what an owner had acknowledged and lost is sent again.
 * `route_finder`: owners and backups that do not answer are asked by way of other members.
 """
@@ -105,11 +104,9 @@ class Rebalancer:
     async def tick(self) -> None:
         """Check all shards once and start the jobs that are due."""
         self._jobs.forget_done()
-        self._tell_who_is_left_out()
-        if self._view.trust.end_suspensions(self._clock.monotonic()):
-            self._view.invalidate()
+        self._tell_who_is_quarantined()
         self._rebalance.challenge_own()
-        for node in self._view.reliability.to_ask(self._clock.monotonic()):
+        for node in self._view.score.to_ask():
             self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
         if unreached := self._routes.due():
             self._jobs.start(JobKind.FIND_ROUTES, b"", partial(self._routes.look, unreached))
@@ -131,9 +128,6 @@ class Rebalancer:
             self._jobs.start(JobKind.TAKE_OVER, b"", partial(self._failover.take_over, sorted({*orphans, *lost_owner})))
         if self._rebalance.has_challenges:
             self._jobs.start(JobKind.ANSWER_FENCES, b"", self._failover.answer_challenges)
-        if self._rebalance.has_unchecked and not self._jobs.is_running(JobKind.CHECK_CLAIMS):
-            unchecked = self._rebalance.collect_unchecked()
-            self._jobs.start(JobKind.CHECK_CLAIMS, b"", partial(self._directory.check_claims, unchecked))
         if self._reconciler.due():
             self._jobs.start(JobKind.RECONCILE, b"", self._reconciler.reconcile)
         await self._plan_moves()
@@ -154,9 +148,9 @@ class Rebalancer:
             if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
         ]
 
-    def _tell_who_is_left_out(self) -> None:
-        for node, reason, seconds in self._view.reliability.take_news():
-            self._log.warning("member_unreliable", source=node.hex()[:8], reason=reason, seconds=seconds)
+    def _tell_who_is_quarantined(self) -> None:
+        for node, reason, seconds in self._view.score.take_news():
+            self._log.warning("member_quarantined", source=node.hex()[:8], reason=reason, seconds=seconds)
             self._view.invalidate()
 
     def _drop_gone_partners(self) -> None:

@@ -114,7 +114,7 @@ class RepairHandler:
             await self._swarm.query_steps([logged.node])
             if not self._is_past(logged):
                 if logged.step > MAX_BELIEVED:
-                    self._context.lied(source, "repair")
+                    self._context.nonsense(source, "repair")
                 peer = self._swarm.peers.get(logged.node)
                 is_absurd = peer is None or logged.incarnation > peer.incarnation
                 return "refused" if is_absurd or logged.step > self._view.furthest_step() else "retry"

@@ -27,7 +27,7 @@ class RouteFinder:
         self._swarm = context.swarm
         self._store = context.store
         self._view = context.view
-        self._routes = context.view.reliability.routes
+        self._routes = context.view.score.routes
         self._rpc = context.rpc
         self._clock = context.environment.clock
         self._log = context.environment.log
@@ -102,7 +102,7 @@ class RouteFinder:
         owners = self._store.ownership.known_owners.items()
         shard = next((shard for shard, known in owners if known.owner.node_id == to.node_id), None)
         found = [] if shard is None else await self._directory.candidates(shard)
-        others = [peer.contact for peer in self._swarm.members() if peer.node_id in self._view.trust]
+        others = [peer.contact for peer in self._view.heeded()]
         self._context.environment.entropy.random.shuffle(others)
         relays: dict[bytes, Contact] = {}
         now_s = self._clock.monotonic()

@@ -20,7 +20,6 @@ from training.exchange.terms import (
     Term,
     generation_of,
 )
-from training.exchange.trust import MemberTrust
 
 
 class Ownership:
@@ -28,8 +27,6 @@ class Ownership:
 
     def __init__(self, shard_count: int) -> None:
         self._shard_count = shard_count
-        #: The members whose claims count.
-        self.trust = MemberTrust()
         self.known_owners: dict[int, KnownOwner] = {}
         #: The highest term seen per shard; persisted, so that the fence survives a restart.
         self.fences: dict[int, Term] = {}
@@ -64,23 +61,6 @@ class Ownership:
             self._has_unsaved_fences = True
             self._highest = max(self._highest, term.number)
 
-    @property
-    def highest(self) -> int:
-        """The highest number of any term seen; 0 while this node knows none."""
-        return self._highest
-
-    def forget_above(self, number: int) -> list[int]:
-        """Forget terms above this number, and the owners under them; returns their shards. Such terms are implausible
-        from now on, even if this node then knows no term."""
-        shards = [shard for shard, term in self.fences.items() if term.number > number]
-        for shard in shards:
-            del self.fences[shard]
-            self.known_owners.pop(shard, None)
-        explained = max(0, number - MAX_GENERATIONS_AHEAD * GENERATION)
-        self._highest = max((term.number for term in self.fences.values()), default=explained)
-        self._has_unsaved_fences = self._has_unsaved_fences or bool(shards)
-        return shards
-
     def stale_fences(self, shards: Iterable[int]) -> list[Fence]:
         """The fences of those shards whose known owner has a lower term, or which have no known owner."""
         found = []
@@ -106,8 +86,6 @@ class Ownership:
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:
         """Record a claim of ownership unless its term is too low; True when the known owner changed."""
         if not 0 <= shard < self._shard_count or term < self.fence(shard) or not self.is_plausible(term):
-            return False
-        if owner.node_id not in self.trust:
             return False
         known = self.known_owners.get(shard)
         if known is not None:

@@ -22,10 +22,10 @@ from training.encoding.frames import (
 from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.messages import read_record, record_frames
 from training.exchange.ownership_messages import StateHead
+from training.exchange.peer_score import Nonsense
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import PlausibleSteps, implausible, restore
 from training.exchange.terms import Term
-from training.exchange.trust import Untrue
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
 from training.shards.value_table import ValueTable
@@ -77,7 +77,7 @@ async def read_state(
     reader: FrameReader, shard: int, store: ShardStore, most: PlausibleSteps, executor: Executor
 ) -> tuple[Term, ShardState]:
     """Read one state from a body, and its term. Raises `BadFrame`, also for a head that does not fit the layout, or is
-    not plausible, or names a value which this node does not hold; `Untrue` for values that no training gives."""
+    not plausible, or names a value which this node does not hold; `Nonsense` for values that no training gives."""
     if shard >= len(store):
         raise BadFrame(f"shard {shard} of {len(store)}")
     head = await read_record(reader, shard, StateHead)
@@ -101,7 +101,7 @@ async def read_state(
     if store.holds_values:
         state.table = await _read_table(reader, head.shard)
     if not is_in_range:
-        raise Untrue(f"the state of shard {head.shard} has values out of range")
+        raise Nonsense(f"the state of shard {head.shard} has values out of range")
     return head.term, state
 
 

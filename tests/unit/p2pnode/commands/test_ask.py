@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -70,7 +69,6 @@ def test_peers_prints_one_line_each(client: Client, capsys: Output) -> None:
         (ask.leave, "/leave", "is leaving"),
         (ask.pause, "/pause", "pauses"),
         (ask.resume, "/resume", "trains again"),
-        (partial(ask.trust, "abababab"), "/trust?id=abababab", "trusts abababab again"),
     ],
 )
 def test_a_change_is_requested_and_named(
@@ -84,7 +82,7 @@ def test_a_change_is_requested_and_named(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [(ask.leave, "leave"), (ask.pause, "pause"), (ask.resume, "resume"), (partial(ask.trust, "abababab"), "trust")],
+    [(ask.leave, "leave"), (ask.pause, "pause"), (ask.resume, "resume")],
 )
 def test_a_change_is_named_in_json(command: Callable[..., int], name: str, client: Client, capsys: Output) -> None:
     """One object with the node's address, for scripts."""

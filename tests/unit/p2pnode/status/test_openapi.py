@@ -37,8 +37,7 @@ def test_changes_need_a_token_and_the_header() -> None:
     paths = description()["paths"]
     changes = {path: entry["post"] for path, entry in paths.items() if "post" in entry}
 
-    assert set(changes) == {"/leave", "/pause", "/resume", "/trust"}
-    for path, operation in changes.items():
+    assert set(changes) == {"/leave", "/pause", "/resume"}
+    for operation in changes.values():
         assert operation["security"] == [{"token": []}]
-        more = ["id"] if path == "/trust" else []
-        assert [parameter["name"] for parameter in operation["parameters"]] == ["X-P2PNode", *more]
+        assert [parameter["name"] for parameter in operation["parameters"]] == ["X-P2PNode"]

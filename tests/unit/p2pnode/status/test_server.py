@@ -59,10 +59,6 @@ class Source:
     def resume(self) -> None:
         self.told.append("resume")
 
-    def trust(self, prefix: str) -> bool:
-        self.told.append(f"trust {prefix}")
-        return ("ab" * 20).startswith(prefix)
-
 
 class Asked:
     """A server that is asked without a connection."""
@@ -170,29 +166,6 @@ def test_changes_reach_the_node_and_are_accepted() -> None:
             status, answer, _ = await asked(f"/{name}", "POST")
             assert (status, answer["accepted"]) == (202, name)
         assert asked.source.told == ["leave", "pause", "resume"]
-
-    play(scenario)
-
-
-@pytest.mark.parametrize(
-    ("given", "status", "says"),
-    [
-        ("ABABABAB", 202, ""),
-        ("abababa", 400, "is not the beginning of a node id"),
-        ("a" * 41, 400, "is not the beginning of a node id"),
-        ("abababxx", 400, "is not the beginning of a node id"),
-        ("cdcdcdcd", 400, "leaves out no member whose id begins with cdcdcdcd"),
-        ("", 400, "is not the beginning of a node id"),
-    ],
-)
-def test_a_member_to_be_trusted_is_named_by_eight_digits_or_more(given: str, status: int, says: str) -> None:
-    """Upper or lower case; otherwise nothing is changed."""
-
-    async def scenario(asked: Asked) -> None:
-        found, answer, _ = await asked(f"/trust?id={given}", "POST")
-        assert found == status
-        assert says in answer.get("error", "")
-        assert asked.source.told == ([f"trust {given.lower()}"] if "beginning of" not in says else [])
 
     play(scenario)
 

@@ -49,8 +49,7 @@ def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
     for owner, name in (
         (type(exchange.reconciler), "on_change"),
         (type(context.store), "on_restart"),
-        (type(context.claims), "forget"),
-        (type(context.view.reliability), "returned"),
+        (type(context.view.score), "returned"),
         (type(context.rpc), "found_dead"),
         (type(context.view), "invalidate"),
         (type(context.rebalance), "wake"),
@@ -64,9 +63,9 @@ CHANGES: dict[ChangeKind, set[str]] = {
     "returned": {"returned", "invalidate", "wake"},
     "suspect": set(),
     "refuted": set(),
-    "dead": {"forget", "found_dead", "invalidate", "wake"},
-    "left": {"forget", "invalidate", "wake"},
-    "restarted": {"on_restart", "forget", "returned", "invalidate", "wake"},
+    "dead": {"found_dead", "invalidate", "wake"},
+    "left": {"invalidate", "wake"},
+    "restarted": {"on_restart", "returned", "invalidate", "wake"},
     "moved": set(),
     "eligible": {"invalidate", "wake"},
     "clone": set(),
@@ -97,7 +96,7 @@ def test_requests_are_served_from_the_start_on() -> None:
         await exchange.start()
         assert {"push", "pull", "forward", "where_is", "learn", "state", "hand_over", "survey"} <= swarm.handlers.keys()
         names = [task.get_name() for task in exchange._tasks]
-        assert names == ["rebalancer", "fences", "trust", "start-comparison"]
+        assert names == ["rebalancer", "fences"]
 
     play(scenario)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-
 from tests.harness.builders.stores import contact, owner_of, term
 from tests.harness.environment.virtual_loop import run
-from training.exchange.rebalance_requests import MAX_UNCHECKED, RebalanceRequests
-from training.exchange.terms import Fence, OwnerInfo
+from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.terms import Fence
 
 
 def test_a_wake_ends_the_wait_and_counts_once() -> None:
@@ -77,28 +75,5 @@ def test_an_owner_is_challenged_by_a_fence_of_its_own() -> None:
         store.owned[0].begin_move()
         requests.challenge_own()
         assert not requests.has_challenges
-
-    run(scenario())
-
-
-def test_owners_to_be_asked_are_collected_by_node() -> None:
-    """Each shard once, so many nodes at most, and none with a malformed address; each collection begins anew."""
-
-    async def scenario() -> None:
-        requests, began = RebalanceRequests(owner_of("a")), asyncio.get_running_loop().time()
-        info = OwnerInfo.of(1, term(4, "b"), contact("b"))
-        requests.check(msgspec.structs.replace(info, host="no address"))
-        assert not requests.has_unchecked
-        for shard in (1, 2, 1):
-            requests.check(msgspec.structs.replace(info, shard=shard))
-        for number in range(2 * MAX_UNCHECKED):
-            requests.check(msgspec.structs.replace(info, owner=number.to_bytes(20, "big")))
-        await requests.wait(5.0)
-        assert asyncio.get_running_loop().time() == began
-        found = requests.collect_unchecked()
-        assert found[0] == (contact("b"), [info, msgspec.structs.replace(info, shard=2)])
-        assert len(found) == MAX_UNCHECKED
-        assert not requests.has_unchecked
-        assert requests.collect_unchecked() == []
 
     run(scenario())

@@ -8,7 +8,6 @@ import pytest
 
 from tests.harness.environment.virtual_loop import run
 from training.exchange.step_wait import StepWait, together
-from training.exchange.wait_credit import FIRST_S, OwnerWait, WaitCredit
 
 
 def now() -> float:
@@ -77,33 +76,5 @@ def test_work_together_ends_together() -> None:
         with pytest.raises(LookupError):
             await together([lasting(), failing()])
         assert ended == [True]
-
-    run(scenario())
-
-
-def test_a_step_does_not_wait_for_an_owner_without_credit() -> None:
-    """Once all others have given results; another step, whose owner has credit, waits until its limit and pays."""
-
-    async def scenario() -> None:
-        credit, began = WaitCredit(), now()
-        for took_s in (5.0, 5.0, 0.8, 0.05):
-            wait = StepWait(5.0, OwnerWait(credit, lambda _: b"owner", now(), lambda: 1.0))
-            wait.put_off([1])
-            assert not await wait.until(asyncio.get_running_loop().create_future(), lambda: [1])
-            assert now() - began == pytest.approx(took_s, abs=0.04 if took_s < 0.1 else 0.3)
-            began = now()
-
-    run(scenario())
-
-
-def test_a_wait_without_a_limit_is_for_every_owner() -> None:
-    """Under bsp, and of a joiner."""
-
-    async def scenario() -> None:
-        credit = WaitCredit()
-        credit.pay(b"owner", FIRST_S, now())
-        wait = StepWait(None, OwnerWait(credit, lambda _: b"owner", now(), lambda: 1.0))
-        wait.put_off([1])
-        assert await wait.until(asyncio.ensure_future(asyncio.sleep(20.0)), lambda: [1])
 
     run(scenario())

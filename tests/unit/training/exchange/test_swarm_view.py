@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from training.exchange.peer_score import FIRST_S, LIMITS
 from training.exchange.run_state import RunState
 from training.exchange.swarm_view import PASSABLE_STEPS, SMALL_SWARM, UNKNOWN_FAILED_S, VIEW_TTL_S, SwarmView
 from training.exchange.terms import MAX_BELIEVED
-from training.exchange.trust import LIES
 
 
 class Clock:
@@ -194,17 +194,17 @@ def test_no_node_is_believed_to_be_far_beyond_the_median() -> None:
     assert view_of(Crowd(0), clock).furthest_step() == view_of(Crowd(0), clock).likely_step() == MAX_BELIEVED
 
 
-def test_a_peer_that_is_left_out_counts_as_gone_and_its_step_does_not_count() -> None:
-    """As if it had left; when it is trusted again it is there again."""
+def test_a_peer_that_is_ignored_counts_as_gone_and_its_step_does_not_count() -> None:
+    """As if it had left; a minute later it is there again."""
     clock, crowd = Clock(), Crowd(1, [50])
     crowd.alive.append(b"p" * 20)
     view = view_of(crowd, clock)
-    for second in range(LIES):
-        view.trust.note(b"p" * 20, "state", float(second))
+    for _ in range(LIMITS["nonsense"][0]):
+        view.score.nonsense(b"p" * 20)
+        clock.now += 1.0
     assert view.is_gone(b"p" * 20)
     assert view.median_step() == 0
-    view.trust.forgive(b"p" * 20)
-    view.invalidate()
+    clock.now += FIRST_S
     assert not view.is_gone(b"p" * 20)
     assert view.median_step() == 50
 

@@ -44,7 +44,7 @@ test("what the nodes decide together: who divides the local steps, that nobody d
 });
 
 test("a part that a node does not have has no section", () => {
-  assert.deepEqual(sections({ values: null, server: null, data: null, members_distrusted: [] }), []);
+  assert.deepEqual(sections({ values: null, server: null, data: null, members_quarantined: [] }), []);
   const values = {
     keys: 3, bytes: 40, limit_bytes: 1000, updates: 5, refused: 0, reads: 7, batches: 1, waiting: 0, waiting_bytes: 0,
     unanswered: 0,

@@ -27,7 +27,7 @@ from training.exchange.ownership_messages import (
     StateTransfer,
     TransferResult,
 )
-from training.exchange.reliability import MISBEHAVIOURS
+from training.exchange.peer_score import LIMITS
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.replica import Position
@@ -281,22 +281,22 @@ def test_a_release_ends_the_backup_role() -> None:
     run(scenario())
 
 
-def test_an_owner_that_is_left_out_keeps_its_backup() -> None:
-    """It has contradicted itself elsewhere: its release is refused, and so is a new copy for it. An owner that
+def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
+    """It has sent nonsense: its release is refused, and so is a new copy for it. An owner that
     releases this node again and again is only unlucky with the others that it chooses."""
 
     async def scenario() -> None:
         store = store_of("b")
         swarm, context = handler_of(store)
-        for number in range(3 * MISBEHAVIOURS):
+        for number in range(3 * LIMITS["nonsense"][0]):
             await learned(swarm, store, 2 * number + 1)
             await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2 * number + 3)]), TransferResult)
             assert not store.backed
             await asyncio.sleep(1.0)
-        assert OWNER.node_id in context.view.trust
+        assert not context.view.score.is_ignored(OWNER.node_id)
         await learned(swarm, store, 99)
-        for _ in range(MISBEHAVIOURS):
-            context.misbehaved(OWNER.node_id, "answer")
+        for _ in range(LIMITS["nonsense"][0]):
+            context.nonsense(OWNER.node_id, "value")
             await asyncio.sleep(1.0)
         assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(101)]), TransferResult)).taken == []
         assert store.backed[0].is_active
@@ -365,7 +365,7 @@ def test_a_forward_out_of_range_is_not_added(bad: float) -> None:
         assert state is not None
         assert np.isfinite(state.value).all()
         assert np.abs(state.value).max() < 10.0
-        assert [one.event for one in records_of(context)] == ["forward_out_of_range", "member_lied"]
+        assert [one.event for one in records_of(context)] == ["forward_out_of_range", "nonsense_received"]
 
     run(scenario())
 

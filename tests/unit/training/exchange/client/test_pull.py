@@ -36,7 +36,6 @@ from training.exchange.store.records import Owned
 from training.exchange.store.replica import Replica
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
-from training.exchange.wait_credit import FIRST_S
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import PLAIN
@@ -418,67 +417,3 @@ def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
     assert 0 not in context.store.owned
     assert context.replica.vector[:SIZE].tolist() == [1.0] * SIZE
     assert context.replica.version_of(0) == (TERM, 2)
-
-
-@pytest.mark.parametrize("status", ["later", "retry"])
-def test_a_step_does_not_wait_for_values_that_are_put_off_again_and_again(status: Any) -> None:
-    """It goes on with its older copy, and asks again at each step: what comes then is taken."""
-    line = Line(through=SHARDS)
-    given = line.request
-
-    @asynccontextmanager
-    async def request(kind: str, to: Contact, pull: Pull) -> AsyncIterator[Any]:
-        if not line.through:
-            yield SimpleNamespace(
-                head=encode(PullAnswer([PullResult(one.shard, status) for one in pull.shards])), body=None
-            )
-            return
-        async with given(kind, to, pull) as answer:
-            yield answer
-
-    line.request = request  # type: ignore[method-assign]
-    pulling = pulling_from_an_owner(line)
-
-    async def story() -> list[float]:
-        took_s, now = [], asyncio.get_running_loop().time
-        for step in range(7):
-            line.through = 0 if step < 6 else SHARDS
-            began_s = now()
-            report = await pulling.pull(step, deadline_s=5.0)
-            assert (report.changed, len(report.missing)) == ((0, SHARDS) if step < 6 else (SHARDS, 0))
-            took_s.append(now() - began_s)
-        return took_s
-
-    took_s = VirtualLoop().run(story())
-    assert sum(took_s) <= FIRST_S + 5.0 + 1.0
-    assert max(took_s[3:]) < 0.1
-
-
-def test_what_an_owner_puts_off_before_it_gives_it_is_paid_for() -> None:
-    """So one that gives its values after four seconds holds a node up for no longer than one that gives none."""
-    line, began_s = Line(through=SHARDS), 0.0
-    given = line.request
-
-    @asynccontextmanager
-    async def request(kind: str, to: Contact, pull: Pull) -> AsyncIterator[Any]:
-        line.version += 1
-        if asyncio.get_running_loop().time() - began_s < 4.0:
-            head = encode(PullAnswer([PullResult(one.shard, "later") for one in pull.shards]))
-            yield SimpleNamespace(head=head, body=None)
-            return
-        async with given(kind, to, pull) as answer:
-            yield answer
-
-    line.request = request  # type: ignore[method-assign]
-    pulling = pulling_from_an_owner(line)
-
-    async def story() -> float:
-        nonlocal began_s
-        waited_s, now = 0.0, asyncio.get_running_loop().time
-        for step in range(10):
-            began_s = now()
-            await pulling.pull(step, deadline_s=5.0)
-            waited_s += now() - began_s
-        return waited_s
-
-    assert VirtualLoop().run(story()) <= FIRST_S + 5.0

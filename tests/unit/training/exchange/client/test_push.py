@@ -21,9 +21,7 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import TransferResult
-from training.exchange.wait_credit import FIRST_S
 from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
 
 ME, OTHER = contact("a"), contact("b")
 VALUES = BOUNDS[-1][1]
@@ -110,8 +108,9 @@ def test_what_misses_the_deadline_stays_in_the_outbox() -> None:
     run(scenario())
 
 
-def test_a_step_does_not_wait_for_an_owner_that_puts_it_off_again_and_again() -> None:
-    """Its delta stays in the outbox, and the next ones are added to each other until it takes them: nothing is lost."""
+def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
+    """Each step waits for its deadline. The first delta stays in the outbox, and the next ones are added to each other
+    until it takes them: nothing is lost."""
 
     async def scenario() -> None:
         store = store_of("a")
@@ -132,51 +131,16 @@ def test_a_step_does_not_wait_for_an_owner_that_puts_it_off_again_and_again() ->
         swarm.linked[OTHER.node_id].handlers["push"] = push
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum"))
         client, clock = PushClient(context, OwnerDirectory(context), DeltaHandler(context)), context.environment.clock
-        took_s = []
         for step in range(1, 6):
             began_s = clock.monotonic()
             await client.push(step, step - 1, 1.0, np.ones(VALUES, np.float32))
-            took_s.append(clock.monotonic() - began_s)
-        assert took_s[0] == pytest.approx(PLAIN.push_deadline_s, abs=0.1)
-        assert sum(took_s) <= FIRST_S + PLAIN.push_deadline_s + 0.5
-        assert max(took_s[3:]) < 0.2
+            assert clock.monotonic() - began_s == pytest.approx(PLAIN.push_deadline_s, abs=0.1)
         assert client.outstanding_steps == [1, 5]
         status = "ok"
         assert await client.finish(5.0) == 0
         assert added == [(1, 1.0)] * 4 + [(5, 4.0)] * 4
 
     run(scenario())
-
-
-def test_what_an_owner_puts_off_before_it_takes_it_is_paid_for() -> None:
-    """So one that takes each delta after four seconds holds a node up for no longer than one that takes none. Where a
-    robust rule waits for others, each step waits."""
-
-    async def scenario(robust: Any) -> float:
-        store = store_of("a", Rule(outer_lr=1.0, outer_momentum=0.0, robust=robust))
-        for shard in range(4):
-            store.note_owner(shard, term(1, "b"), OTHER)
-        swarm, first_s = ScriptedSwarm(ME, [OTHER]), dict[int, float]()
-        context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum"))
-        clock = context.environment.clock
-
-        def answer(_to: Contact, payload: bytes) -> Answer:
-            push = decode(payload, Push)
-            is_in = clock.monotonic() - first_s.setdefault(push.step, clock.monotonic()) > 4.0
-            return PushAnswer([PushResult(shard, "ok" if is_in else "retry") for shard in push.shards])
-
-        swarm.answers["push"] = answer
-        client, waited_s = PushClient(context, OwnerDirectory(context), DeltaHandler(context)), 0.0
-        for step in range(1, 11):
-            began_s = clock.monotonic()
-            await client.push(step, step - 1, 1.0, np.ones(VALUES, np.float32))
-            waited_s += clock.monotonic() - began_s
-            await asyncio.sleep(1.0)
-        await client.stop()
-        return waited_s
-
-    assert run(scenario("")) <= FIRST_S + 5.0
-    assert run(scenario("clip")) > 30.0
 
 
 @pytest.mark.parametrize(("codec", "synchronous"), [("sparse", False), ("sparse", True), ("int8", False)])

@@ -35,7 +35,7 @@ from training.exchange.ownership_messages import (
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_head import ANY_STEPS
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo
+from training.exchange.terms import ZERO_TERM, Fence
 from training.settings import ExchangeSettings
 
 PEER = contact("x")
@@ -209,29 +209,6 @@ def test_a_search_for_owners_exchanges_what_both_know() -> None:
 
         assert [(known.shard, known.term) for known in answer.known] == [(0, term(1, "a")), (1, term(3, "c"))]
         assert context.rebalance.collect_challenges() == {0: term(6, "b")}
-
-    run(scenario())
-
-
-def test_what_a_member_says_of_another_owner_deposes_none() -> None:
-    """This node owns the shard and hears from a third that another does, under a higher term: it goes on, and asks that
-    one. A member that claims the shard for itself is believed."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        swarm, context = handler_of(store)
-
-        def claim(owner: str, number: int) -> LocateOwners:
-            return LocateOwners(GENESIS, [], [OwnerInfo.of(0, term(number, owner), contact(owner))])
-
-        await swarm.deliver("where_is", PEER, claim("d", 5), LocateOwnersAnswer)
-        assert store.owned[0].term == term(1, "a")
-        assert store.ownership.fence(0) == term(1, "a")
-        assert context.rebalance.collect_unchecked() == [(contact("d"), claim("d", 5).known)]
-
-        await swarm.deliver("where_is", contact("d"), claim("d", 5), LocateOwnersAnswer)
-        assert 0 not in store.owned
-        assert not context.rebalance.has_unchecked
 
     run(scenario())
 

@@ -64,7 +64,7 @@ def test_an_owner_that_another_member_reaches_is_not_replaced() -> None:
 
         assert 0 not in store.owned
         assert not context.view.is_gone(IDS["x"])
-        assert context.view.reliability.routes.relay(IDS["x"]) == C.node_id
+        assert context.view.score.routes.relay(IDS["x"]) == C.node_id
 
     run(scenario())
 

@@ -177,12 +177,12 @@ def test_an_origin_that_is_ahead_of_its_heartbeat_is_asked_first() -> None:
     play(scenario)
 
 
-def test_a_step_that_no_node_reaches_is_a_lie() -> None:
+def test_a_step_that_no_node_reaches_is_nonsense() -> None:
     """It is refused, and counted against who sent it."""
 
     async def scenario(owner: Owner) -> None:
         assert await owner.offered(logged(MAX_BELIEVED + 1)) == (0, [0])
-        (record,) = [one for one in records_of(owner.context) if one.event in ("member_lied", "member_distrusted")]
+        (record,) = [one for one in records_of(owner.context) if one.event == "nonsense_received"]
         assert record.fields["reason"] == "repair"
 
     play(scenario)

@@ -36,7 +36,7 @@ def finder_of(relays: list[Contact], *, is_direct: bool = False) -> tuple[RouteF
 
     swarm.answers["indirect"] = answer
     clock = context.environment.clock
-    context.view.reliability.routes.failed(B.node_id, B.address, REFUSED.detail, clock.monotonic())
+    context.view.score.routes.failed(B.node_id, B.address, REFUSED.detail, clock.monotonic())
     return RouteFinder(context, OwnerDirectory(context)), swarm, context
 
 
@@ -56,7 +56,7 @@ def test_the_backup_is_asked_first_and_relays() -> None:
         await finder.look(members)
 
         assert asked(swarm) == [B, D, C]
-        assert context.view.reliability.routes.relay(B.node_id) == D.node_id
+        assert context.view.score.routes.relay(B.node_id) == D.node_id
         assert not context.view.failed_within(B.node_id, 100.0)
         (record,) = records_of(context)
         assert (record.event, record.fields["reason"]) == ("route_found", REFUSED.detail)
@@ -74,7 +74,7 @@ def test_a_member_that_is_reached_by_way_of_another_is_not_gone() -> None:
         assert context.view.is_gone(B.node_id)
         await finder.look({B.node_id: B})
         assert not context.view.is_gone(B.node_id)
-        context.view.reliability.routes.failed(B.node_id, B.address, "broke", 0.0, D.node_id)
+        context.view.score.routes.failed(B.node_id, B.address, "broke", 0.0, D.node_id)
         assert context.view.is_gone(B.node_id)
 
     run(scenario())
@@ -85,7 +85,7 @@ def test_a_direct_answer_ends_the_detour() -> None:
 
     async def scenario() -> None:
         finder, swarm, context = finder_of([C, D], is_direct=True)
-        routes = context.view.reliability.routes
+        routes = context.view.score.routes
         routes.found(B.node_id, C.node_id, 0.0)
         await finder.look({B.node_id: B})
 
@@ -101,7 +101,7 @@ def test_nobody_looks_for_a_member_that_nothing_depends_on() -> None:
 
     async def scenario() -> None:
         finder, swarm, context = finder_of([C])
-        routes = context.view.reliability.routes
+        routes = context.view.score.routes
         routes.failed(C.node_id, C.address, "refused", context.environment.clock.monotonic())
         swarm.suspects.append(B.node_id)
         await asyncio.sleep(FIRST_LOOK_S)
@@ -120,7 +120,7 @@ def test_backups_are_looked_for_as_well() -> None:
         store = owner_of("a")
         store.owned[0].backup = C
         context = context_of(swarm, store)
-        context.view.reliability.routes.failed(C.node_id, C.address, "refused", context.environment.clock.monotonic())
+        context.view.score.routes.failed(C.node_id, C.address, "refused", context.environment.clock.monotonic())
         await asyncio.sleep(FIRST_LOOK_S)
         assert list(RouteFinder(context, OwnerDirectory(context)).due()) == [C.node_id]
 
@@ -137,7 +137,7 @@ def test_a_take_over_waits_a_moment_for_those_that_may_reach_the_owner() -> None
             clock = context.environment.clock
             began_s = clock.monotonic()
             await finder.search({B.node_id: B})
-            routes = context.view.reliability.routes
+            routes = context.view.score.routes
             assert clock.monotonic() - began_s <= SEARCH_WITHIN_S
             assert (asked(swarm), routes.relay(B.node_id)) == ([D, C], found)
             assert routes.was_looked_for(B.node_id, clock.monotonic())
@@ -153,13 +153,13 @@ def test_few_members_are_asked_and_none_that_is_doubtful() -> None:
         others = [Contact(bytes([number]) * 20, D.address) for number in range(1, 9)]
         swarm.peers |= {one.node_id: swarm._peer(one) for one in others}
         swarm.suspects.append(D.node_id)
-        context.view.reliability.routes.failed(C.node_id, C.address, "refused", 0.0)
+        context.view.score.routes.failed(C.node_id, C.address, "refused", 0.0)
         await finder.look({B.node_id: B})
 
         relays: Any = asked(swarm)[1:]
         assert len(relays) == RELAYS_ASKED
         assert set(relays) <= set(others)
-        assert context.view.reliability.routes.relay(B.node_id) == b""
+        assert context.view.score.routes.relay(B.node_id) == b""
 
     run(scenario())
     assert IDS["b"] == B.node_id
