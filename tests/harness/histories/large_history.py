@@ -69,7 +69,7 @@ class LargeHistory:
     def __init__(self, seed: int, plan: LargePlan) -> None:
         self.plan, self.seed = plan, seed
         values = plan.shards * plan.values_per_shard
-        self.bounds = shard_bounds(values, plan.shards, 1)
+        self.bounds = shard_bounds(values, plan.shards)
         self.world = World(seed, settings=plan.settings, shards=plan.shards, values=values, synchronous=False)
         self.world.make_log = lambda name: _EventLog(self.world.records, name, self.world.clock)
         self._barrier_settings = BarrierSettings()
