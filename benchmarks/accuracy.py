@@ -27,6 +27,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from training.exchange.client.error_feedback import LAST_SPARSE_VALUES
 
 from benchmarks.characters import Corpus
 from benchmarks.outer_rule import BATCH_SIZE, OVERHEAD, SPEED_SIGMA, STEP_SHAPE, default_rule, initial
@@ -34,7 +35,6 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.pull_codecs import WHOLE, pull_codec
-from training.exchange.client.error_feedback import LAST_SPARSE_VALUES
 from training.exchange.owner import published
 from training.exchange.owner.published import ApproximatedState, Published
 from training.exchange.owner.publishing import BYTES_PER_STEP

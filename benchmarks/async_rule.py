@@ -40,11 +40,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 
 from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
 from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 from training.barriers.predicates import Barrier, is_abreast, make_barrier, trains_same_step
 from training.encoding import codecs
 from training.encoding.codecs import Vector

@@ -19,10 +19,10 @@ from random import Random
 
 import msgspec
 import torch
+from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 from training.barriers.predicates import Barrier, make_barrier, resample_after, trains_same_step
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import BarrierMethod, BarrierSettings, TrainingSettings

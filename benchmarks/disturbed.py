@@ -29,7 +29,6 @@ from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.real_trainer import InlineTrainer
 from training.tasks.text import Text, TextOptions
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
 SEEDS = 5
@@ -54,11 +53,9 @@ class TimedTrainer(InlineTrainer):
         super().__init__(task, seed)
         self._seconds = seconds
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         self.orders.append(order)
-        report = self.runner.train(order, self.vector, self.delta)
-        if handshake is not None:
-            handshake.loaded.set()  # steps do not overlap here
+        report = self.runner.train(order)
         seconds = self._seconds()
         await asyncio.sleep(seconds)
         # The nodes tell each other how long a step takes: by the clock of this machine no two runs would be the same.
@@ -78,7 +75,7 @@ class Story:
         found = []
         for name in (NODES[0], NODES[2]):
             trainer = self.trainers[name]
-            evaluation = trainer.runner.evaluate(0, trainer.vector)
+            evaluation = trainer.runner.evaluate(0)
             assert evaluation is not None
             found.append(evaluation.metrics["loss"])
         return found
@@ -107,7 +104,6 @@ class Story:
         settings = {
             "training.max_steps": STEPS,
             "training.local_steps": LOCAL_STEPS,
-            "exchange.overlap": False,
             "training.linger_s": LIMIT_S,
         }
         swarm = Swarm(seed=self._seed, settings=settings, make_trainer=self._trainer)

@@ -25,7 +25,6 @@ from p2pnode import daemon
 from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     Resume,
     StepOrder,
@@ -84,9 +83,7 @@ class GatedTrainer(PlainTrainer):
         assert self._gate is not None
         await asyncio.get_running_loop().sock_sendall(self._gate, line.encode() + b"\n")
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        if handshake is not None:
-            handshake.loaded.set()  # it reads neither buffer
+    async def train(self, order: StepOrder) -> StepReport:
         if not self._left:
             if self._began:
                 await self._say("done")

@@ -73,11 +73,13 @@ class VirtualNode:
     def train(self, workers: int, local_steps: int) -> Vector:
         """One step from the base; the delta, `float32[total]`, is exact."""
         self.step += 1
-        self._runner.train(StepOrder(self.step, local_steps, workers, is_first=False), self._base, self._delta)
+        self._runner.use(self._base, self._delta)
+        self._runner.begin_anew()
+        self._runner.train(StepOrder(self.step, local_steps, workers, is_first=False))
         return self._delta
 
     def encoded(self, delta: Vector, codec: codecs.CodecName) -> Vector:
-        """The delta as its owner gets it, with the error feedback of `training.exchange.client.push`."""
+        """The delta as its owner gets it, with error feedback."""
         if codec == "float32":
             return delta.copy()
         rounded = np.empty_like(delta)
@@ -89,7 +91,9 @@ class VirtualNode:
 
     def accuracy(self, value: Vector) -> float:
         """Of any vector, in percent."""
-        evaluation = self._runner.evaluate(self.step, value)
+        self._runner.use(value, self._delta)
+        self._runner.begin_anew()
+        evaluation = self._runner.evaluate(self.step)
         assert evaluation is not None
         return 100 * evaluation.metrics["accuracy"]
 

@@ -12,6 +12,7 @@ from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
+    Ranges,
     TensorSource,
     TrainerEnd,
     TrainerFailed,
@@ -27,6 +28,12 @@ class PlainTrainer:
         self.busy: BusyWith | None = None
         self.findings: list[tuple[str, str]] = []
         self._layout = layout
+
+    def sent(self) -> None:
+        """Every delta is the same."""
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        """It looks at no values."""
 
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002
         return None

@@ -21,7 +21,6 @@ from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.simulation.model.random_streams import DURATIONS, RandomStream
 from training.simulation.model.step_times import StepTimes
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     Resume,
     StepOrder,
@@ -49,9 +48,7 @@ class SleepingTrainer(PlainTrainer):
         self.state = "running"
         return TrainerHello(self._layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        if handshake is not None:
-            handshake.loaded.set()  # it reads neither buffer
+    async def train(self, order: StepOrder) -> StepReport:
         seconds = self._model.draw(self._stream)
         await asyncio.sleep(seconds)
         return StepReport(order.step, 1.0 / order.step, 1, order.local_steps, seconds, {})

@@ -19,7 +19,6 @@ import numpy as np
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
 from training.layout import shard_bounds
 from training.trainer.connection import DaemonConnection
-from training.trainer_link import messages
 from training.trainer_link.interface import StepOrder, StepReport, Vector
 
 DELTA_SCALE = 1e-3
@@ -61,27 +60,20 @@ class RestingTrainer(TorchlessTrainer):
         self._noise *= np.float32(DELTA_SCALE)
         super().__init__(connection, "resting", given.parameters)
         self._ages = Ages(self.vector, given.shards)
-        self._weights = np.empty_like(self.vector)
 
     def initial(self, total: int) -> Vector:
         return self._noise[:total]
 
-    def train(self, turn: int, order: StepOrder) -> StepReport | None:
+    def train(self, turn: int, order: StepOrder) -> StepReport | None:  # noqa: ARG002
         step, local_steps = order.step, order.local_steps
         self._ages.look()
-        np.copyto(self._weights, self.vector)
-        if order.carry:  # it begins while the last delta is still exchanged, and goes on from what that delta made
-            self._weights += self.delta
-            self.connection.send(messages.BuffersLoaded(turn))
         began_s = time.monotonic()
         for done in range(1, local_steps + 1):
             time.sleep(max(0.0, began_s + self._step_s * done / local_steps - time.monotonic()))
             self.connection.progress(done)
         ended_s = time.monotonic()
-        if order.carry and not self.connection.wait_for_free_delta():
-            return None
         offset = int(self._random.integers(OFFSETS))
-        self.delta[:] = self._noise[offset : offset + len(self.delta)]
+        self.own[:] = self._noise[offset : offset + len(self.own)]
         ages = self._ages.turns
         note = {"step": step, "began_s": began_s, "ended_s": ended_s, "oldest": max(ages), "age": sum(ages) / len(ages)}
         with self._notes.open("a") as file:

@@ -15,7 +15,7 @@ import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
 from training.encoding.codecs import CodecName
-from training.exchange.codec_choice import PART_ALONE, PART_OVERLAPPED, CodecChoice, LineFacts
+from training.exchange.codec_choice import PART_BESIDE, CodecChoice, LineFacts
 from training.settings import ExchangeSettings
 from training.shard_count import shard_count
 from training.step_bytes import StepBytes, StepShape, step_bytes
@@ -47,28 +47,27 @@ class Case:
     bytes_per_s: float
     nodes: int
     step_s: float
-    overlaps: bool = True
     replicas: int = 1
 
     @property
     def settings(self) -> ExchangeSettings:
         shards = shard_count(self.parameters, self.nodes)
-        return ExchangeSettings(codec="auto", shards=shards, overlap=self.overlaps, replicas=self.replicas)
+        return ExchangeSettings(codec="auto", shards=shards, replicas=self.replicas)
 
     def facts(self, shape: StepShape) -> LineFacts:
         """What a node knows that has measured its line."""
-        return LineFacts(shape, self.bytes_per_s, self.bytes_per_s, self.step_s, None, self.overlaps)
+        return LineFacts(shape, self.bytes_per_s, self.bytes_per_s, self.step_s, None, is_beside=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a case needs. `busiest`: bytes of the busiest owner; `share`: part of the time spent training."""
+    """What a case needs. `busiest`: bytes of the busiest owner; `steps`: trained for one delta."""
 
     codec: CodecName
     mean: StepBytes
     busiest: StepBytes
     exchange_s: float
-    share: float
+    steps: float
     memory_bytes: int
     breaks_first: str
 
@@ -106,7 +105,7 @@ def need(case: Case) -> Need:
     mean, busiest = step_bytes(even, choice.codec), step_bytes(most, choice.codec)
     line_s = max(busiest.up, busiest.down) / case.bytes_per_s
     exchange_s = line_s + ROUND_TRIPS * 2 * DELAY_S
-    share = case.step_s / max(case.step_s, exchange_s) if case.overlaps else case.step_s / (case.step_s + exchange_s)
+    steps = max(1.0, exchange_s / case.step_s)
     fixed = msgspec.structs.replace(settings, codec=choice.codec)
     memory_bytes = budget(case.parameters, fixed, case.nodes).total
     loads = {
@@ -115,26 +114,25 @@ def need(case: Case) -> Need:
         "download of the busiest owner": busiest.down / case.bytes_per_s / case.step_s,
     }
     first = max(loads, key=lambda name: loads[name])
-    return Need(choice.codec, mean, busiest, exchange_s, share, memory_bytes, first if loads[first] > 1.0 else "–")
+    return Need(choice.codec, mean, busiest, exchange_s, steps, memory_bytes, first if loads[first] > 1.0 else "–")
 
 
-def table(*, overlaps: bool) -> str:
+def table() -> str:
     """The table of all cases, as Markdown."""
-    part = PART_OVERLAPPED if overlaps else PART_ALONE
     rows = [
         f"| parameters, step | Mbit/s | nodes | codec | pushed | forwarded | served = pulled | busiest owner sends | "
-        f"exchange (allowed: {part:g} of the step) | training | daemon | over the limit |",
+        f"exchange (allowed: {PART_BESIDE:g} of the step) | steps per delta | daemon | over the limit |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for model, parameters in MODELS.items():
         for mbit in MBITS:
             for nodes in NODES:
-                case = Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, STEP_S[model], overlaps)
+                case = Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, STEP_S[model])
                 found = need(case)
                 rows.append(
                     f"| {model}, {case.step_s:.0f} s | {mbit} | {nodes} | {found.codec} | {_size(found.mean.pushed)} | "
                     f"{_size(found.mean.forwarded)} | {_size(found.mean.served)} | {_size(found.busiest.up)} | "
-                    f"{_seconds(found.exchange_s)} | {100 * found.share:.0f} % | {_size(found.memory_bytes)} | "
+                    f"{_seconds(found.exchange_s)} | {found.steps:.2g} | {_size(found.memory_bytes)} | "
                     f"{found.breaks_first} |"
                 )
     return "\n".join(rows)
@@ -207,7 +205,6 @@ def scale_page(text: str) -> str:
     """docs/scale.md with its generated part written anew."""
     head, rest = text.split(_BEGIN)
     tail = rest.split(_END)[1]
-    body = f"\n\n### Beside the training (`exchange.overlap = true`)\n\n{table(overlaps=True)}\n"
-    body += f"\n### After it\n\n{table(overlaps=False)}\n"
+    body = f"\n\n{table()}\n"
     body += f"\n### A thousand nodes and more, at 100 Mbit/s\n\n{crowd_table()}\n\n"
     return head + _BEGIN + body + _END + tail

@@ -10,11 +10,9 @@ NO_END = (
 )
 
 
-def note_start(log: Log, step: int, *, overlaps_in_vain: bool, has_end: bool) -> None:
-    """The run begins after `step`. `overlaps_in_vain`: bsp does not overlap, and the settings ask for it."""
+def note_start(log: Log, step: int, *, has_end: bool) -> None:
+    """The run begins after `step`."""
     log.info("training_started", step=step)
-    if overlaps_in_vain:
-        log.info("overlap_off", reason="bsp begins each step with the values of all nodes")
     if not has_end:
         log.info("run_has_no_end", hint=NO_END)
 

@@ -12,6 +12,8 @@ from overlay.peers import Activity
 STEPS_KEPT = 1000
 #: `training_share` is that of the last steps.
 SHARE_STEPS = 20
+#: What a row says of the training.
+TRAINED = ("loss", "samples", "train_seconds", "idle_seconds", "wait_seconds")
 #: Of the last steps it is known what was refused.
 REFUSALS_KEPT = 10
 #: The phases of a step, as `StepRow` names them before `_seconds`.
@@ -23,8 +25,9 @@ class StepRow(TypedDict, total=False):
 
     `acknowledged`, `refused` (by reason) and `outstanding` count shards of the delta, of which those outstanding may be
     refused later. `merged`: whose deltas this node added meanwhile, each node's id with its latest step.
-    `idle_seconds`: how long the trainer stood still between the step before and this one; training and idle time add up
-    to the time that passes, without pauses.
+    `idle_seconds`: how long the trainer stood still between the step before and this one, `wait_seconds` of that for
+    its barrier; under bsp the barrier is waited for after the push. Training and idle time add up to the time that
+    passes, without pauses. A step without a delta, because the last one was still exchanged, has the first five only.
     """
 
     step: Required[int]
@@ -70,7 +73,7 @@ class Progress:
     step_seconds: float = 0.0
     merged_last_step: int = 0
     paused: bool = False
-    #: Whether the trainer trains now; with `exchange.overlap` the node may wait at a barrier meanwhile.
+    #: Whether the trainer trains now; the exchange of the last delta goes on meanwhile.
     is_training: bool = False
     stalled: bool = False
     goal_streak: int = 0
@@ -97,15 +100,14 @@ class Progress:
         return {**self.training_metrics, **self.evaluated_metrics}
 
     def add(self, row: StepRow) -> None:
-        """A step was completed."""
+        """A step was completed. The row of a step that is there already has only what became of its delta."""
+        if self.steps and self.steps[-1]["step"] == row["step"]:
+            known = self.steps.pop()
+            row = {**row, **{name: known[name] for name in TRAINED if name in known}}  # type: ignore[typeddict-item,literal-required]
         self.steps.append(row)
         self.refusals.append(row.get("refused", {}))
         for phase in PHASES:
             self.phase_seconds[phase] += cast("Mapping[str, float]", row).get(f"{phase}_seconds", 0.0)
-
-    def note_dropped(self) -> None:
-        """A step was trained, and its delta is too old to be pushed."""
-        self.refusals.append({"late": 1})
 
     def note_turn(self, trained_s: float, passed_s: float) -> None:
         """The trainer trained `trained_s` of the `passed_s` seconds since the end of the step before."""

@@ -200,16 +200,6 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             description="Seconds between tests of a waiting barrier; 0: a twentieth of the median step, at least 0.02."
         ),
     ] = 0.0
-    grace: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="Share of its step time for which a node whose barrier passes may wait for sampled peers of "
-            "its speed that train the same step, while that pays; 0: never. Not under asp and bsp, with overlap or "
-            "sparse deltas, nor for engines.",
-        ),
-    ] = 0.3
     custom: Annotated[
         str,
         Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),
@@ -226,8 +216,8 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
-            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks is added to "
-            "the next delta. auto: the least lossy that the measured line carries."
+            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks goes "
+            "out with the next delta. auto: the least lossy that the measured line carries."
         ),
     ] = "auto"
     sparse_values: Annotated[
@@ -273,24 +263,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Literal["population", "samples", "sum"],
         Meta(description="A delta weighs 1/workers (population), by samples trained (¼…4 of the mean), or 1 (sum)."),
     ] = "population"
-    carry: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="Share of what pulled values lack of a node's last delta that its next step begins with; "
-            "not under bsp.",
-        ),
-    ] = 0.75
-    correct: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="Share of what the others have moved during a step that is taken off its delta; costs a second "
-            "pull per step and a copy of the model. Not under bsp, nor with overlap.",
-        ),
-    ] = 0.0
     outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
     outer_momentum: Annotated[
         float,
@@ -307,13 +279,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Literal["", "clip"],
         Meta(description="Against members that send wrong deltas: clip long ones; empty: add every delta."),
     ] = ""
-    overlap: Annotated[
-        bool | Literal["auto"],
-        Meta(
-            description="True: the trainer trains the next step while the last one is exchanged, on values one step "
-            'older; "auto": where the exchange takes long. Not under bsp.'
-        ),
-    ] = "auto"
     tenure_s: Annotated[
         Seconds,
         Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),

@@ -1,13 +1,15 @@
-"""The training loop of one node: train a step, exchange it (`training.exchange_turn`), until the run ends.
+"""The training loop of one node: train a step, exchange its delta while the next one is trained, until the run ends.
 
-The loop has the step counter and the order of the phases. With `exchange.overlap` a step is trained while the one
-before it is exchanged; one exchange at most is in flight. Progress, waiting and failures are logged and recorded in
+Of each step the trainer reports it takes the delta, unless the exchange of the last delta has not ended: then progress
+adds up, and the trainer goes on. It stands still for its barrier and for nothing else. Under bsp the barrier includes
+that the values of the step have entered the model. Progress, waiting and failures are logged and recorded in
 `Progress`, so that a waiting node can be distinguished from a slow one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from statistics import median
@@ -16,17 +18,15 @@ from overlay.environment import Environment
 from training.barriers.waiter import BarrierWaiter
 from training.evaluations import Evaluations
 from training.exchange.exchange import Exchange
-from training.exchange_turn import ExchangedStep, ExchangeInFlight, StepExchange, TrainedStep
 from training.failures import Failures, pause_s
 from training.goal import BestMetrics, End
 from training.loop_events import note_left, note_start
-from training.overlap_choice import OverlapChoice
-from training.progress import Progress
+from training.progress import Progress, StepRow
 from training.record_turns import NoRecords, RecordsInTurns, RecordsOver, unless_over
 from training.settings import ExchangeSettings, TrainingSettings
-from training.step_rules import CARRY, node_index, own_carry
+from training.step_exchange import StepExchange, TrainedStep
+from training.step_rules import node_index
 from training.swarm import Swarm
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
 #: A trainer that failed this often is crash-looping: the node is announced as stalled and no longer sampled.
@@ -55,7 +55,7 @@ class StepLoop:
         self._trainer = trainer
         self._waiter = waiter
         self._training = training
-        self._settings = settings
+        self._has_barrier = settings.enabled
         self._clock = environment.clock
         self._log = environment.log
         self.progress = progress
@@ -73,30 +73,34 @@ class StepLoop:
             environment=environment,
             progress=progress,
         )
-        self._overlap = OverlapChoice(settings, synchronous=exchange.context.synchronous)
-        exchange.set_overlap(self._overlap.is_on)
         self.renew_with = self._steps.renew_with
-        #: The exchange of the last step, while the trainer trains the next one.
-        self._in_flight: ExchangeInFlight | None = None
-        #: How much of the last delta, which is acknowledged, the next step begins with.
-        self._own_carry = 0.0
+        #: The exchange of the last delta, beside the training of what follows it.
+        self._exchanging: asyncio.Task[None] | None = None
+        #: Set while no delta is pushed whose step is not counted yet.
+        self._all_counted = asyncio.Event()
+        self._all_counted.set()
         #: No further step is to be trained, because the loop is about to be cancelled.
         self._is_leaving = False
         #: The last step that was trained, counted or not, and when the run began.
         self._trained_step, self._started = 0, 0.0
+        #: Steps since the last delta, which have none, and their samples.
+        self._added_up: list[int] = []
+        self._added_samples = 0
+        #: Their rows, until that of the last delta is complete.
+        self._rows: list[StepRow] = []
+        #: A step whose shared values the trainer has, and is to evaluate; 0: none.
+        self._to_evaluate = 0
+        #: How long the trainer stood still for the barrier before its present step.
+        self._waited_s = 0.0
         #: When the last turn of the trainer ended; None before the first and after a pause.
         self._turn_ended: float | None = None
         self._restore_file = ""
-        #: Steps in a row whose delta was refused because it is not finite.
-        self._not_finite = 0
+        #: Steps in a row whose delta was refused because it is not finite, and whether the trainer is to begin anew.
+        self._not_finite, self._is_spoilt = 0, False
         self._records: RecordsInTurns = NoRecords()
         self._failures = Failures(training.max_restarts)
         self._crash_loops = False
         self._on_trained: Callable[[Vector], None] = lambda _delta: None
-        #: Steps whose training has ended and which are not counted yet: one at most, or two where steps overlap.
-        self._uncounted = 0
-        self._all_counted = asyncio.Event()
-        self._all_counted.set()
 
     # -- control ------------------------------------------------------------------------------------------------
 
@@ -138,11 +142,9 @@ class StepLoop:
     async def finish_push(self, timeout_s: float) -> None:
         """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
         it would be trained again under the same number."""
-        self._is_leaving = self._overlap.is_on or self._in_flight is not None
+        self._is_leaving = True
         try:
             async with asyncio.timeout(timeout_s):
-                if self._in_flight is not None:
-                    self._in_flight.cut_short()
                 await self._all_counted.wait()
         except TimeoutError:
             self._log.warning("step_cut_short", step=self.progress.step + 1)
@@ -164,7 +166,116 @@ class StepLoop:
 
     async def run(self, start_step: int, after_step: Callable[[], Awaitable[None]]) -> End:
         """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
-        progress = self.progress
+        self._begin(start_step)
+        try:
+            while (end := self._ended()) is None or (end == "max_steps" and await self._goes_back()):
+                await self._wait_while_paused()
+                trained = await self._train()
+                await self._exchange_beside(trained)
+                await self._pass_barrier(trained.step)
+                await self._between_turns()
+                await after_step()
+            await self._push_the_rest()
+            await self._between_turns()
+        except RecordsOver:
+            end = "passes"
+            await self._push_the_rest()
+        except TrainerLeft as left:
+            end = "script"
+            await self._deliver()
+            note_left(self._log, left.reason, self.progress.step - start_step)
+        except TrainerFailed:
+            await self._deliver()
+            raise
+        finally:
+            if self._exchanging is not None:
+                self._exchanging.cancel()
+                await asyncio.gather(self._exchanging, return_exceptions=True)
+        self._log.info("training_ended", step=self.progress.step, reason=end)
+        return end
+
+    async def _exchange_beside(self, trained: TrainedStep) -> None:
+        """Exchange the delta of a step while the next one is trained."""
+        if not trained.report.has_delta:
+            self._rows.append(trained.row())
+            return
+        await self._settle()  # its end is why there is a delta
+        self._all_counted.clear()
+        self._exchanging = asyncio.create_task(self._exchanged(trained), name=f"exchange-step-{trained.step}")
+
+    async def _exchanged(self, trained: TrainedStep) -> None:
+        try:
+            row, pushed = await self._steps.push(trained)
+        finally:
+            self._all_counted.set()
+        if self._is_leaving:
+            return
+        if self._waiter.barrier.synchronous:
+            row["wait_seconds"] = await self._wait_for_others(trained.step)  # then the values have all deltas
+        moved_to = await self._steps.pull(row, pushed)
+        if moved_to is not None:  # forwards from where it is by now, or back from a step that is not true
+            self._trained_step = moved_to if moved_to < trained.step else max(self._trained_step, moved_to)
+        self._note(trained, row)
+
+    async def _pass_barrier(self, step: int) -> None:
+        """The trainer stands still until this returns."""
+        if self._waiter.barrier.synchronous:
+            await self._settle()
+        elif self._has_barrier:
+            self._waited_s = await self._wait_for_others(step)
+
+    async def _wait_for_others(self, step: int) -> float:
+        if not self._has_barrier:
+            return 0.0
+        return await self._waiter.wait(step, self.progress.step_seconds, is_void=self._steps.is_untrue)
+
+    async def _settle(self) -> None:
+        """Wait until no delta is being exchanged."""
+        exchanging, self._exchanging = self._exchanging, None
+        if exchanging is not None:
+            try:
+                await exchanging
+            except asyncio.CancelledError:
+                self._exchanging = exchanging
+                raise
+
+    async def _deliver(self) -> None:
+        """The trainer trains no more: of the exchange only the push is wanted."""
+        self._is_leaving = True
+        await self._all_counted.wait()
+
+    async def _push_the_rest(self) -> None:
+        """At the end of a run: exchange what was trained while the last delta was under way."""
+        await self._settle()
+        if not self._added_up:
+            return
+        order = StepOrder(self._trained_step, 0, 1.0, is_first=False)
+        with contextlib.suppress(TrainerFailed):
+            report = await self._trainer.train(order)
+            await self._exchange_beside(self._trained(report, 0.0, 0.0, is_last=True))
+            await self._settle()
+
+    def _note(self, trained: TrainedStep, row: StepRow) -> None:
+        for one in (row, *self._rows):
+            self.progress.add(one)
+            self._log.debug("step", **one)
+        self._rows.clear()
+        is_refused = "not_finite" in row.get("refused", {})
+        self._not_finite = self._not_finite + 1 if is_refused else 0
+        self._is_spoilt = is_refused and self._not_finite % NOT_FINITE_STEPS == 0
+        if self._training.eval_steps and trained.step % self._training.eval_steps == 0:
+            self._to_evaluate = trained.step
+
+    async def _between_turns(self) -> None:
+        """What the trainer has to do after an exchange, before its next turn."""
+        if self._is_spoilt:
+            self._is_spoilt = False
+            await self._restart_spoilt()
+        step, self._to_evaluate = self._to_evaluate, 0
+        if step:
+            await self._evaluate(step)
+
+    def _begin(self, start_step: int) -> None:
         self._steps.begin_at(start_step)
         self._trained_step = self.first_step = start_step
         self._started = self._clock.monotonic()
@@ -172,40 +283,7 @@ class StepLoop:
         self._swarm.announce(step=start_step)
         self._announce_activity()
         has_end = self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal
-        has_end = has_end or not isinstance(self._records, NoRecords)
-        note_start(
-            self._log,
-            start_step,
-            overlaps_in_vain=self._settings.overlap is True and self._exchange.context.synchronous,
-            has_end=bool(has_end),
-        )
-        try:
-            while (end := self._ended()) is None or (end == "max_steps" and await self._goes_back()):
-                await self._wait_while_paused()
-                await self._one_step()
-                await after_step()
-            await self._drain()
-        except RecordsOver:
-            end = "passes"
-            await self._deliver()
-        except TrainerLeft as left:
-            end = "script"
-            await self._deliver()
-            note_left(self._log, left.reason, progress.step - start_step)
-        except TrainerFailed:
-            await self._deliver()
-            raise
-        finally:
-            if self._in_flight is not None:
-                await self._in_flight.cancel()
-        self._log.info("training_ended", step=progress.step, reason=end)
-        return end
-
-    async def _deliver(self) -> None:
-        """The trainer trains no more: push what is in flight."""
-        if self._in_flight is not None:
-            self._in_flight.cut_short()
-            await self._settle()
+        note_start(self._log, start_step, has_end=bool(has_end or not isinstance(self._records, NoRecords)))
 
     def _ended(self) -> End | None:
         limits = self._training
@@ -228,112 +306,14 @@ class StepLoop:
             return
         self._announce_activity()
         self._log.info("paused", step=self.progress.step)
-        await self._drain()
+        await self._settle()
         await self._resumed.wait()
         self._announce_activity()
-        # The deltas of the others since the pause are the new base, and this node continues at their step.
+        # The deltas of the others since the pause are in the new values, and this node continues at their step.
         await self._steps.catch_up()
         self._trained_step = self.progress.step
         self._turn_ended = None
-        self._own_carry = 0.0
         self._log.info("resumed", step=self.progress.step)
-
-    async def _one_step(self) -> None:
-        """Train a step and exchange it; with `exchange.overlap` that exchange ends after the next step's training."""
-        trained = await self._train()
-        self._on_trained(self._trainer.delta)
-        self.take_measured()
-        self._hold()
-        former, exchanged = await self._settle(), None
-        if former is not None and former.is_caught_up:
-            # Its base is as old as that of the delta before it: late, or of values that this node has left.
-            self._log.warning("late_step_dropped", step=trained.step, samples=trained.report.samples)
-            self._records.drop(trained.step)
-            self.progress.note_dropped()
-            self._release()
-        else:
-            self._note_training(trained.report)
-            self._foresee(trained)
-            await self._steps.prepare(trained)
-            if self._overlap.is_on:
-                self._own_carry = 0.0
-                self._in_flight = ExchangeInFlight(self._steps, trained, self._release)
-            else:
-                exchanged = await self._exchanged(trained)
-        for ended in (former, exchanged):
-            if ended is not None:
-                await self._follow_up(ended)
-
-    def _foresee(self, trained: TrainedStep) -> None:
-        """Let the measured line decide whether the first exchange is hidden."""
-        expected_s = self._exchange.expected_s() if self._overlap.is_open else None
-        if expected_s is not None and self._overlap.expect(trained.train_s, expected_s):
-            self._note_overlap(train_s=trained.train_s, expected_s=expected_s)
-
-    def _note_overlap(self, **seconds: float) -> None:
-        self._exchange.set_overlap(self._overlap.is_on)
-        self._log.info("overlap_on" if self._overlap.is_on else "overlap_off", **seconds)
-
-    async def _exchanged(self, trained: TrainedStep) -> ExchangedStep:
-        """Exchange a step while the trainer stands still."""
-        try:
-            row = await self._steps.push(trained)
-        finally:
-            self._release()
-        exchanged = await self._steps.pull(row)
-        self._own_carry = self._carry_after(exchanged)
-        self._note(exchanged)
-        return exchanged
-
-    def _carry_after(self, exchanged: ExchangedStep) -> float:
-        if exchanged.is_caught_up or exchanged.row.get("refused"):
-            return 0.0  # the swarm does not go on from that delta
-        weight = exchanged.row.get("weight", 1.0)
-        together = self._exchange.context.synchronous or self._waiter.is_abreast
-        return own_carry(self._settings, weight, together=together, is_apart=self._exchange.is_apart)
-
-    async def _settle(self) -> ExchangedStep | None:
-        """Wait until no exchange is in flight; returns the one that was, unless it was cut short."""
-        if self._in_flight is None:
-            return None
-        exchanged = await self._in_flight.outcome()
-        self._in_flight = None
-        if exchanged is not None:
-            self._note(exchanged)
-        return exchanged
-
-    async def _drain(self) -> None:
-        """As `_settle`, where the trainer does not go on before."""
-        if self._in_flight is not None:
-            self._in_flight.handshake.loaded.set()
-        if (exchanged := await self._settle()) is not None:
-            await self._follow_up(exchanged)
-
-    def _note(self, exchanged: ExchangedStep) -> None:
-        if exchanged.is_caught_up:
-            self._trained_step = exchanged.step
-        row = exchanged.row
-        self.progress.add(row)
-        self._log.debug("step", **row)
-        if self._overlap.note(row["train_seconds"], row["push_seconds"] + row["pull_seconds"]):
-            self._note_overlap(train_s=row["train_seconds"], push_s=row["push_seconds"], pull_s=row["pull_seconds"])
-
-    async def _follow_up(self, exchanged: ExchangedStep) -> None:
-        """What the trainer has to do after an exchange, between two turns."""
-        await self._restart_if_not_finite(exchanged.is_not_finite)
-        if self._training.eval_steps and exchanged.step % self._training.eval_steps == 0:
-            await self._evaluate(exchanged.step)
-
-    def _hold(self) -> None:
-        """A step is trained that is not counted yet."""
-        self._uncounted += 1
-        self._all_counted.clear()
-
-    def _release(self) -> None:
-        """It is counted now, or will not be."""
-        self._uncounted -= 1
-        if not self._uncounted:
-            self._all_counted.set()
 
     # -- the trainer --------------------------------------------------------------------------------------------
 
@@ -347,22 +327,22 @@ class StepLoop:
         progress.step_seconds = median(self._recent)
 
     async def _train(self) -> TrainedStep:
-        """Train the next step; a trainer that fails is started again, and trains it from the pulled values."""
+        """Train the next step; a trainer that fails is started again, and trains it from the shared values."""
         if self._is_leaving:
             await asyncio.Event().wait()  # until it is cancelled
         began = self._clock.monotonic()
         while True:
-            base_step = self._steps.base_step
             self.progress.is_training = True
             try:
-                report = await unless_over(self._records, self._ordered(self._order()))
+                report = await unless_over(self._records, self._trainer.train(self._order()))
             except TrainerLeft:
                 raise
             except TrainerFailed as error:
                 self._records.abandon(self._trained_step + 1)
+                self._forget_added_up()
+                # It begins with the shared values: the delta under way has to be in them.
+                await self._settle()
                 await self._restart(error)
-                # It cannot go on from what it has: the delta under way counts for the next base, and is in it then.
-                await self._drain()
                 continue
             finally:
                 self.progress.is_training = False
@@ -374,33 +354,40 @@ class StepLoop:
         ended = self._clock.monotonic()
         idle_s = 0.0 if self._turn_ended is None else began - self._turn_ended
         self._turn_ended = ended
-        self._trained_step = report.step
+        # Another step than was ordered where this node has moved to that of the others meanwhile.
+        self._trained_step += 1
         self.progress.note_turn(report.seconds, ended - began + idle_s)
-        return TrainedStep(report.step, base_step, report, ended - began, idle_s, is_last=self._ended() is not None)
+        self._note_training(report)
+        trained = self._trained(report, ended - began, idle_s, is_last=self._ended() is not None)
+        if report.has_delta and report.is_finite:
+            self._on_trained(self._trainer.delta)
+        self.take_measured()
+        return trained
+
+    def _trained(self, report: StepReport, train_s: float, idle_s: float, *, is_last: bool) -> TrainedStep:
+        step, samples = self._trained_step, self._added_samples + report.samples
+        if report.has_delta:
+            self._added_up, self._added_samples = [], 0
+        else:
+            self._added_up.append(step)
+            self._added_samples = samples
+        return TrainedStep(step, report, samples, train_s, idle_s, self._waited_s, is_last=is_last)
+
+    def _forget_added_up(self) -> None:
+        """What was trained since the last delta is gone with its trainer."""
+        for step in self._added_up:
+            self._records.drop(step)
+        self._added_up, self._added_samples = [], 0
 
     def _order(self) -> StepOrder:
         workers, index = self._exchange.view.worker_count(), node_index(self._swarm, self._clock.monotonic())
-        step, carry = self._trained_step + 1, CARRY if self._in_flight is not None else self._own_carry
-        return StepOrder(step, self._training.local_steps, workers, index == 0, index, carry)
-
-    async def _ordered(self, order: StepOrder) -> StepReport:
-        await self._steps.keep_base(None if self._overlap.is_on or order.carry == CARRY else order.carry)
-        if not order.carry:
-            return await self._trainer.train(order)
-        handshake = BufferHandshake() if self._in_flight is None else self._in_flight.handshake
-        if self._in_flight is None:
-            handshake.delta_taken.set()  # it is acknowledged, or the outbox has its own copy
-        try:
-            return await self._trainer.train(order, handshake)
-        finally:
-            handshake.loaded.set()
+        return StepOrder(self._trained_step + 1, self._training.local_steps, workers, index == 0, index)
 
     async def _restart(self, error: TrainerFailed) -> None:
-        """Restart a failed trainer from the last base and its last saved state, with backoff.
+        """Restart a failed trainer from the shared values and its last saved state, with backoff.
 
         Raises the failure if another start would fail too, or if it has failed too often (`training.failures`).
         """
-        self._own_carry = 0.0  # the trainer may have failed while it wrote a delta
         while True:
             count = self._failures.note(error.cause, self._clock.monotonic())
             self.progress.trainer_failures += 1
@@ -421,16 +408,16 @@ class StepLoop:
                 continue
             return
 
-    async def _restart_if_not_finite(self, refused: bool) -> None:
-        """Start the trainer again from its last saved state if its deltas are not finite, one after the other.
+    async def _restart_spoilt(self) -> None:
+        """Start the trainer again from its last saved state, because its deltas are not finite, one after the other.
 
-        The base of each step is finite, so what is not must be in the optimiser's own state, such as its momentum.
+        Its base is finite, so what is not must be in the optimiser's own state, such as its momentum.
         """
-        self._not_finite = self._not_finite + 1 if refused else 0
-        if refused and self._not_finite % NOT_FINITE_STEPS == 0:
-            reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
-            hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
-            await self._restart(TrainerFailed(reason, hint))
+        reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
+        hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
+        self._forget_added_up()
+        await self._settle()
+        await self._restart(TrainerFailed(reason, hint))
 
     async def _evaluate(self, step: int) -> None:
         try:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from overlay.peers import STALL_FLOOR_S, STALL_STEPS
-from training.encoding.codecs import CodecName, Vector
+from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import is_plain
 from training.swarm import Swarm
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
-#: How much of the delta under way the next step's training begins with. What is trained is never thrown away: with 0,
-#: or with a share of it, and a momentum of the owners the model falls apart.
-CARRY = 1.0
 
 
 def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int]) -> float:
@@ -50,46 +45,6 @@ def pushed_weight(settings: ExchangeSettings, weight: float, codec: CodecName, *
     if synchronous or not is_plain(codec):
         return weight
     return max(weight, min(1.0, settings.sparse_lr * weight))
-
-
-def own_carry(settings: ExchangeSettings, weight: float, *, together: bool, is_apart: bool = False) -> float:
-    """How much of its acknowledged delta of this weight a node's next step begins with, when it does not overlap.
-
-    The values it pulls have `weight` of the delta and lack the rest, and others change them until the next delta
-    arrives. Both make directions that every node corrects in each step swing; a part of the rest damps that. Where
-    nodes step `together`, under bsp or by `barrier.grace`, the values have the whole deltas of all. A sparse delta
-    includes what those before it lacked (`StepExchange.prepare`). So does one that was trained while no owner was in
-    reach (`is_apart`): the next step begins with the whole of it.
-    """
-    if is_apart:
-        return CARRY
-    if together or not settings.enabled:
-        return 0.0
-    return settings.carry * max(0.0, 1.0 - weight)
-
-
-def base_of(vector: Vector, delta: Vector, carry: float, into: Vector | None = None) -> Vector:
-    """What a step with this carry begins with: `vector + carry · delta`, all `float32[total]`; `into` may be reused."""
-    base = np.empty_like(vector) if into is None else into
-    if not carry:
-        base[:] = vector  # whatever the delta is
-        return base
-    np.multiply(delta, np.float32(carry), out=base)
-    base += vector
-    return base
-
-
-def correct(delta: Vector, base: Vector, vector: Vector, share: float) -> None:
-    """Take `share` of what the others have moved since a step began off its delta: `delta −= share · (vector − base)`.
-    `base` is overwritten.
-
-    Where all nodes correct the same error each step does it again for what the others have corrected meanwhile. In such
-    a direction a step's training would have ended so much shorter, had it begun with the present values (delay
-    compensation, Zheng et al. 2017, with one constant in place of the curvature).
-    """
-    base -= vector
-    base *= np.float32(share)
-    delta += base
 
 
 def was_away(idle_s: float, step_seconds: float) -> bool:

@@ -34,15 +34,13 @@ LOGGED_STEPS_PER_S = 1.0
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Bytes by part. `replica` (which is also the base of the next delta) and `delta` are shared with the trainer,
-    which has a `base` of its own where steps overlap or carry.
+    """Bytes by part. `replica` and `delta` are shared with the trainer, which has a `base` of its own.
 
     `checkpoint`: copies of some shards; of the whole vector, at most, where nothing is exchanged.
     """
 
     replica: int
     delta: int
-    residual: int = 0
     owned: int = 0
     backed: int = 0
     outbox: int = 0
@@ -93,7 +91,6 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     shard_bytes = -(-state_bytes // shards)
     follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
-    carries = settings.carry > 0.0 and not alone
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.
@@ -101,7 +98,6 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     return Budget(
         replica=vector_bytes,
         delta=vector_bytes,
-        residual=0 if alone or settings.codec == "float32" else vector_bytes,
         owned=share_bytes,
         backed=0 if alone else share_bytes * settings.replicas,
         # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
@@ -111,10 +107,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
-        # For the sum that a step begins with, and the daemon's copy for `exchange.correct`. A node alone has neither;
-        # under bsp none has, and has this in hand.
-        base=(vector_bytes if settings.overlap is True or (settings.overlap and not alone) or carries else 0)
-        + (vector_bytes if settings.correct and not alone else 0),
+        base=vector_bytes,
     )
 
 

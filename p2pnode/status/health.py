@@ -161,9 +161,9 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
     exchange = node.exchange
     if exchange is None:
         return []
-    found, control = _unserved(node), exchange.codec_control
+    found = _unserved(node)
     if line is not None:
-        found += line_findings(line, exchange.context.codec, overlaps=control.facts().overlaps)
+        found += line_findings(line, exchange.context.codec)
     client = exchange.push_client
     if client.outstanding_s > LONG_WAIT_S and not _is_apart(node):
         count, longest_s = len(client.outstanding_steps), client.outstanding_s

@@ -28,7 +28,7 @@ def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts
     )
 
 
-def line_findings(status: LineStatus, choice: CodecChoice | None, *, overlaps: bool) -> list[Finding]:
+def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Finding]:
     """That the line carries less than a step sends, and what to do; nothing where it carries all."""
     needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
     if choice is None or needed is None or carried is None or carried >= needed:
@@ -39,8 +39,6 @@ def line_findings(status: LineStatus, choice: CodecChoice | None, *, overlaps: b
         advice.insert(0, 'set exchange.codec = "sparse"')
     elif choice.codec == "sparse":
         advice.append("lower exchange.sparse_values")
-    if not overlaps:
-        advice.append("set exchange.overlap = true, so that training does not wait for it")
     return [Finding(level="warning", what=what, do="; or ".join(advice))]
 
 

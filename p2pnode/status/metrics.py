@@ -44,7 +44,7 @@ def _training(node: Node) -> Iterator[Family]:
     yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
     yield single("p2pnode_step", "gauge", "Step that this node has completed.", progress.step)
     phases: list[Sample] = [({"phase": phase}, seconds) for phase, seconds in progress.phase_seconds.items()]
-    text = "Time of steps by phase; with exchange.overlap phases of two steps run side by side."
+    text = "Time of steps by phase; a step is exchanged while the next one is trained."
     yield Family("p2pnode_phase_seconds_total", "counter", text, phases)
     yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
     if progress.training_share is not None:

@@ -18,7 +18,6 @@ from tests.harness.project.repository import ROOT
 from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import Forked, with_torch
 from tests.process.harness.trainer_world import World, is_running, until
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
@@ -549,8 +548,8 @@ sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in (0, 1)))
 
 def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
     """gloo, two processes: rank 0 reports, samples add up, and both end with the shared weights and by themselves: the
-    node waits for the one that takes longer, and for the launcher's exit code. The last turn carries a delta: both
-    begin with it, and both can see the shared weights without it."""
+    node waits for the one that takes longer, and for the launcher's exit code. In the last turn a value enters that
+    lacks the last delta: both see the shared weights without it until then."""
     (tmp_path / "ranks.py").write_text(RANKS)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     shared: list[float] = []
@@ -560,21 +559,22 @@ def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
             command=[sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "ranks.py"), str(tmp_path / "store")]
         )
         await trainer.start()
-        losses, delta = [], trainer.delta
+        losses = []
         for step in range(1, 5):
-            if step < 4:
-                report = await trainer.train(order(step))
-            else:
-                trainer.vector -= delta
-                shared.extend(trainer.vector[:8].tolist())
-                handshake = BufferHandshake()
-                handshake.delta_taken.set()
-                report = await trainer.train(StepOrder(step, 5, 1.0, True, carry=1.0), handshake)
-                trainer.vector += delta
+            report = await trainer.train(order(step))
             losses.append(report.loss)
             assert report.samples == 5 * 64
-            delta = trainer.delta.copy()
-            trainer.vector += delta
+            assert report.has_delta is (step < 4)
+            if step == 3:
+                shared.extend(trainer.vector[:8].tolist())
+            if report.has_delta:
+                trainer.sent()
+                trainer.vector += trainer.delta
+            if step < 3:
+                await trainer.arrived(step)
+        await trainer.arrived(3)
+        assert (await trainer.train(StepOrder(4, 0, 1.0, True))).has_delta
+        trainer.vector += trainer.delta
         assert losses[-1] < losses[0]
         assert await trainer.finish("max_steps", 60.0) == TrainerEnd(4)
 

@@ -72,6 +72,13 @@ def order(step: int, local_steps: int) -> StepOrder:
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
 
 
+async def add(trainer: HostTrainer, step: int) -> None:
+    """Add the delta to the vector, as the owner of all would, and let the value enter."""
+    trainer.vector += trainer.delta
+    trainer.sent()
+    await trainer.arrived(step)
+
+
 @pytest.mark.parametrize(("device", "count"), [("cpu", 4), pytest.param("cuda:0", 2, marks=ON_A_GPU)])
 def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
     world: World, device: str, count: int
@@ -86,7 +93,7 @@ def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
         for step in range(1, turns + 1):
             report = await trainer.train(order(step, steps))
             assert report.samples == count * 8 * steps
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         await trainer.stop()
         return trainer.vector.copy()
 
@@ -219,7 +226,7 @@ def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
         before = await trainer.evaluate(0)
         for step in range(1, 12):
             await trainer.train(order(step, 8))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         after = await trainer.evaluate(11)
         assert before is not None
         assert after is not None
@@ -270,7 +277,7 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
             report = await trainer.train(order(step, 6))
             assert report.samples == 2 * 6 * 8
             assert 0.0 < np.abs(trainer.delta).max() < 1.0
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         end = await trainer.finish("max_steps", 60.0)
         assert (end.exit_code, end.cut_short) == (0, False)
         assert world.log.fields("devices_not_merged") == []
@@ -292,7 +299,7 @@ def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp
         await trainer.start()
         for step in range(1, 4):
             await trainer.train(order(step, 4))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         if merge == "collective":
             assert (world.state_dir / "devices").is_dir()
             pid = trainer.devices()[0].pid
@@ -349,7 +356,7 @@ def test_the_trainers_of_a_node_divide_the_samples_of_an_epoch(world: World, tmp
             await trainer.start()
             for step in range(1, 5):
                 await trainer.train(order(step, 3))
-                trainer.vector += trainer.delta
+                await add(trainer, step)
             await trainer.stop(10.0)
 
     world.run(scenario)

@@ -22,7 +22,6 @@ from training.layout import Layout
 from training.supervisor import process
 from training.supervisor.process_trainer import ProcessTrainer
 from training.trainer_link import shared_memory
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, TrainerFailed
 
 
@@ -32,8 +31,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path / "state")
 
 
-def order(step: int, local_steps: int = 2, carry: float = 0.0) -> StepOrder:
-    return StepOrder(step, local_steps, 1.0, True, carry=carry)
+def order(step: int, local_steps: int = 2) -> StepOrder:
+    return StepOrder(step, local_steps, 1.0, True)
 
 
 @pytest.mark.parametrize("uvloop", [False, True])
@@ -51,7 +50,7 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
         before = await trainer.evaluate(0)
         for step in range(1, 31):
             report = await trainer.train(order(step, 5))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         after = await trainer.evaluate(30)
         assert before is not None
         assert after is not None
@@ -71,31 +70,36 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
     assert not (world.state_dir / "trainer").exists()
 
 
+async def add(trainer: ProcessTrainer, step: int) -> None:
+    """Add the delta to the vector, as the owner of all would, and let the value enter."""
+    trainer.vector += trainer.delta
+    trainer.sent()
+    await trainer.arrived(step)
+
+
 async def train_beside(trainer: ProcessTrainer, steps: range) -> None:
-    """Train steps while the delta of the one before is taken and pulled, half by half and late."""
-    before, delta = trainer.vector.copy(), np.zeros_like(trainer.delta)
+    """Train steps while the delta of the one before is exchanged: its value enters late in the next step."""
+    adding: asyncio.Task[None] | None = None
     for step in steps:
-        carry = 0.0 if step == steps[0] else 1.0
-        handshake = BufferHandshake()
-        handed_over = trainer.delta.copy()
-        turn = asyncio.create_task(trainer.train(order(step, 5, carry), handshake if carry else None))
-        if carry:
-            async with asyncio.timeout(60):
-                await handshake.loaded.wait()
-            trainer.vector.fill(np.nan)  # a pull has begun
-            await asyncio.sleep(0.01)
-            assert np.array_equal(trainer.delta, handed_over)
-            assert not turn.done()
-            handshake.delta_taken.set()
-        await turn
-        np.copyto(trainer.vector, before + delta)
-        before, delta = trainer.vector.copy(), trainer.delta.copy()
-    trainer.vector += delta
+        report = await trainer.train(order(step, 5))
+        if adding is None or adding.done():
+            assert report.has_delta
+            adding = asyncio.create_task(_add_late(trainer, step))
+    if adding is not None:
+        await adding
+    if not report.has_delta:
+        await trainer.train(order(steps[-1], 0))
+        await add(trainer, steps[-1])
+
+
+async def _add_late(trainer: ProcessTrainer, step: int) -> None:
+    await asyncio.sleep(0.01)
+    await add(trainer, step)
 
 
 def test_one_node_equals_the_bare_loop(world: World) -> None:
     """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop. In the second half of
-    them each turn overlaps with the exchange of the one before: its base is its own, and its delta waits."""
+    them values enter while the next step is trained."""
     import torch
 
     from tests.harness.trainers import tasks
@@ -107,7 +111,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
         await trainer.start()
         for step in range(1, 21):
             await trainer.train(order(step, 5))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         await train_beside(trainer, range(21, 41))
         return trainer.vector.copy()
 

@@ -27,7 +27,7 @@ def test_repeated_refusals_are_a_finding_of_the_refused_node(
     arguments: tuple[str, ...], settings: dict[str, Any], reason: str, do: str, tmp_path: Path
 ) -> None:
     """With the reason and what to do, and only there."""
-    common = {"training.local_steps": 1, "training.min_nodes": 2, "exchange.overlap": False, "barrier.method": "asp"}
+    common = {"training.local_steps": 1, "training.min_nodes": 2, "barrier.method": "asp"}
     good = ProcessNode(tmp_path, "good", common, script=(*TRAINER, "0.02"), forks=True)
     nodes = [good]
     try:

@@ -186,7 +186,6 @@ class Kills:
 
     async def play(self, swarm: DispatchSwarm) -> None:
         swarm.make_store = self.store
-        swarm.settings["exchange.overlap"] = bool(self.seed % 2)
         swarm.start_workers(4)
         for name in ("m0", "m1"):
             swarm.start_master(name)

@@ -136,8 +136,9 @@ def sum_of(swarm: Swarm, *servers: str) -> Vector:
     bounds = at_home(swarm)[0].living.exchange.store.bounds
     for name in servers:
         for (start, stop), deltas in zip(bounds, steps_in(swarm, name), strict=True):
-            for _, step in deltas:
-                total[start:stop] += delta_of(name, step, SIZE)[start:stop]
+            for _, last in deltas:
+                for step in swarm.hosts[name].trainer.parts.get(last, (last,)):
+                    total[start:stop] += delta_of(name, step, SIZE)[start:stop]
     return total.astype(np.float32)
 
 

@@ -13,8 +13,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
-from training.trainer_link.handshake import BufferHandshake
-from training.trainer_link.interface import StepOrder, StepReport
+from training.trainer_link.interface import StepOrder
 
 SIZE = 256
 SHARDS = 4
@@ -26,13 +25,11 @@ TARGET = np.random.default_rng(5).normal(size=SIZE).astype(np.float32)
 class Seeker(StubTrainer):
     """Goes a fifth of the way to the target, give or take; the liar ten times as far away from it."""
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        report = await super().train(order, handshake)
+    async def write_delta(self, order: StepOrder) -> None:
         noise = np.random.default_rng([SEED, order.step, *self.name.encode()]).normal(scale=0.02, size=SIZE)
-        np.copyto(self.delta, (0.2 * (TARGET - self.vector) + noise).astype(np.float32))
+        self.own[:] = 0.2 * (TARGET - self.vector - self.progress) + noise
         if self.name == LIAR:
-            self.delta *= np.float32(-10.0)
-        return report
+            self.own *= np.float32(-10.0)
 
 
 def distance(value: np.ndarray) -> float:

@@ -23,7 +23,6 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
 SAMPLES = 120
@@ -46,7 +45,7 @@ class Reader(StubTrainer):
         self._drawn: list[Claim] = []
         self._is_open = False
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         assert self.send_to_daemon is not None
         if not self._is_open:
             self._is_open = True
@@ -55,7 +54,7 @@ class Reader(StubTrainer):
             granted = await self._ask()
             self._drawn += granted.claims
             self._begins = self._finished = not granted.claims
-        report = await super().train(order, handshake)
+        report = await super().train(order)
         batch, self._drawn = self._drawn[:BATCH], self._drawn[BATCH:]
         self.samples_trained += [(claim.epoch, claim.partition) for claim in batch if claim.counted]
         trained = [PartitionTrained(claim.epoch, claim.partition, 1, True) for claim in batch if claim.counted]
@@ -224,12 +223,12 @@ def test_nodes_with_other_data_are_told() -> None:
     shapes = iter([DataShape("samples", 50, 0), DataShape("samples", 60, 0)])
     swarm_settings = Reader.train
 
-    async def train(self: Reader, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self: Reader, order: StepOrder) -> StepReport:
         if not self._is_open:
             self._is_open = True
             assert self.send_to_daemon is not None
             self.send_to_daemon(DataOpened(next(shapes), None))
-        return await swarm_settings(self, order, handshake)
+        return await swarm_settings(self, order)
 
     Reader.train = train  # type: ignore[method-assign]
     try:

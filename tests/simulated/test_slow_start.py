@@ -11,7 +11,6 @@ import pytest
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport
 
 MBIT = 1e6 / 8
@@ -31,19 +30,20 @@ class RestingTrainer(StubTrainer):
         super().__init__(name, VALUES, step_s=STEP_S)
         self.random = np.random.default_rng(int(name[1:]))
         self.notes: list[tuple[float, float]] = []
+        self.waits = False
 
     async def start(self, *_: object, **__: object):  # type: ignore[no-untyped-def]
         self.starts = 1  # it writes its own first values
         self.vector[:] = np.random.default_rng(9).standard_normal(VALUES, np.float32)
         return await super().start()
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         began = asyncio.get_running_loop().time()
         self.notes.append((began, began + STEP_S))
-        return await super().train(order, handshake)
+        return await super().train(order)
 
     async def write_delta(self, order: StepOrder) -> None:
-        self.delta[:] = 1e-3 * self.random.standard_normal(VALUES, np.float32)
+        self.own[:] = 1e-3 * self.random.standard_normal(VALUES, np.float32)
 
     def share(self, began: float, ended: float) -> float:
         inside = (min(stop, ended) - max(start, began) for start, stop in self.notes)

@@ -183,7 +183,6 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
         settings = {
             "training.min_nodes": len(lines),
             "exchange.codec": "auto",
-            "exchange.overlap": False,
             "exchange.shards": 16,
             "exchange.tenure_s": 5.0,
             "barrier.method": "asp",

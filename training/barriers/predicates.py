@@ -42,17 +42,6 @@ def bsp(mine: int, others: Sequence[int]) -> bool:
     return ssp(mine, others, 0)
 
 
-def trains_same_step(mine: int, other: int) -> bool:
-    """Whether a peer with `other` completed steps trains the step that a node with `mine` has just completed."""
-    return other == mine - 1
-
-
-def is_abreast(mine: int, others: Sequence[int]) -> bool:
-    """Whether at least half of the sample has completed the same step, and one of it at all. Their deltas are in what
-    this node pulls now, and the next ones arrive with its own."""
-    return 0 < len(others) <= 2 * sum(other == mine for other in others)
-
-
 def quantile_of(predicate: Predicate, quantile: float) -> Predicate:
     """The predicate on that share of the steps which is furthest ahead: "most of the system has passed"."""
     if quantile >= 1.0:

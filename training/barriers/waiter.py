@@ -7,30 +7,22 @@ failure detector declares it dead, or this node has not heard it for as long as 
 and there is a hole between the two, which would wait for each other for ever. Under every barrier a peer that answers
 but makes no progress stops counting (`Peer.counts_for_barrier`), whatever step time it announces
 (`training.barriers.patience`). One that this node ignores is not waited for (`training.exchange.peer_score`).
-
-With `barrier.grace` a node whose barrier passes waits a little for those of one more sample that train the same step.
-Nodes of nearly equal speed then pull and begin their steps together, as under bsp. Nobody waits for a slower node, nor
-longer than it has credit for (`training.barriers.grace`), nor twice for a peer that does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlay.environment import Clock
 from overlay.peers import STALL_FLOOR_S, Peer
-from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 from training.barriers.patience import longest_first_step_s, longest_idle_s
 from training.barriers.predicates import (
     LARGEST_SAMPLE,
     Barrier,
-    is_abreast,
     resample_after,
     sample_size,
-    trains_same_step,
 )
 from training.settings import BarrierSettings
 from training.swarm import Swarm
@@ -58,12 +50,6 @@ class BarrierWaiter:
         self._clock = clock
         self.waiting: BarrierWait | None = None
         self.queries = 0
-        #: Whether the last wait with grace ended with this node among the others; see `predicates.is_abreast`.
-        self.is_abreast = False
-        #: What the node may still wait by `barrier.grace`, in units of its step.
-        self.credit = GraceCredit()
-        #: Who did not answer within a grace, and when it was asked: it has none until it is heard again.
-        self._unanswered: dict[bytes, float] = {}
         self._is_left_out: Callable[[bytes], bool] = _is_none
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
@@ -89,15 +75,11 @@ class BarrierWaiter:
         await self._swarm.query_steps([peer.node_id for peer in asked])
         return asked_at
 
-    async def wait(
-        self, step: int, step_seconds: float, *, has_grace: bool = False, is_void: Callable[[], bool] | None = None
-    ) -> float:
+    async def wait(self, step: int, step_seconds: float, *, is_void: Callable[[], bool] | None = None) -> float:
         """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited.
 
-        `has_grace`: what it pulls next is what it begins its next step with. A node that overlaps trains that step
-        already. `is_void`: the step turns out to be none that counts, so that nobody is waited for.
+        `is_void`: the step turns out to be none that counts, so that nobody is waited for.
         """
-        self.is_abreast = False
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
@@ -110,56 +92,9 @@ class BarrierWaiter:
                 if is_void is not None and is_void():
                     return self._clock.monotonic() - started
                 await asyncio.sleep(pause_s)
-            if has_grace and self._settings.grace and not self.barrier.synchronous and self.credit.earn():
-                await self._wait_abreast(step, step_seconds, pause_s)
         finally:
             self.waiting = None
         return self._clock.monotonic() - started
-
-    async def _wait_abreast(self, step: int, step_seconds: float, pause_s: float) -> None:
-        """Wait for those of one sample that train this node's last step, for its share of a step at most, and note
-        whether the node is abreast of the others then. Answers to the last query are waited for until the next one
-        would be due, and no longer."""
-        started = self._clock.monotonic()
-        ends = started + self._settings.grace * step_seconds
-        sample = [peer.node_id for peer in self._drawn()]
-        awaited = [node_id for node_id in sample if self._may_be_awaited(step, node_id, step_seconds)]
-        while True:
-            queried_at = now = self._clock.monotonic()
-            if awaited:
-                self.queries += len(awaited)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(ends - now, pause_s)):
-                        await self._swarm.query_steps(awaited)
-                now = self._clock.monotonic()
-                self._note_unanswered(awaited, queried_at)
-            counted = [peer for peer in (self._counted(one, awaited, queried_at, now) for one in sample) if peer]
-            training = [peer for peer in counted if peer.node_id in awaited and trains_same_step(step, peer.step)]
-            if not training or now >= ends:
-                break
-            self.waiting = BarrierWait(started, len(training), len(counted), training[0].node_id, training[0].step)
-            awaited = [peer.node_id for peer in training]
-            await asyncio.sleep(min(pause_s, ends - now))
-        steps = [peer.step for peer in counted]
-        self.is_abreast = is_abreast(step, steps)
-        if step_seconds > 0.0:
-            self.credit.pay((now - started) / step_seconds, share_abreast(step, steps))
-
-    def _may_be_awaited(self, step: int, node_id: bytes, step_seconds: float) -> bool:
-        """Whether a peer may train the same step, as far as is known before it is asked."""
-        peer = self._swarm.peers.get(node_id)
-        if peer is None or peer.step >= step or not is_nearly_as_fast(peer.step_seconds, step_seconds):
-            return False
-        asked_at = self._unanswered.get(node_id)
-        return asked_at is None or peer.last_heard >= asked_at
-
-    def _note_unanswered(self, asked: list[bytes], asked_at: float) -> None:
-        """Only those that are still known, so that there are never more than peers."""
-        self._unanswered = {
-            node_id: at
-            for node_id, at in [*self._unanswered.items(), *((node_id, asked_at) for node_id in asked)]
-            if (peer := self._swarm.peers.get(node_id)) is not None and peer.last_heard < at
-        }
 
     def _sample(self) -> list[Peer]:
         """A fresh sample, or all members where the barrier looks at all."""

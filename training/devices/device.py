@@ -8,7 +8,6 @@ from typing import Protocol
 
 from overlay.environment import Environment
 from training.failures import Failures, pause_s
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
 from training.trainer_link.step_messages import StepAnswer
 
@@ -78,9 +77,9 @@ class Device:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def begin(self, order: StepOrder, handshake: BufferHandshake | None) -> None:
+    def begin(self, order: StepOrder) -> None:
         """Give it an order; `task` has the report."""
-        self.task = asyncio.create_task(self.trainer.train(order, handshake), name=f"device-{self.index}")
+        self.task = asyncio.create_task(self.trainer.train(order), name=f"device-{self.index}")
 
     def note_request(self, number: int) -> int:
         """It has asked for a step; its number over all orders."""

@@ -7,10 +7,12 @@ beside the others (`training.devices.device`); only when none is left does this 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlay.environment import Environment
@@ -18,18 +20,19 @@ from training.devices.coordination import Coordination
 from training.devices.data_routes import DataRoutes
 from training.devices.device import Device, DeviceTrainer
 from training.devices.groups import DeviceGroups
-from training.devices.node_step import CycleParts, NodeBuffers, NodeStep
+from training.devices.node_base import NodeBase
+from training.devices.node_step import CycleParts, NodeStep
 from training.devices.opening import device_file, joint_hello, start_all
 from training.devices.positions import AveragePositions, LeaderPositions
 from training.devices.turn import CycleRun
 from training.settings import DevicesSettings, TrainingSettings
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
+    Ranges,
     Resume,
     StepOrder,
     StepReport,
@@ -75,11 +78,13 @@ class HostTrainer:
             Device(index, name, trainer, environment, training.max_restarts, self._restart)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
         ]
-        self._local_steps = training.local_steps
         self._period = settings.period or training.local_steps
         self._cycles = CycleRun(self._period, self._failed)
         self._routes = DataRoutes([device.trainer.send_data for device in self._devices])
         self._step: NodeStep | None = None
+        self._base: NodeBase | None = None
+        #: The node trains a step, or moves to other values.
+        self._at_work = asyncio.Lock()
         self._coordination: Coordination | None = None
         self._hello: TrainerHello | None = None
         self._state = "stopped"
@@ -170,15 +175,16 @@ class HostTrainer:
         hellos, self._restore = await start_all(self._devices, resume)
         self._hello = hello = joint_hello(self._devices, hellos)
         shared, settings, total = self._devices[0].trainer.vector, self._settings, hello.layout.total
-        self.vector = shared if self._period == self._local_steps else shared.copy()
+        self.vector = shared.copy()
         self.delta = np.zeros_like(shared)
+        self._base = NodeBase(self.vector, self.delta, shared)
         self._step = NodeStep(
             self._devices,
             CycleParts(self._cycles, self._groups),
             AveragePositions(total)
             if settings.step == "average"
             else LeaderPositions(total, self._leaders(), settings.c1, settings.c2),
-            NodeBuffers(self.vector, self.delta, shared),
+            shared,
             settings,
             self._period,
             self._environment,
@@ -225,7 +231,9 @@ class HostTrainer:
         return await self._end(lambda device: device.trainer.stop(stop_s))
 
     async def _end(self, end: Callable[[Device], Awaitable[TrainerEnd]]) -> TrainerEnd:
-        """End all at once; the exit code is that of the first which has one."""
+        """End all at once; the exit code is that of the first which has one. A script gets the last values."""
+        if self._base is not None:
+            await self._environment.executor.run(self._base.enter, 0, (), ())
         for device in self._devices:
             await device.cancel()
         self._is_starting = True
@@ -242,13 +250,35 @@ class HostTrainer:
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        """See `Trainer.train`."""
+    async def train(self, order: StepOrder) -> StepReport:
+        """See `Trainer.train`. Values enter between two steps of the node."""
         assert self._step is not None
-        report = await self._step.train(order, handshake, self._first.index)
+        assert self._base is not None
+        base, run = self._base, self._environment.executor.run
+        order = msgspec.structs.replace(order, known_step=base.known_step)
+        report = StepReport(order.step, math.nan, 0, 0, 0.0, {})
+        async with self._at_work:
+            if order.local_steps:
+                carried = await run(base.carried)
+                report = await self._step.train(order, carried, base.way, self._first.index)
+                await run(base.add_way)
+            has_delta = not base.is_exchanging
+            is_finite = await run(base.cut) if has_delta else True
+            report = msgspec.structs.replace(report, is_finite=is_finite, has_delta=has_delta)
         if self._coordination is not None:
             self._coordination.step_trained()
         return report
+
+    def sent(self) -> None:
+        """See `Trainer.sent`."""
+        assert self._base is not None
+        self._base.is_sent = True
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        """See `Trainer.arrived`."""
+        assert self._base is not None
+        async with self._at_work:
+            await self._environment.executor.run(self._base.enter, step, held, returned)
 
     # -- together with other nodes -------------------------------------------------------------------------------
 
@@ -287,9 +317,7 @@ class HostTrainer:
     # -- one for all ---------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> Evaluation | None:
-        """See `Trainer.evaluate`: one trainer evaluates for all, because it loads the shared vector."""
-        if self._step is not None:
-            await self._environment.executor.run(self._step.buffers.offer)
+        """See `Trainer.evaluate`: one trainer evaluates for all."""
         return await self._first.trainer.evaluate(step)
 
     async def save(self, path: str) -> Awaitable[None]:

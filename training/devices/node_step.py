@@ -1,8 +1,7 @@
 """One step of the swarm on the devices of a node: its cycles, the distributed step after each, and the node's delta.
 
 Every cycle begins where the positions say (`training.devices.positions`). A trainer keeps what it began with, so what a
-hung one reports later is still its own way. Where a step has several cycles, trainers load a copy of the vector: an
-exchange may pull into the vector itself as soon as that copy is made.
+hung one reports later is still its own way.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from training.devices.arithmetic import combined, is_finite, weights_of
 from training.devices.device import Device
 from training.devices.groups import DeviceGroups
 from training.devices.positions import AveragePositions, LeaderPositions
-from training.devices.turn import CycleRun, DeviceOrder
+from training.devices.turn import CycleRun
 from training.settings import DevicesSettings
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     LeaderStep,
     MergeOrder,
@@ -41,24 +39,6 @@ MERGE_LOOK_S = 0.5
 OnFailure = Callable[[Device, TrainerFailed], None]
 
 
-class NodeBuffers(NamedTuple):
-    """`vector` and `delta` are the node's, which the exchange uses; the trainers load `shared`, which is the vector
-    itself or a copy of it. All `float32[total]`."""
-
-    vector: Vector
-    delta: Vector
-    shared: Vector
-
-    @property
-    def is_copied(self) -> bool:
-        return self.shared is not self.vector
-
-    def offer(self) -> None:
-        """Give the trainers the values that the vector has now."""
-        if self.is_copied:
-            np.copyto(self.shared, self.vector)
-
-
 class CycleParts(NamedTuple):
     """What runs a cycle, and how trainers merge by `torch.distributed`; None: in shared memory."""
 
@@ -74,14 +54,15 @@ class NodeStep:
         devices: Sequence[Device],
         parts: CycleParts,
         positions: AveragePositions | LeaderPositions,
-        buffers: NodeBuffers,
+        shared: Vector,
         settings: DevicesSettings,
         period: int,
         environment: Environment,
         on_failure: OnFailure,
     ) -> None:
         self.positions = positions
-        self.buffers = buffers
+        #: The shared values that the trainers load, `float32[total]`.
+        self._shared = shared
         self._devices = devices
         self._cycles = parts.cycles
         self._groups = parts.groups
@@ -104,20 +85,20 @@ class NodeStep:
         self._merged.discard(index)
         self.positions.forget(index)
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None, first: int) -> StepReport:
-        """See `Trainer.train`. `first`: the device whose trainer is the node's first."""
+    async def train(self, order: StepOrder, carried: Vector | None, way: Vector, first: int) -> StepReport:
+        """Train from the shared values plus `carried`, and write how far the node came into `way`, both
+        `float32[total]`. `first`: the device whose trainer is the node's first."""
         began_s = self._clock.monotonic()
-        buffers, run = self.buffers, self._executor.run
-        await run(self._begin, order.carry)
-        if handshake is not None and buffers.is_copied:
-            handshake.loaded.set()
+        run = self._executor.run
+        if not self._keeps_places:
+            self._merged.clear()
+        await run(self.positions.begin, carried, self._shared)
         cycles = max(1, order.local_steps // self._period)
         reports: list[StepReport] = []
         try:
             for cycle in range(cycles):
-                is_last = cycle + 1 == cycles
                 orders = self._orders(order, cycle, first)
-                reports += await self._cycle(order, cycles, orders, handshake if is_last else None, is_last=is_last)
+                reports += await self._cycle(order, cycles, orders, is_last=cycle + 1 == cycles)
         except BaseException:
             for task in self._merging.values():
                 task.cancel()
@@ -126,23 +107,8 @@ class NodeStep:
             )
             self._merging.clear()
             raise
-        finally:
-            if handshake is not None:
-                handshake.loaded.set()
-        if handshake is not None:
-            await handshake.delta_taken.wait()
-        await run(self.positions.delta, buffers.delta)
+        await run(self.positions.delta, way)
         return combined(order.step, reports, self._clock.monotonic() - began_s)
-
-    def _begin(self, carry: float) -> None:
-        buffers = self.buffers
-        carried = np.float32(carry) * buffers.delta if carry else None
-        if carried is not None and not is_finite(carried):
-            carried = None  # no owner adds it
-        buffers.offer()
-        if not self._keeps_places:
-            self._merged.clear()
-        self.positions.begin(carried, buffers.vector)
 
     @property
     def _keeps_places(self) -> bool:
@@ -167,14 +133,13 @@ class NodeStep:
                 workers=order.workers * count,
                 is_first=order.is_first and index == first,
                 node_index=order.node_index * count + index,
-                carry=1.0 if positions.is_elsewhere and index not in stays else 0.0,
+                at_delta=positions.is_elsewhere and index not in stays,
+                known_step=order.known_step,
                 asks=True,
                 done=cycle * self._period,
                 local_pull=local_pull if is_shown or index in have_leader else 0.0,
                 global_pull=global_pull,
                 loss_window=settings.avg_size if isinstance(positions, LeaderPositions) else 0,
-                keeps_base=True,
-                overlaps=order.carry >= 1.0,
                 keeps_delta=self._groups is not None,
                 continues=index in stays,
                 keeps_place=self._keeps_places,
@@ -188,7 +153,6 @@ class NodeStep:
         order: StepOrder,
         cycles: int,
         orders: dict[int, StepOrder],
-        handshake: BufferHandshake | None,
         *,
         is_last: bool,
     ) -> list[StepReport]:
@@ -201,24 +165,12 @@ class NodeStep:
         free = {device.index: device for device in self._devices if self._is_free(device)}
         if not free:
             raise self._no_device()
-        given: dict[int, DeviceOrder] = {}
-        loaded: list[BufferHandshake] = []
         for index, device in free.items():
-            own: BufferHandshake | None = None
-            if orders[index].carry:
+            if orders[index].at_delta:
                 await run(np.copyto, device.trainer.delta, positions.start(index))
-                own = BufferHandshake()
-                own.delta_taken.set()
-                loaded.append(own)
-            given[index] = DeviceOrder(orders[index], own)
-        tells = handshake is not None and not self.buffers.is_copied and loaded
-        telling = asyncio.create_task(_tell_loaded(loaded, handshake)) if tells and handshake is not None else None
         done = next(iter(orders.values())).done
-        try:
-            reports = await self._cycles.run(given, free, (order.step - 1) * cycles + done // self._period + 1)
-        finally:
-            if telling is not None:
-                telling.cancel()
+        given = {index: orders[index] for index in free}
+        reports = await self._cycles.run(given, free, (order.step - 1) * cycles + done // self._period + 1)
         finite = {index: report for index, report in reports.items() if await self._is_finite(index, report)}
         if not finite:
             if not reports:
@@ -341,10 +293,3 @@ class NodeStep:
         if len(gone) == len(self._devices):
             return next((one for one in gone if not isinstance(one, TrainerLeft)), gone[0])
         return TrainerFailed("the trainers of all devices have failed", "see device_dropped in the log")
-
-
-async def _tell_loaded(devices: Sequence[BufferHandshake], host: BufferHandshake) -> None:
-    """The shared vector may change as soon as every trainer has loaded it."""
-    for one in devices:
-        await one.loaded.wait()
-    host.loaded.set()

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from training.devices.coordination import Coordination
 from training.devices.cycle import CycleServer, GivenAnswer
 from training.devices.device import Device
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed
 from training.trainer_link.step_messages import StepAnswer
-
-
-class DeviceOrder(NamedTuple):
-    """What one trainer is ordered to do in a cycle."""
-
-    order: StepOrder
-    handshake: BufferHandshake | None
 
 
 class CycleRun:
@@ -53,7 +44,7 @@ class CycleRun:
         self._moved.set()
 
     async def run(
-        self, orders: Mapping[int, DeviceOrder], devices: Mapping[int, Device], number: int = 0
+        self, orders: Mapping[int, StepOrder], devices: Mapping[int, Device], number: int = 0
     ) -> dict[int, StepReport]:
         """One cycle on these devices, which are free; the reports of those that came to its end. `number` counts the
         cycles of the run, and nodes that lease have the same ones."""
@@ -64,7 +55,7 @@ class CycleRun:
         self._devices = {index: devices[index] for index in orders}
         for index, device in self._devices.items():
             self.deliver(server.join(index))
-            device.begin(*orders[index])
+            device.begin(orders[index])
         reports: dict[int, StepReport] = {}
         under_way = dict(self._devices)
         try:

@@ -1,7 +1,7 @@
 """Chooses the codec of pushes for `exchange.codec = "auto"`: the least lossy one that the line carries in its time.
 
-The exchange of a step may take `PART_OVERLAPPED` of a step's training where it runs beside the next step's training,
-and `PART_ALONE` where training waits for it. Once the line is measured (`overlay.line_rate`), the bytes of a step in
+The exchange of a step runs beside the next step's training, and may take `PART_BESIDE` of it; under bsp training waits
+for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_rate`), the bytes of a step in
 closed form (`training.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
@@ -26,8 +26,8 @@ from training.step_bytes import StepShape, step_bytes
 CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
 #: What "auto" settles on where the line is fast.
 LEAST_LOSSY = CHOICES[0]
-#: The part of a step's training that its exchange may take, beside it and after it.
-PART_OVERLAPPED, PART_ALONE = 0.4, 0.1
+#: The part of a step's training that its exchange may take, beside it and, under bsp, after it.
+PART_BESIDE, PART_ALONE = 0.4, 0.1
 #: A less lossy codec than the present one must fit into this part of the time allowed.
 CLIMB = 0.8
 #: Decisions in a row before the codec changes.
@@ -53,7 +53,7 @@ class LineFacts:
     download_bytes_per_s: float | None
     step_s: float
     push_s: float | None
-    overlaps: bool
+    is_beside: bool
     joined_bytes_per_s: float | None = None
 
     @property
@@ -69,7 +69,7 @@ class LineFacts:
     @property
     def allowed_s(self) -> float:
         """Seconds that the exchange of a step may take."""
-        return self.step_s * (PART_OVERLAPPED if self.overlaps else PART_ALONE)
+        return self.step_s * (PART_BESIDE if self.is_beside else PART_ALONE)
 
 
 class CodecChoice:

@@ -162,10 +162,6 @@ class Exchange:
         self._run.advance(step, self.context.environment.clock.monotonic())
         self.view.invalidate()
 
-    def set_overlap(self, is_on: bool) -> None:
-        """Whether the trainer goes on while a step is exchanged: then an exchange may take longer."""
-        self._run.overlaps = is_on
-
     async def start(self) -> None:
         """Serve requests and start the background work."""
         self.context.swarm.on_change(self._on_change)
@@ -275,7 +271,7 @@ class Exchange:
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
         if self.store.holds_values:
             self._settle()
-            return PullReport(0, 0, [])
+            return PullReport(0, [], [])
         clock, counters = self.context.environment.clock, self.counters
         began, before_bytes = clock.monotonic(), counters.bytes_received
         report = await self.pull_client.pull(self._run.step, deadline_s=None)
@@ -285,29 +281,30 @@ class Exchange:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    async def prepare(self, delta: Vector, seconds: float, *, is_last: bool) -> None:
-        """Choose the codec of the next push, of a delta that was trained in so long; see `PushClient.prepare`."""
-        self.codec_control.trained(seconds)
-        self.codec_control.before_push()
-        await self.push_client.prepare(delta, is_last=is_last)
-
     @property
     def is_apart(self) -> bool:
         """Whether the step that was trained last could be sent to no owner (`OwnerDirectory.is_apart`)."""
         return self.push_client.apart_since is not None
 
-    def expected_s(self) -> float | None:
-        """How long the line carries the exchange of a step; None before it is measured."""
-        return self.codec_control.expected_s()
-
     async def push(
-        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
+        self,
+        step: int,
+        base_step: int,
+        weight: float,
+        delta: Vector,
+        *,
+        on_sent: Callable[[], None] = lambda: None,
+        train_s: float = 0.0,
+        is_last: bool = False,
     ) -> PushReport:
-        """See `PushClient.push`."""
+        """Push a delta that was trained in `train_s` seconds, in the codec that its line carries; see
+        `PushClient.push`."""
         control, clock = self.codec_control, self.context.environment.clock
+        if train_s:
+            control.trained(train_s)
         control.before_push()
         began = clock.monotonic()
-        report = await self.push_client.push(step, base_step, weight, delta, on_taken)
+        report = await self.push_client.push(step, base_step, weight, delta, on_sent=on_sent, is_last=is_last)
         control.pushed(clock.monotonic() - began, is_complete=not report.outstanding)
         return report
 

@@ -38,8 +38,6 @@ class RunState:
     advanced_s: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     pace_s: float = 0.0
     phase: Phase = Phase.RUNNING
-    #: The trainer goes on while a step is exchanged.
-    overlaps: bool = False
     #: After the end of training: the integer buffers of the model that all nodes take, as far as this node knows.
     final_buffers: bytes | None = None
     #: Nodes that have their final values.

@@ -17,7 +17,6 @@ import numpy as np
 
 from overlay.environment import Clock, Log
 from training.settings import TrainingSettings
-from training.supervisor.handshake_link import HandshakeLink
 from training.supervisor.launch import Launch
 from training.supervisor.node_start import NodeStart, start_message
 from training.supervisor.opening import allocate, hello_of
@@ -28,12 +27,12 @@ from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     SAME_VALUES,
     BusyWith,
     Evaluation,
     ModelDescription,
+    Ranges,
     Restored,
     Resume,
     StepOrder,
@@ -111,8 +110,8 @@ class ProcessTrainer:
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
         self._turn = 0
-        #: Of the last order to train.
-        self._link: HandshakeLink | None = None
+        #: Done when the model has moved to the values that arrived last, or its process has ended.
+        self._entered = asyncio.Event()
         self._silence = TrainerSilence(clock.monotonic())
         self._busy: BusyWith | None = None
         self._has_left = False
@@ -274,6 +273,7 @@ class ProcessTrainer:
 
     async def _end_session(self, *, polite_s: float) -> None:
         session, self._session = self._session, None
+        self._entered.set()
         if session is not None:
             self._measured += session.take_measured()
             await session.close(polite_s=polite_s)
@@ -308,14 +308,21 @@ class ProcessTrainer:
 
     # --- orders -------------------------------------------------------------------------------------------------
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         """See `Trainer.train`."""
-        link = self._link = HandshakeLink(handshake, self._send)
-        try:
-            answer = await self._ask(lambda turn: link.order(turn, order), messages.Trained)
-        finally:
-            link.end()
-        return answer.report
+        return (await self._ask(lambda turn: messages.Train(turn, order), messages.Trained)).report
+
+    def sent(self) -> None:
+        """See `Trainer.sent`."""
+        self._send(messages.DeltaSent())
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        """See `Trainer.arrived`."""
+        if self._session is None or self._session.failure is not None:
+            return
+        self._entered.clear()
+        self._send(messages.ValuesArrived(step, list(held), list(returned)))
+        await self._entered.wait()
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """See `Trainer.evaluate`."""
@@ -423,8 +430,8 @@ class ProcessTrainer:
                 self._findings.pop(event, None)
                 if what:
                     self._findings[event] = (what, do)
-            case messages.BuffersLoaded(turn) if self._link is not None:
-                self._link.on_loaded(turn)
+            case messages.ValuesEntered():
+                self._entered.set()
             case messages.LeaveRequested():
                 self._has_left = True
                 session.fail_order(TrainerLeft(LEAVE_CALLED))
@@ -435,6 +442,7 @@ class ProcessTrainer:
             return
         self._failure = failure
         self._has_ended.set()
+        self._entered.set()
         if self._state not in ("running", "hung"):
             return
         self._busy = None

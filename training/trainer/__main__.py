@@ -17,7 +17,6 @@ from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked,
 from training.trainer_link import messages
 from training.trainer_link.interface import TrainerFailed, TrainerHello
 from training.trainer_link.shared_memory import map_vectors
-from training.trainer_link.step_messages import StepAnswer
 
 if TYPE_CHECKING:
     from training.tasks.task import Task
@@ -116,21 +115,16 @@ def _records(start: messages.Start, task: Task, connection: DaemonConnection) ->
         return RecordBatches(task, start.options, open_tasks(start.records, start.node_seed, connection))
 
 
-class _OrderLink:
-    """`training.trainer.runner.BufferLink` for one order."""
+class _Link:
+    """`training.trainer.runner.TurnLink` of a daemon."""
 
-    def __init__(self, connection: DaemonConnection, turn: int) -> None:
+    def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
-        self._turn = turn
+        self.next_step = connection.next_step
+        self.news = connection.news
 
-    def loaded(self) -> None:
-        self._connection.send(messages.BuffersLoaded(self._turn))
-
-    def delta_is_free(self) -> bool:
-        return self._connection.wait_for_free_delta()
-
-    def next_step(self) -> StepAnswer:
-        return self._connection.next_step()
+    def entered(self) -> None:
+        self._connection.send(messages.ValuesEntered())
 
 
 def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
@@ -140,6 +134,8 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
     memory, descriptors = connection.receive_memory()
     vector, delta, *leaders = map_vectors(descriptors, memory.total)
     runner.follow(tuple(leaders))
+    runner.use(vector, delta)
+    link = _Link(connection)
     if memory.initialise:
         runner.model_vector.read(vector)
     if memory.restore:
@@ -149,9 +145,10 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
     while True:
         try:
             match connection.receive():
+                case messages.DeltaSent() | messages.ValuesArrived() as news:
+                    runner.apply(news, link)
                 case messages.Train(turn, order):
-                    link = _OrderLink(connection, turn)
-                    report = runner.train(order, vector, delta, connection.interrupted, link)
+                    report = runner.train(order, connection.interrupted, link)
                     if report is not None:
                         if runner.records is not None:
                             runner.records.report(turn, order.step)
@@ -159,7 +156,7 @@ def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
                 case messages.Merge(turn, merge):
                     connection.send(messages.Merged(turn, runner.merge.merge(merge, delta)))
                 case messages.Evaluate(turn, step):
-                    evaluation = runner.evaluate(step, vector, connection.interrupted)
+                    evaluation = runner.evaluate(step, connection.interrupted)
                     if evaluation is not None:
                         connection.send(messages.Evaluated(turn, evaluation))
                 case messages.Save(turn, path):

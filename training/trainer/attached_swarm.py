@@ -37,6 +37,7 @@ from training.trainer.signs_of_life import SignsOfLife
 from training.trainer.snapshot import CannotWrite
 from training.trainer.step_count import StepCount
 from training.trainer.swarm_data import SwarmData
+from training.trainer.value_entry import News, ValueEntry
 from training.trainer.vector import ModelVector
 from training.trainer.weight_loads import WeightLoads
 from training.trainer_link import messages
@@ -48,6 +49,9 @@ from training.trainer_link.step_messages import StepAnswer
 RANKS_WAIT_S = 30.0
 
 LOST = "the p2pnode daemon that started this script has ended"
+
+#: Several ranks look so often in a turn whether shared values have come.
+LOOKS = 5
 
 #: The task name of every script: the manifest compares layouts, not file names.
 TASK = "attached"
@@ -112,7 +116,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._vector: Vector = np.zeros(0, np.float32)
         self._delta: Vector = np.zeros(0, np.float32)
         self._turn = 0
-        self._carry = 0.0
+        self._entry = ValueEntry(vector, ranks)
+        self._has_loaded = False
         self._devices = DeviceTurns(self._model_vector, connection)
         self._turn_steps = 0
         self._began_s = 0.0
@@ -135,12 +140,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     @contextlib.contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """Inside the block the model holds the swarm's weights, with which the present turn began; after it this node's
-        own again. For evaluation at any time; costs a copy of the model. What the turn began with of this node's last
-        delta (`exchange.carry`, `exchange.overlap`) is taken out of them."""
-        if not (self._turn_steps or self._model_vector.carries or self._loads.changes_evaluation):
-            yield
-            return
+        """Inside the block the model holds the swarm's weights as this node knows them, without what it has trained
+        since; after it this node's own again. For evaluation at any time; costs a copy of the model."""
         turn = (self.step_number, self.done)
         with self._loads.shared(is_current=lambda: turn == (self.step_number, self.done)):
             self._holds_shared = True
@@ -161,17 +162,15 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         values = {name: _number(name, value) for name, value in metrics.items()}
         if self._connection is None:
             return
-        has_own = self._turn_steps or self._model_vector.carries
+        has_own = self._turn_steps or self._model_vector.is_ahead
         if has_own and not (self.done or self._holds_shared or self._has_warned_of_own_weights):
             self._has_warned_of_own_weights = True
             steps = f"{self._turn_steps} optimiser steps after the shared ones"
-            if self._model_vector.carries:
-                steps += " and with a part of its last delta"
+            if self._model_vector.is_ahead:
+                steps += " and with its last delta"
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             self._warn("own_weights_evaluated", message)
-        # With a carry of 1 the exchange of the step before is under way: the shared weights lack it.
-        lacks_last = self._model_vector.carries and self._devices.overlaps(self._carry)
-        step = self.step_number if self.done else self.step_number - (2 if lacks_last else 1)
+        step = self.step_number if self.done else self._devices.known_step or self._entry.known_step
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
         except DaemonGone as gone:
@@ -204,6 +203,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 if not self._goes_on():
                     self._next_turn()
             elif self._turn_steps < self.local_steps:
+                self._apply_news()
                 self._report_progress()
             else:
                 self._report_turn()
@@ -281,6 +281,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         memory, descriptors = connection.receive_memory()
         self._vector, self._delta, *leaders = map_vectors(descriptors, memory.total)
         self._devices.follow(tuple(leaders))
+        self._entry.use(self._vector, self._delta)
         if memory.initialise:
             with self._loads.exchanging():
                 vector.read(self._vector)
@@ -302,17 +303,24 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             self._take_turn()
 
     def _take_turn(self) -> None:
-        """Rank 0 waits for the daemon's next order; then all ranks load its weights."""
-        turn = self._wait() if self._ranks.is_first else self._ranks.follow(self._save)
-        self._carry = turn.carry if turn is not None else 0.0
-        with self._loads.load(ends=turn is None):
-            if self._ranks.is_first:
-                self._load(self._carry)
-            self._ranks.share_weights(self._model_vector, self._carry)
+        """Rank 0 waits for the daemon's next order. All ranks load the weights of the first one, and those of the
+        end."""
+        turn = self._wait() if self._ranks.is_first else self._ranks.follow(self._save, self._apply)
+        if turn is None or not self._has_loaded or self._devices.asks:
+            with self._loads.load(ends=turn is None):
+                if self._ranks.is_first:
+                    self._devices.load(self._vector, self._delta)
+                self._ranks.share_weights(self._model_vector)
         self._count.loaded()
         self._given.loaded()
         if turn is None:
             self._done = True
+            return
+        if not self._has_loaded:
+            self._has_loaded, self._entry.known_step = True, turn.step - 1
+        if not turn.local_steps and not self._devices.asks:
+            self._report_rest(turn.step)
+            self._take_turn()
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
@@ -338,14 +346,25 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         elif self._connection is not None and self._connection.interrupted():
             self._next_turn()
 
-    def _load(self, carry: float) -> None:
-        if not carry:
-            self._devices.load(self._vector)
+    def _apply_news(self) -> None:
+        """Between two optimiser steps: move the model by what has come of the last exchange. Several ranks look at
+        every `LOOKS`th part of a turn, by a small collective."""
+        if self._ranks.count > 1 and self._turn_steps % max(1, self.local_steps // LOOKS):
             return
-        assert self._connection is not None
-        self._devices.load_carried(self._vector, self._delta, carry)
-        with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
-            self._connection.send(messages.BuffersLoaded(self._turn))
+        while self._apply(self._connection.news() if self._connection is not None else None):
+            pass
+
+    def _apply(self, news: News | None = None) -> bool:
+        """On all ranks; False if there was nothing."""
+        if news is None and self._ranks.count == 1:
+            return False
+        found = self._entry.apply(news, self._loads)
+        if isinstance(news, messages.ValuesArrived) and self._connection is not None:
+            with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
+                self._connection.send(messages.ValuesEntered())
+        if found:
+            self._count.loaded()
+        return found
 
     def _wait(self) -> Turn | None:
         assert self._connection is not None
@@ -365,11 +384,12 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 case messages.Train(turn, order):
                     self._turn = turn
                     self._devices.ordered(order)
-                    found = Turn(
-                        order.step, order.local_steps, order.workers, order.is_first, order.node_index, order.carry
-                    )
+                    found = Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                     self._ranks.lead(found)
                     return found
+                case messages.DeltaSent() | messages.ValuesArrived():
+                    self._ranks.lead_values()
+                    self._apply(message)
                 case messages.Merge(turn, merge):
                     self._connection.send(messages.Merged(turn, self._devices.merge(merge, self._delta)))
                 case messages.Evaluate(turn, _):
@@ -397,20 +417,39 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self.samples_seen += samples
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._data.report(self._turn, self.step_number, samples)
+        is_finite, has_delta = self._cut()
         if self._connection is None:
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self._warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
         metrics["learning_rate"] = float(self._given.optimizers[0].param_groups[0]["lr"])
         seconds = time.perf_counter() - self._began_s
-        if self._carry and not self._connection.wait_for_free_delta():
-            return  # Nobody waits for this turn any more.
-        with self._loads.exchanging():
-            is_finite = self._devices.report(self._delta)
         recent = self._devices.recent_loss()
-        report = StepReport(self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent, is_finite)
+        report = StepReport(
+            self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent, is_finite, has_delta
+        )
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
             self._connection.send(messages.Trained(self._turn, report))
+
+    def _report_rest(self, step: int) -> None:
+        """Report the delta of what has added up, and train nothing."""
+        is_finite, has_delta = self._cut()
+        if self._connection is not None:
+            report = StepReport(step, math.nan, 0, 0, 0.0, {}, None, is_finite, has_delta)
+            with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+                self._connection.send(messages.Trained(self._turn, report))
+
+    def _cut(self) -> tuple[bool, bool]:
+        """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
+        and whether there is one."""
+        if self._devices.asks:
+            return self._devices.report(self._delta), True
+        while self._apply(self._connection.news() if self._connection is not None else None):
+            pass
+        if self._entry.is_exchanging:
+            return True, False
+        with self._loads.exchanging():
+            return self._entry.cut(), True
 
     def _report_progress(self) -> None:
         connection = self._connection

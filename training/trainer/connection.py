@@ -52,12 +52,11 @@ class DaemonConnection:
         self._socket = connection
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
+        #: The next message, if `news` has met one that is none of its own.
+        self._ahead: messages.FromDaemon | None = None
         self._descriptors: list[int] = []
         self._cancelled = 0
-        self._delta_taken = 0
         self._turn = 0
-        #: Notified of what may end a wait of the main thread for a free delta.
-        self._changed = threading.Condition()
         self._progress_s = 0.0
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
@@ -108,12 +107,26 @@ class DaemonConnection:
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
+    def news(self) -> messages.DeltaSent | messages.ValuesArrived | None:
+        """What the daemon has said of the last delta since the last call; without waiting."""
+        if self._ahead is None and not self._inbox.empty():
+            self._ahead = self._inbox.get()
+            if self._ahead is None:
+                self._inbox.put(None)  # `receive` raises.
+        if isinstance(self._ahead, messages.DeltaSent | messages.ValuesArrived):
+            found, self._ahead = self._ahead, None
+            return found
+        return None
+
     def receive(self, timeout_s: float | None = None) -> messages.FromDaemon | None:
         """The next message; None after `timeout_s`. Raises `StopAsked`, `DaemonGone`."""
-        try:
-            message = self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        if (message := self._ahead) is not None:
+            self._ahead = None
+        else:
+            try:
+                message = self._inbox.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
         if message is None:
             self._inbox.put(None)  # The next call raises too.
             raise DaemonGone
@@ -179,17 +192,6 @@ class DaemonConnection:
         """Whether to abandon the current order: it was cancelled, or the trainer has to end."""
         return self.stopping or self.lost or self._cancelled >= self._turn > 0
 
-    def wait_for_free_delta(self) -> bool:
-        """Wait until the daemon has taken the delta of the turn before; False if the order is to be abandoned first."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._delta_taken >= self._turn or self.interrupted())
-            return self._delta_taken >= self._turn
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-        self._answers.put(None)
-
     def _listen(self) -> None:
         decoder = messages.Decoder()
         with contextlib.suppress(OSError, messages.LinkBroken):
@@ -197,11 +199,7 @@ class DaemonConnection:
                 for message in decoder.from_daemon(data):
                     if isinstance(message, messages.Cancel):
                         self._cancelled = max(self._cancelled, message.turn)
-                        self._notify()
-                        continue
-                    if isinstance(message, messages.DeltaTaken):
-                        self._delta_taken = max(self._delta_taken, message.turn)
-                        self._notify()
+                        self._answers.put(None)
                         continue
                     if isinstance(message, StepAnswered):
                         self._answers.put(message)
@@ -221,9 +219,9 @@ class DaemonConnection:
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)
                     if self.stopping:
-                        self._notify()
+                        self._answers.put(None)
         self.lost = True
-        self._notify()
+        self._answers.put(None)
         self._inbox.put(None)
         if self._on_lost is not None:
             self._on_lost()

@@ -52,8 +52,12 @@ class DeviceMerge:
         return self._leader
 
     @torch.no_grad()
-    def load(self, order: StepOrder | None, vector: Vector) -> None:
-        """Load what a turn without a carry begins with: the vector, or where the group's last merge ended."""
+    def load(self, order: StepOrder | None, vector: Vector, delta: Vector) -> None:
+        """Load what a turn begins with: where the group's last merge ended, or the vector, or what the order says of
+        `delta`. In a leader step of a group it is this trainer's position."""
+        if order is not None and order.at_delta:
+            self._load_at(order, vector, delta)
+            return
         if order is not None and order.continues and self._reached is not None and self._vector is not None:
             self._start = self._reached
             self._model_vector.load_at(self._vector, self._start)
@@ -61,14 +65,12 @@ class DeviceMerge:
         if order is not None and order.continues and self._mean is not None:
             self._model_vector.go_on(self._mean)
         else:
-            self._model_vector.load(vector, keeps_base=order is not None and order.keeps_base)
+            self._model_vector.load(vector)
         self._mean = None
 
-    @torch.no_grad()
-    def load_carried(self, order: StepOrder, vector: Vector, delta: Vector) -> None:
-        """Load what a turn with a carry begins with; in a leader step of a group it is this trainer's position."""
+    def _load_at(self, order: StepOrder, vector: Vector, delta: Vector) -> None:
         if not order.keeps_place:
-            self._model_vector.load_carried(vector, delta, order.carry)
+            self._model_vector.load_at_delta(vector, delta)
             return
         self._vector, self._start = self._model_vector.on_device(vector), self._model_vector.on_device(delta)
         if order.keeps_distance and self._reached is not None and self._mean is not None:
@@ -82,7 +84,7 @@ class DeviceMerge:
     def report(self, order: StepOrder | None, delta: Vector) -> bool:
         """Write the delta of the turn, or keep it for the merge; whether it is finite, as far as that was looked at."""
         if order is None or not order.keeps_delta:
-            self._model_vector.delta(delta)
+            self._model_vector.cut(delta)
             return True
         return self._model_vector.keep_delta()
 

@@ -46,16 +46,14 @@ class DeviceTurns:
         """Optimiser steps of the present step of the swarm in earlier turns."""
         return 0 if self._order is None else self._order.done
 
-    def load(self, vector: Vector) -> None:
-        """Load what a turn without a carry begins with."""
-        self._merge.load(self._order, vector)
+    @property
+    def known_step(self) -> int:
+        """The step whose shared values the turn began with; 0 for a trainer that is alone on its node."""
+        return self._order.known_step if self._order is not None else 0
 
-    def load_carried(self, vector: Vector, delta: Vector, carry: float) -> None:
-        """Load what a turn with this carry begins with."""
-        if self._order is None:
-            self._model_vector.load_carried(vector, delta, carry)
-        else:
-            self._merge.load_carried(self._order, vector, delta)
+    def load(self, vector: Vector, delta: Vector) -> None:
+        """Load what a turn begins with, or what the run has ended with."""
+        self._merge.load(self._order, vector, delta)
 
     def report(self, delta: Vector) -> bool:
         """Write the delta of the turn, or keep it for a merge; see `DeviceMerge.report`."""
@@ -64,10 +62,6 @@ class DeviceTurns:
     def merge(self, order: MergeOrder, delta: Vector) -> bool:
         """See `DeviceMerge.merge`."""
         return self._merge.merge(order, delta)
-
-    def overlaps(self, carry: float) -> bool:
-        """Whether the shared vector of a turn with this carry lacks the step before, which is being exchanged."""
-        return self._order.overlaps if self._order is not None and self._order.asks else carry >= 1.0
 
     def begin(self) -> None:
         """The weights of the turn are loaded."""

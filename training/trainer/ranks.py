@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
+from torch import Tensor
 
 from training.trainer.connection import DaemonGone
 from training.trainer.vector import ModelVector
@@ -20,7 +21,7 @@ from training.trainer_link.interface import TrainerFailed
 
 Shared = TypeVar("Shared")
 
-_STILL_WAITING, _TURN, _DONE, _LOST, _SAVE = 0.0, 1.0, 2.0, 3.0, 4.0
+_STILL_WAITING, _TURN, _DONE, _LOST, _SAVE, _VALUES = 0.0, 1.0, 2.0, 3.0, 4.0, 5.0
 
 
 class Turn(NamedTuple):
@@ -31,7 +32,6 @@ class Turn(NamedTuple):
     workers: float
     is_first: bool
     node_index: int = 0
-    carry: float = 0.0
 
 
 class Combined(NamedTuple):
@@ -89,13 +89,19 @@ class Ranks:
         """On rank 0: let the other ranks save their state, as it does itself."""
         self._broadcast_turn(_SAVE, Turn(0, 0, 0.0, is_first=False))
 
-    def follow(self, save: Callable[[], None]) -> Turn | None:
-        """On the other ranks: wait for the next turn; None is the end. `save` is called where rank 0 saves its state.
-        Raises `DaemonGone`."""
+    def lead_values(self) -> None:
+        """On rank 0: let the other ranks apply what it is about to apply (`training.trainer.value_entry`)."""
+        self._broadcast_turn(_VALUES, Turn(0, 0, 0.0, is_first=False))
+
+    def follow(self, save: Callable[[], None], apply: Callable[[], object]) -> Turn | None:
+        """On the other ranks: wait for the next turn; None is the end. `save` is called where rank 0 saves its state,
+        `apply` where it applies values. Raises `DaemonGone`."""
         while True:
-            values = self._exchange([0.0] * 7)
+            values = self._exchange([0.0] * 6)
             if values[0] == _TURN:
-                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]), values[6])
+                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
+            if values[0] == _VALUES:
+                apply()
             if values[0] == _DONE:
                 return None
             if values[0] == _SAVE:
@@ -103,14 +109,18 @@ class Ranks:
             if values[0] == _LOST:
                 raise DaemonGone
 
-    def share_weights(self, vector: ModelVector, carry: float = 0.0) -> None:
-        """On all ranks: load the base of rank 0; with a `carry` all of them keep what of it the swarm lacks."""
+    def share_weights(self, vector: ModelVector) -> None:
+        """On all ranks: load the base of rank 0."""
         if self.count > 1:
             torch.distributed.broadcast(vector.base, src=0)
-            if (carried := vector.carried_parts(carry)) is not None:
-                torch.distributed.broadcast(carried, src=0)
             if not self.is_first:
                 vector.load_base()
+
+    def share_tensor(self, tensor: Tensor) -> Tensor:
+        """On all ranks: the values of rank 0, in a tensor like theirs."""
+        if self.count > 1:
+            torch.distributed.broadcast(tensor, src=0)
+        return tensor
 
     def share(self, settings: Shared) -> Shared:
         """On all ranks: what rank 0 has."""
@@ -173,8 +183,12 @@ class Ranks:
         torch.distributed.broadcast(tensor, src=0)
         return [int(value) for value in tensor.tolist()]
 
+    def share_number(self, number: int) -> int:
+        """On all ranks: the number that rank 0 gives, by one small collective."""
+        return int(self._exchange([float(number)])[0])
+
     def _broadcast_turn(self, kind: float, turn: Turn) -> None:
-        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index, turn.carry]
+        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
         self._exchange([kind, *map(float, numbers)])
 
     def _exchange(self, values: list[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The training loop of a task: executes one order at a time on the shared vector.
+"""The training loop of a task: executes one order at a time.
 
 `local_steps` counts optimiser steps: accumulated batches make one, and a step that the scaler skips is none. The runner
 is independent of the daemon; it also trains alone (`training.trainer.standalone`).
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,9 +29,11 @@ from training.trainer.records.batches import RecordBatches
 from training.trainer.rounding import roundings
 from training.trainer.schedule import Warn
 from training.trainer.script_arguments import ScriptArguments, require_model
+from training.trainer.value_entry import News, ValueEntry
 from training.trainer.vector import ModelVector
 from training.trainer.weight_loads import WeightLoads
 from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
+from training.trainer_link.messages import ValuesArrived
 from training.trainer_link.step_messages import StepAnswer
 
 #: A scaler that starts at 2^16 and halves needs at most sixteen skipped steps; more mean that it finds no scale.
@@ -41,36 +44,36 @@ def never() -> bool:
     return False
 
 
-class BufferLink(Protocol):
-    """What a turn with a `carry` agrees with the daemon about the two buffers (`training.trainer_link.handshake`)."""
-
-    def loaded(self) -> None:
-        """Both buffers are loaded."""
-        ...
-
-    def delta_is_free(self) -> bool:
-        """Wait until `delta` may be overwritten; False if the turn is to be abandoned first."""
-        ...
+class TurnLink(Protocol):
+    """What the daemon says to a trainer during a turn."""
 
     def next_step(self) -> StepAnswer:
         """What the next iteration of a turn that asks is."""
         ...
 
+    def news(self) -> News | None:
+        """What it has said of the last delta."""
+        ...
 
-class _Unshared:
-    """The link of a trainer whose buffers nobody else uses."""
+    def entered(self) -> None:
+        """The model has moved to the values that arrived."""
+        ...
 
-    def loaded(self) -> None:
-        pass
 
-    def delta_is_free(self) -> bool:
-        return True
+class _Alone:
+    """The link of a trainer that nobody talks to."""
 
     def next_step(self) -> StepAnswer:
         return StepAnswer.LOCAL
 
+    def news(self) -> None:
+        return None
 
-UNSHARED: BufferLink = _Unshared()
+    def entered(self) -> None:
+        pass
+
+
+ALONE: TurnLink = _Alone()
 
 
 class _Interrupted(BaseException):
@@ -102,6 +105,12 @@ class TaskRunner:
         )
         self.loads = WeightLoads(self.model_vector, self.given.optimizers, spec.on_load)
         self.merge = DeviceMerge(self.model_vector)
+        self.entry = ValueEntry(self.model_vector)
+        self._vector: Vector = np.zeros(0, np.float32)
+        self._delta: Vector = np.zeros(0, np.float32)
+        self._has_loaded = False
+        #: One of several trainers of a node loads what each turn begins with.
+        self._asks = False
         self._describer = ModelDescriber(spec.model, self.model_vector, warn)
         self.samples_seen = 0
         self._name = name
@@ -124,26 +133,42 @@ class TaskRunner:
 
     # --- training -----------------------------------------------------------------------------------------------
 
-    def train(
-        self,
-        order: StepOrder,
-        vector: Vector,
-        delta: Vector,
-        interrupted: Callable[[], bool] = never,
-        link: BufferLink = UNSHARED,
-    ) -> StepReport | None:
-        """Load `vector`, take the optimiser steps, write `delta`; both `float32[total]`. None when interrupted.
+    def use(self, vector: Vector, delta: Vector) -> None:
+        """The buffers that are shared with the daemon, both `float32[total]`."""
+        self._vector, self._delta = vector, delta
+        self.entry.use(vector, delta)
 
-        With `order.carry` it begins with `vector + carry · delta`, and `link` says when the buffers are loaded and
-        when `delta` may be overwritten.
-        """
-        began_s = time.perf_counter()
+    def begin_anew(self) -> None:
+        """The next turn, or evaluation, loads the vector: what was trained since the last delta is gone."""
+        self._has_loaded = self.entry.is_exchanging = False
+
+    def apply(self, news: News, link: TurnLink = ALONE) -> None:
+        """Apply what the daemon has said of the last delta."""
+        self.entry.apply(news, self.loads)
+        if isinstance(news, ValuesArrived):
+            link.entered()
+
+    def _apply_news(self, link: TurnLink) -> None:
+        while (news := link.news()) is not None:
+            self.apply(news, link)
+
+    def _begin(self, order: StepOrder) -> None:
+        """Load what the first turn begins with, and each turn of one of several trainers; others go on."""
+        self._asks = order.asks
+        if self._has_loaded and not order.asks:
+            return
         with self.loads.load():
-            if order.carry:
-                self.merge.load_carried(order, vector, delta)
-                link.loaded()
-            else:
-                self.merge.load(order, vector)
+            self.merge.load(order, self._vector, self._delta)
+        if not self._has_loaded:
+            self._has_loaded, self.entry.known_step = True, order.step - 1
+
+    def train(
+        self, order: StepOrder, interrupted: Callable[[], bool] = never, link: TurnLink = ALONE
+    ) -> StepReport | None:
+        """Take the optimiser steps of a turn, and write the delta if the exchange of the last one has ended. None when
+        interrupted. Values that `link` brings enter between two optimiser steps."""
+        began_s = time.perf_counter()
+        self._begin(order)
         position = (order.step - 1) * order.local_steps + order.done
         self.given.seek(position)
         self.loads.seek(position)
@@ -157,14 +182,11 @@ class TaskRunner:
                     break  # reported now, or what it waits for may wait for that report
                 return None
             self._optimizer_step(tally, order.workers)
+            self._apply_news(link)
             self._progress(tally.steps)
-        waiting_s = time.perf_counter()
-        if order.carry and not link.delta_is_free():
-            return None
-        began_s += time.perf_counter() - waiting_s  # The trainer stood still.
         self._contract.check()
         self.loads.check()
-        is_finite = self.merge.report(order, delta)
+        is_finite, has_delta = self._cut(order)
         self.samples_seen += tally.samples
         loss, bad = tally.loss()
         self._losses.add(tally.losses, order.loss_window)
@@ -176,7 +198,17 @@ class TaskRunner:
             metrics["scaler_skipped"] = float(tally.skipped)
         seconds = time.perf_counter() - began_s
         recent = self._losses.mean()
-        return StepReport(order.step, loss, tally.samples, tally.steps, seconds, metrics, recent, is_finite)
+        return StepReport(order.step, loss, tally.samples, tally.steps, seconds, metrics, recent, is_finite, has_delta)
+
+    def _cut(self, order: StepOrder) -> tuple[bool, bool]:
+        """Take the delta, unless the exchange of the last one has not ended. Returns whether it is finite, and whether
+        there is one."""
+        if order.asks:
+            return self.merge.report(order, self._delta), True
+        if self.entry.is_exchanging:
+            return True, False
+        with self.loads.exchanging():
+            return self.entry.cut(), True
 
     def _has_records(self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool]) -> bool:
         with user_code_errors(self._name, "decode()", fatal=False):
@@ -244,10 +276,16 @@ class TaskRunner:
 
     # --- evaluation and files -----------------------------------------------------------------------------------
 
-    def evaluate(self, step: int, vector: Vector, interrupted: Callable[[], bool] = never) -> Evaluation | None:
-        """Metrics of `vector`; None when interrupted. The modules' modes and the generators' states are restored."""
-        with self.loads.load():
-            self.model_vector.load(vector)
+    def evaluate(self, step: int, interrupted: Callable[[], bool] = never) -> Evaluation | None:
+        """Metrics of the shared values that this trainer knows; None when interrupted. The modules' modes, the
+        generators' states and what the model held are restored."""
+        if not self._has_loaded or self._asks:
+            with self.loads.load():
+                self.model_vector.load(self._vector)
+        with self.loads.shared(lambda: True):
+            return self._evaluate(step, interrupted)
+
+    def _evaluate(self, step: int, interrupted: Callable[[], bool]) -> Evaluation | None:
         model = self.spec.model
         modes = [(module, module.training) for module in model.modules()]
         generators = snapshot.random_state()
@@ -343,7 +381,7 @@ class _Tally:
         return sum(losses) / len(losses), sum(not math.isfinite(loss) for loss in losses)
 
 
-def _next(order: StepOrder, tally: _Tally, link: BufferLink) -> StepAnswer:
+def _next(order: StepOrder, tally: _Tally, link: TurnLink) -> StepAnswer:
     """What the next iteration is; a trainer that does not ask ends its turn after `local_steps`."""
     if order.asks:
         return link.next_step()

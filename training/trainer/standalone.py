@@ -21,6 +21,7 @@ from training.trainer.lazy_dynamo import import_later
 from training.trainer.loading import build_task, resolve_device
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder, TrainerFailed
+from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def train_alone(
@@ -47,12 +48,15 @@ def train_alone(
     vector = np.zeros(runner.model_vector.layout.total, np.float32)
     delta = np.zeros_like(vector)
     runner.model_vector.read(vector)
+    runner.use(vector, delta)
     began_s = time.perf_counter()
     for step in range(1, steps + 1):
-        runner.train(StepOrder(step, local_steps, 1.0, step == 1), vector, delta)
+        runner.train(StepOrder(step, local_steps, 1.0, step == 1))
         vector += delta
+        runner.apply(DeltaSent())
+        runner.apply(ValuesArrived(step))
     seconds = time.perf_counter() - began_s
-    evaluation = runner.evaluate(steps, vector)
+    evaluation = runner.evaluate(steps)
     assert evaluation is not None
     return {**evaluation.metrics, "samples": float(runner.samples_seen), "seconds": round(seconds, 3)}
 

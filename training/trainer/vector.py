@@ -3,7 +3,7 @@
 The vector holds the trainable parameters, tied ones once, sorted by name without the wrappers' prefixes, and then the
 persistent floating-point buffers. Frozen parameters, buffers with values that are not finite (masks), and tables of
 integers are left out and covered by a digest; counters stay local (`training.trainer.unshared_tensors`). The base of a
-delta is the vector as rounded to the model's own dtype, so that rounding is never pushed.
+delta is rounded to the model's own dtype, so that rounding is never pushed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def bare_model(model: nn.Module) -> nn.Module:
 class ModelVector:
     """The model's tensors in the vector's order. Raises `TrainerFailed` for a model that cannot be shared.
 
-    `load` and `delta` copy once per tensor, on the device of the first one, and once between device and host. For a
-    float32 model on the CPU they copy directly between tensors and the given vectors: the base of a delta is then the
-    loaded vector itself, which must not change until `delta` (`training.trainer_link.interface`). After `load_carried`
-    it may. With `include_frozen` frozen parameters are in the vector too, so that they may be unfrozen at any step.
+    `base` is the shared value that this node knows and its own deltas that are not in that value; what the model has
+    beyond it is progress, which goes out with the next delta. A value that arrives moves model and base, and leaves
+    progress and the optimiser's moments as they are (`enter`). With `include_frozen` frozen parameters are in the
+    vector too, so that they may be unfrozen at any step.
     """
 
     def __init__(self, model: nn.Module, *, include_frozen: bool = False) -> None:
@@ -76,18 +76,12 @@ class ModelVector:
         #: A fingerprint of each of them, for messages.
         self.frozen = self.unshared.fingerprints
         self._tensors = [tensor for _, (_, tensor) in named]
-        # The vector as the model holds it, on the model's device: the base of the next delta.
         self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
         self._bases = self._views(self._base)
-        self._outputs = self._bases
-        # For a model whose base is the given vector otherwise; allocated by the first load that needs a copy.
-        self._own_base: Tensor | None = None
         # A delta that is kept on the device; allocated by the first `keep_delta`.
         self._kept: Tensor | None = None
-        # What was added to the vector, in parts like the tensors, and its factor; empty: nothing.
-        self._carried: list[Tensor] = []
-        self._carry = 0.0
-        self._is_direct = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in self._tensors)
+        # What the base has and the shared value lacks, in parts like the tensors; empty: nothing.
+        self._ahead: list[Tensor] = []
         self._rounded = self._find_rounded()
 
     def _find_rounded(self) -> list[tuple[Tensor, Tensor]]:
@@ -151,98 +145,87 @@ class ModelVector:
             view.copy_(tensor)
 
     @torch.no_grad()
-    def load(self, vector: Vector, *, keeps_base: bool = False) -> None:
-        """Load `vector`, `float32[total]`, into the model; it is the base of the next delta, or a copy of it is."""
-        self._carried = []
-        shared = torch.from_numpy(vector)
-        if not self._is_direct:
-            self._base.copy_(shared)
-        elif keeps_base:
-            self._take_own_base(shared)
-            self._base.copy_(shared)
-        elif shared.data_ptr() != self._base.data_ptr():
-            self._base, self._bases = shared, self._views(shared)
+    def load(self, vector: Vector) -> None:
+        """Load `vector`, `float32[total]`, into the model: it is the base, as rounded to the model's own types."""
+        self._ahead = []
+        self._base.copy_(torch.from_numpy(vector))
         self.load_base()
-
-    @torch.no_grad()
-    def load_carried(self, vector: Vector, delta: Vector, carry: float) -> None:
-        """Load `vector + carry · delta`, both `float32[total]`; a copy of the sum is the base of the next delta.
-
-        `vector` may change afterwards, `delta` not before the next call of `delta`. A delta with a value that is not
-        finite is left out: no owner adds it.
-        """
-        shared, own = torch.from_numpy(vector), torch.from_numpy(delta)
-        # A sum shows every value that is not finite, and is three times as fast; one that overflows is looked into.
-        is_finite = math.isfinite(float(own.sum())) or bool(torch.isfinite(own).all())
-        self._carried, self._carry = (self._views(own) if is_finite else []), carry
-        if not self._is_direct:
-            self._base.copy_(shared)
-            for base, part in zip(self._bases if is_finite else [], self._carried, strict=True):
-                base.add_(part.to(base.device), alpha=carry)
-        else:
-            self._take_own_base(shared)
-            if is_finite:
-                torch.add(shared, own, alpha=carry, out=self._base)
-            else:
-                self._base.copy_(shared)
-        self.load_base()
-
-    def _take_own_base(self, shared: Tensor) -> None:
-        if self._own_base is None:
-            self._own_base = torch.empty_like(shared)
-        if self._base is not self._own_base:
-            self._base, self._bases = self._own_base, self._views(self._own_base)
-
-    @property
-    def carries(self) -> bool:
-        """Whether the base has a delta that the loaded vector lacked."""
-        return bool(self._carried)
-
-    @torch.no_grad()
-    def load_shared(self) -> None:
-        """Load the vector that the base was made of, without what was carried, to the rounding of one addition."""
-        self.load_base()
-        for tensor, base, part in zip(self._tensors, self._bases, self._carried, strict=False):
-            tensor.copy_(torch.sub(base, part.to(base.device), alpha=self._carry))
-
-    @torch.no_grad()
-    def carried_parts(self, carry: float) -> Tensor | None:
-        """What was carried, `float32[total]` on the model's device, which rank 0 broadcasts; zeros if a turn with this
-        `carry` could not, None for a turn without one."""
-        if not carry:
-            self._carried = []
-            return None
-        found = torch.zeros_like(self._base)
-        for part, into in zip(self._carried, self._views(found), strict=False):
-            into.copy_(part)
-        self._carried, self._carry = self._views(found), carry
-        return found
 
     @torch.no_grad()
     def load_base(self) -> None:
-        """Load the base into the model, after rank 0 has broadcast it."""
+        """Load the base into the model: there is no progress then."""
         for tensor, base in zip(self._tensors, self._bases, strict=True):
             tensor.copy_(base)
         for tensor, base in self._rounded:
             base.copy_(tensor)
 
     @torch.no_grad()
-    def delta(self, into: Vector) -> None:
-        """Write the model's change since `load` into `into`, `float32[total]`. The base may be overwritten."""
+    def cut(self, into: Vector) -> None:
+        """Write the progress into `into`, `float32[total]`, and change nothing."""
         shared = torch.from_numpy(into)
-        if self._is_direct:
-            if shared.data_ptr() != self._outputs[0].data_ptr():
-                self._outputs = self._views(shared)
-            for tensor, base, output in zip(self._tensors, self._bases, self._outputs, strict=True):
-                torch.sub(tensor, base, out=output)
-            return
+        for tensor, base, part in zip(self._tensors, self._bases, self._views(shared), strict=True):
+            if tensor.dtype == torch.float32 and tensor.device == part.device:
+                torch.sub(tensor, base, out=part)
+            else:
+                part.copy_(torch.sub(tensor.to(base.device, torch.float32), base))
+
+    @torch.no_grad()
+    def settle(self, sent: Tensor) -> None:
+        """So much of the progress, `float32[total]` on the model's device, is on its way to the owners: it is in the
+        base now. `sent` must not change before the next `enter`."""
+        self._base.add_(sent)
+        self._ahead = self._views(sent)
+
+    @torch.no_grad()
+    def take_back(self, part: Tensor) -> None:
+        """So much of what was settled was not sent after all, `float32[total]`: it is progress again."""
+        self._base.sub_(part)
+        self._ahead = []
+
+    @torch.no_grad()
+    def enter(self, target: Tensor) -> None:
+        """Move base and model to where the base is `target`, `float32[total]` on the model's device.
+
+        What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
+        the shared values to the few that the type has."""
+        self._ahead = []
+        for tensor, base, value in zip(self._tensors, self._bases, self._views(target), strict=True):
+            progress = tensor.to(base.device, torch.float32) - base
+            base.copy_(value)
+            tensor.copy_(base + progress)
+            if tensor.dtype not in (torch.float32, torch.float64):
+                torch.sub(tensor.to(base.device, torch.float32), progress, out=base)
+
+    @torch.no_grad()
+    def load_shared(self) -> None:
+        """Load the shared value that this node knows: the base without what that value lacks, to the rounding of one
+        addition."""
         for tensor, base in zip(self._tensors, self._bases, strict=True):
-            torch.sub(tensor.to(base.device, torch.float32), base, out=base)
-        shared.copy_(self._base)
+            tensor.copy_(base)
+        for tensor, base, part in zip(self._tensors, self._bases, self._ahead, strict=False):
+            tensor.copy_(torch.sub(base, part.to(base.device)))
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the base has a delta that the shared value lacks."""
+        return bool(self._ahead)
+
+    # --- one of several trainers of a node ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load_at_delta(self, vector: Vector, delta: Vector) -> None:
+        """Load `vector + delta`, both `float32[total]`, which is the base then. A delta that is not finite is left
+        out: no owner adds it. `delta` must not change before the next load."""
+        own = torch.from_numpy(delta)
+        self.load(vector)
+        if math.isfinite(float(own.sum())) or bool(torch.isfinite(own).all()):
+            self._base.add_(own.to(self._base.device))
+            self._ahead = self._views(own)
+            self.load_base()
 
     @torch.no_grad()
     def keep_delta(self) -> bool:
-        """As `delta`, but on the model's device, in `kept`, and the base stays; whether all values are finite."""
+        """As `cut`, but on the model's device, in `kept`; whether all values are finite."""
         if self._kept is None:
             self._kept = torch.empty_like(self._base)
         for tensor, base, part in zip(self._tensors, self._bases, self._views(self._kept), strict=True):
@@ -257,17 +240,14 @@ class ModelVector:
 
     @torch.no_grad()
     def go_on(self, by: Tensor) -> None:
-        """Begin at the last base plus `by`, `float32[total]` on its device. The base must be the model's own."""
+        """Begin at the last base plus `by`, `float32[total]` on its device."""
         self._base.add_(by)
         self.load_base()
 
     @torch.no_grad()
     def load_at(self, vector: Tensor, position: Tensor) -> None:
-        """As `load_carried` with a carry of 1, of what is on the model's device already, both `float32[total]`.
-        `position` must not change before the next load."""
-        self._carried, self._carry = self._views(position), 1.0
-        if self._is_direct:
-            self._take_own_base(vector)
+        """As `load_at_delta`, of what is on the model's device already, both `float32[total]`."""
+        self._ahead = self._views(position)
         torch.add(vector, position, out=self._base)
         self.load_base()
 

@@ -1,15 +1,15 @@
 """The interface between daemon and trainer, implemented by a process (`training.supervisor`) and, in tests, a stub.
 
 The daemon never imports torch. It orders a step; the trainer works on the shared vector and reports. Vectors pass
-through shared memory: `vector` carries the base to the trainer, `delta` the result back. Messages pass over a socket
-(`training.trainer_link.messages`). From an order until its answer the daemon must not change `vector`: it is the base
-of the delta. A turn that overlaps with the exchange of the one before has a base of its own instead, and a handshake
-says who uses the buffers (`training.trainer_link.handshake`).
+through shared memory: `vector` carries shared values to the trainer, `delta` the result back. Messages pass over a
+socket (`training.trainer_link.messages`). The trainer has a base of its own, and goes on while its delta is exchanged:
+from a report with a delta until `sent` the delta is to be encoded, and from `arrived` until that returns `vector` must
+not change. The next report with a delta comes after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -21,10 +21,12 @@ from training.failures import cause_of
 from training.layout import Layout
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 Vector = npt.NDArray[np.float32]
+
+#: Ranges of values in a vector, `(first, end)`.
+Ranges = Sequence[tuple[int, int]]
 
 SAME_VALUES = "load it from one file at every start, or seed what draws it by a constant"
 
@@ -57,22 +59,19 @@ class TrainerHello(msgspec.Struct, frozen=True):
 
 
 class StepOrder(msgspec.Struct, frozen=True):
-    """Orders one turn of local training. `step` is the step to complete; the first one is 1.
+    """Orders one turn of local training. `step` is the step to complete; the first one is 1. With 0 `local_steps` only
+    the delta of what has added up is wanted.
 
     `node_index` counts the known workers whose ids come before this node's: 0 is the first.
 
-    `carry` is 0 for a turn that begins with `vector`. Otherwise the turn begins with `vector + carry · delta`, or with
-    `vector` if a value of that delta is not finite. It reports when it has loaded both, and overwrites `delta` only
-    after the daemon has taken it. At 1 that delta is being exchanged, and `vector` lacks it.
-
     One of several trainers of a node `asks` before each optimiser step what the next iteration is, and the answer, not
-    `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. `local_pull` and `global_pull`:
-    so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of `recent_loss`.
-    `keeps_base`: `vector` may change before the report, so its base is a copy. `overlaps`: the delta of the node's step
-    before is being exchanged, so that `vector` lacks it. `keeps_delta`: report without writing `delta`, because a merge
-    follows (`MergeOrder`). `continues`: begin where that merge has ended. With `keeps_place` that merge may be a leader
-    step: the trainer knows its position, `delta` as loaded, on its device. `keeps_distance`: the position is `delta`
-    plus its distance from the mean in which the last leader step has ended.
+    `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. Each of its turns begins with
+    `vector`, or `at_delta` with `vector + delta`, or with `vector` if a value of that delta is not finite. `local_pull`
+    and `global_pull`: so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of
+    `recent_loss`. `keeps_delta`: report without writing `delta`, because a merge follows (`MergeOrder`). `continues`:
+    begin where that merge has ended. With `keeps_place` that merge may be a leader step: the trainer knows its
+    position, `delta` as loaded, on its device. `keeps_distance`: the position is `delta` plus its distance from the
+    mean in which the last leader step has ended. `known_step`: the step whose shared values `vector` has.
     """
 
     step: int
@@ -80,14 +79,13 @@ class StepOrder(msgspec.Struct, frozen=True):
     workers: float
     is_first: bool
     node_index: int = 0
-    carry: float = 0.0
     asks: bool = False
     done: int = 0
     local_pull: float = 0.0
     global_pull: float = 0.0
     loss_window: int = 0
-    keeps_base: bool = False
-    overlaps: bool = False
+    at_delta: bool = False
+    known_step: int = 0
     keeps_delta: bool = False
     continues: bool = False
     keeps_place: bool = False
@@ -126,7 +124,8 @@ class MergeOrder(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """The result of a `StepOrder`: `seconds` is the time spent training, `loss` the mean over its optimiser steps.
     `recent_loss` is that of the last `loss_window` batches; None without so many, or where it is not finite.
-    `is_finite` is False if a delta that is kept for a merge has a value that is not."""
+    `has_delta`: the progress is in `delta`; otherwise the exchange of the last one had not ended, and it goes on adding
+    up. `is_finite` is False if a value of it is not: the trainer has taken it back, and the model is at its base."""
 
     step: int
     loss: float
@@ -136,10 +135,11 @@ class StepReport(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     recent_loss: float | None = None
     is_finite: bool = True
+    has_delta: bool = True
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Metrics of the shared vector over `samples` samples."""
+    """Metrics of the shared values over `samples` samples."""
 
     step: int
     metrics: dict[str, float]
@@ -228,7 +228,7 @@ class TrainerEnd(msgspec.Struct, frozen=True):
 
 class Trainer(Protocol):
     """One trainer. `start` may be called again after `TrainerFailed`; it reuses the buffers, so the vector survives a
-    crash of the process. A new process has not loaded `vector` yet; every `train` and `evaluate` loads it first."""
+    crash of the process."""
 
     vector: Vector
     delta: Vector
@@ -259,14 +259,25 @@ class Trainer(Protocol):
         random state, data position; `resume` decides by the model which one it is. Raises `TrainerFailed`."""
         ...
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        """Load `vector`, run `order.local_steps` optimiser steps, write `delta`. Raises `TrainerFailed`, and
-        `TrainerLeft` if the script wants no further turn. An order with a `carry` comes with a handshake: `loaded` is
-        set as soon as `vector` may change, and `delta` is written only after `delta_taken`."""
+    async def train(self, order: StepOrder) -> StepReport:
+        """Run `order.local_steps` optimiser steps from where the last turn ended, and write `delta` if the exchange of
+        the last one has ended. The first turn after a start loads `vector`. Raises `TrainerFailed`, and `TrainerLeft`
+        if the script wants no further turn."""
+        ...
+
+    def sent(self) -> None:
+        """`delta` holds what goes to the owners of it; the rest stays with the trainer."""
+        ...
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        """The exchange of the last delta has ended, and `vector` holds the shared values of `step`, which contain it,
+        but in the ranges `held`. The ranges `returned` of `delta` were not sent after all. Returns when the model has
+        moved to them, at the next optimiser step, or when the trainer has failed."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:
-        """Evaluate `vector`; None if the trainer has no evaluation of its own. Raises `TrainerFailed`."""
+        """Evaluate the shared values that the trainer knows; None if it has no evaluation of its own. Raises
+        `TrainerFailed`."""
         ...
 
     async def save(self, path: str) -> Awaitable[None]:

@@ -113,10 +113,19 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     turn: int
 
 
-class DeltaTaken(msgspec.Struct, frozen=True, tag="delta_taken"):
-    """The daemon has its own copy of the last delta: this turn, which carries it, may overwrite `delta`."""
+class DeltaSent(msgspec.Struct, frozen=True, tag="delta_sent"):
+    """The last delta is encoded, and `delta` holds what goes to the owners of it; the rest stays progress."""
 
-    turn: int
+
+class ValuesArrived(msgspec.Struct, frozen=True, tag="values_arrived"):
+    """The exchange of the last delta has ended, and `vector` holds the shared values that contain it, those of `step`.
+
+    `held`: ranges of values that do not contain it yet. `returned`: ranges of `delta` that were not sent after all.
+    """
+
+    step: int
+    held: list[tuple[int, int]] = []
+    returned: list[tuple[int, int]] = []
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):
@@ -166,10 +175,8 @@ class LeaveRequested(msgspec.Struct, frozen=True, tag="leave_requested"):
     """The script wants its node to leave. It answers orders to save and export until `RunEnded`."""
 
 
-class BuffersLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A turn with a `carry` has loaded `vector` and `delta`: `vector` may change from now on."""
-
-    turn: int
+class ValuesEntered(msgspec.Struct, frozen=True, tag="values_entered"):
+    """The model has moved to the values that arrived: `vector` may change."""
 
 
 class Trained(msgspec.Struct, frozen=True, tag="trained"):
@@ -252,7 +259,8 @@ FromDaemon = (
     | Save
     | Describe
     | Cancel
-    | DeltaTaken
+    | DeltaSent
+    | ValuesArrived
     | StepAnswered
     | RunEnded
     | Stop
@@ -268,7 +276,7 @@ FromTrainer = (
     | Busy
     | Idle
     | LeaveRequested
-    | BuffersLoaded
+    | ValuesEntered
     | StepWanted
     | Trained
     | Merged

@@ -7,8 +7,8 @@ The ledger watches one node after the other (`watch`). It takes down
 * every `ok`, twice: as the owner gave it and as the node that sent the delta counted it;
 * the weight with which an owner added a delta, which must be the one that it told its backup.
 
-Then `check_node` proves that nothing is lost at the sender: what it trained was acknowledged or refused, or is in its
-outbox or its residual.
+Then `check_node` proves that nothing is lost at the sender: what it trained was acknowledged or refused, is in its
+outbox, or is progress of its trainer.
 `check_state` proves that a state is the sum of the deltas in its set of identities, each once, with the weight of its
 owner. A value with momentum is no sum, but a sum can be computed from it: Delayed Nesterov adds `lr·w·δ` at once and
 `lr·μ·m` each time Σw reaches 1, with `m ← μ·m + Σ w·δ`. So, whatever the order and wherever the Σw reached 1,
@@ -29,8 +29,7 @@ import numpy.typing as npt
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.client.delivery import Delivery, Outgoing
-from training.exchange.client.push import TakenBack
+from training.exchange.client.delivery import Delivery
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
@@ -58,11 +57,12 @@ class Sent:
     """What one node has trained since a start, and what became of it."""
 
     name: str
-    #: By step, float64[total].
-    trained: dict[int, Exact] = field(default_factory=dict)
+    #: All of it, float64[total], and what of it its trainer has kept, float32[total]; None: nothing.
+    total: Exact | None = None
+    progress: Vector | None = None
+    #: The steps whose delta was handed over.
+    steps: list[int] = field(default_factory=list)
     finals: dict[Key, str] = field(default_factory=dict)
-    #: What was added to a shard that no other node has: with all of the residual, without rounding.
-    alone: dict[Key, None] = field(default_factory=dict)
     #: By step, where not all steps have the codec of the settings.
     codecs: dict[int, CodecName] = field(default_factory=dict)
 
@@ -87,8 +87,8 @@ class Ledger:
         self._forwarded: dict[tuple[str, Key], tuple[float, bool]] = {}
         #: By node and incarnation.
         self._sent: dict[tuple[bytes, int], Sent] = {}
-        #: Never sent: they travel with a later delta.
-        self._taken_back: dict[Key, Vector] = {}
+        #: Never sent.
+        self._returned: set[Key] = set()
         self.ambiguous = 0
         #: Of the states that were checked.
         self.forgotten = 0
@@ -105,9 +105,6 @@ class Ledger:
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
-        client = exchange.push_client
-        take_back, merge_back = outbox.take_back, client._take_back
-        #: What the push that is under way has taken back, as it was trained.
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
@@ -126,7 +123,6 @@ class Ledger:
                 if shard not in results:
                     continue
                 self._receive((shard, identity), part, repair=False)
-                sent.alone[shard, identity] = None
                 if results[shard].status == "ok":
                     self._acknowledge(shard, identity)
             return results
@@ -136,20 +132,6 @@ class Ledger:
             identity = DeltaId(push.node, push.incarnation, push.step)
             self._answered(sent, (result.shard, identity), result)
             count(delivery, result)
-
-        def taken_back() -> list[tuple[Outgoing, Push]]:
-            found = take_back()
-            for item, push in found:
-                whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-                self._take_back(sent, (item.shard, DeltaId(push.node, push.incarnation, push.step)), whole)
-            return found
-
-        async def merged_back(delta: Vector, weight: float) -> TakenBack:
-            # It travels with a delta of another weight, scaled so that it counts with its own.
-            returned = await merge_back(delta, weight)
-            for shard in returned.shards:
-                self._travel(sent, shard, returned.of(shard))
-            return returned
 
         def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
             if state is None and not store.owned[shard].state.knows(item.identity):
@@ -169,15 +151,22 @@ class Ledger:
         deltas.accept = accepted  # type: ignore[method-assign]
         deltas.add_unreplicated = added_alone  # type: ignore[method-assign]
         outbox.count = counted  # type: ignore[method-assign]
-        outbox.take_back = taken_back  # type: ignore[method-assign]
-        client._take_back = merged_back  # type: ignore[method-assign]
         store.add = weighed  # type: ignore[method-assign]
         store.add_unlogged = weighed_alone  # type: ignore[method-assign]
         return sent
 
-    def trained(self, sent: Sent, step: int, delta: Vector) -> None:
-        """A node is about to push this delta, float32[total]."""
-        sent.trained[step] = delta.astype(np.float64)
+    def trained(self, sent: Sent, own: Vector) -> None:
+        """A node has trained a step, float32[total]."""
+        sent.total = own.astype(np.float64) if sent.total is None else sent.total + own
+
+    def handed_over(self, sent: Sent, step: int) -> None:
+        """A node is about to push its progress under this step."""
+        sent.steps.append(step)
+
+    def returned(self, sent: Sent, identity: DeltaId, shards: Iterable[int]) -> None:
+        """These shards of a delta were not sent: they are progress again."""
+        for shard in shards:
+            self._take_back(sent, (shard, identity))
 
     def forwarded(self, name: str, payload: bytes) -> None:
         """A node forwards a delta: a backup may add it so, and take over before the owner has
@@ -192,19 +181,15 @@ class Ledger:
     def _acknowledge(self, shard: int, identity: DeltaId) -> None:
         self.acknowledged[shard].setdefault(identity)
 
-    def _take_back(self, sent: Sent, key: Key, values: Vector) -> None:
+    def _take_back(self, sent: Sent, key: Key) -> None:
         if key in sent.finals or key in self._received:
-            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was sent, and is taken back")
-        sent.finals[key] = "taken back"
-        self._taken_back[key] = values
-
-    def _travel(self, sent: Sent, shard: int, values: Vector) -> None:
-        """What was taken back travels with the delta that the node is about to push."""
-        sent.trained[max(sent.trained)][slice(*self._bounds[shard])] += values
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was sent, and is returned")
+        sent.finals[key] = "returned"
+        self._returned.add(key)
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
-        if key in self._taken_back:
-            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was taken back, and arrives")
+        if key in self._returned:
+            raise self.broken(f"shard {key[0]}: {self.named(key[1])} was returned, and arrives")
         known = self._received.setdefault(key, [])
         if any(np.array_equal(one, delta) for one in known):
             return
@@ -231,31 +216,27 @@ class Ledger:
     # -- checking -------------------------------------------------------------------------------------------------
 
     def check_node(self, node: bytes, incarnation: int, exchange: Exchange) -> None:
-        """What a node has trained was acknowledged, refused, is in its outbox, or is in its residual. Not while it is
-        between encoding a delta and putting it into the outbox."""
+        """What a node has trained was acknowledged, refused, is in its outbox, or is progress. Not while it is between
+        encoding a delta and putting it into the outbox."""
         sent = self._sent[node, incarnation]
+        if sent.total is None:
+            return
         outbox: dict[Key, Vector] = {}
         for delivery in exchange.push_client._outbox._deliveries.values():
             identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
             for shard, item in delivery.unacknowledged.items():
                 whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)
                 outbox[shard, identity] = whole
-        feedback = exchange.push_client._feedback
         for shard, (start, stop) in enumerate(self._bounds):
-            left_out = np.zeros(stop - start)
-            for step, delta in sent.trained.items():
+            left_out = sent.total[start:stop].copy()
+            for step in sent.steps:
                 key = (shard, DeltaId(node, incarnation, step))
                 if key not in sent.finals and key not in outbox:
                     raise self.broken(f"shard {shard}: {self.named(key[1])} left the outbox without an answer")
-                if key in self._taken_back:
-                    found = self._taken_back[key]
-                else:
-                    found = outbox[key] if key in outbox else self._received[key][0]
-                decay = 1.0 if key in sent.alone else codecs.decay(self._codec(key[1]))
-                left_out = decay * left_out + delta[start:stop] - found
-            if shard in feedback.residual_shards:
-                assert feedback._residual is not None
-                left_out -= feedback._residual[start:stop]
+                if key not in self._returned:
+                    left_out -= outbox[key] if key in outbox else self._received[key][0]
+            if sent.progress is not None:
+                left_out -= sent.progress[start:stop]
             apart = float(np.abs(left_out).max())
             if apart > (0.0 if self._exact else TOLERANCE):
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")

@@ -47,5 +47,5 @@ def _replica(host: Host) -> Vector:
 
 def _whole_step(host: Host) -> int:
     """The last step of which every shard was acknowledged and pulled."""
-    rows = [row for row in host.living.progress.steps if not (row["outstanding"] or row["refused"])]
-    return max((row["step"] for row in rows if not row["pull_missing"]), default=0)
+    rows = [row for row in host.living.progress.steps if not (row.get("outstanding", 1) or row["refused"])]
+    return max((row["step"] for row in rows if not row.get("pull_missing", 1)), default=0)

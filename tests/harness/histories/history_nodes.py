@@ -22,9 +22,10 @@ from training.exchange.store import state_files
 from training.exchange.store.records import StoredState
 from training.exchange.terms import Term
 from training.layout import shard_bounds
+from training.shards.applied import DeltaId
 from training.shards.robust import Robust
 
-#: What the trainer leaves in its memory when it computes the next delta.
+#: What the trainer leaves in its memory when a push has ended.
 OVERWRITTEN = 777.0
 #: As `p2pnode.lifecycle.node`: how long a node that starts takes nothing over.
 TAKEOVER_DELAY_S = 30.0
@@ -98,7 +99,7 @@ class HistoryNodes:
 
         def drawn(_: LineFacts) -> bool:
             former, choice.codec = choice.codec, chance.choice(CHOICES)
-            sent.codecs[max(sent.trained)] = choice.codec
+            sent.codecs[max(sent.steps)] = choice.codec
             return choice.codec != former
 
         choice.decide = drawn  # type: ignore[method-assign]
@@ -142,18 +143,24 @@ class HistoryNodes:
         self.clocks.start(member.name, self._now(), replica)
         is_sum = self.plan.settings.weight == "sum"
         memory = np.empty(VALUES, np.float32)
+        progress = sent.progress = np.zeros(VALUES, np.float32)
         flight: asyncio.Task[None] | None = None
         try:
             while self.pushing:
                 base = step
                 await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
-                if flight is not None:
-                    await flight  # at most one delta is in flight
                 step += 1
-                memory[:] = delta_of(member.name, member.starts, step)
+                own = delta_of(member.name, member.starts, step)
+                progress += own
+                self.ledger.trained(sent, own)
+                if flight is not None and not flight.done():
+                    continue  # at most one delta is in flight: progress adds up
+                if flight is not None:
+                    await flight
+                memory[:] = progress
                 weight = 1.0 if is_sum else 1.0 / max(1.0, exchange.view.worker_count())
-                self.ledger.trained(sent, step, memory)
-                flight = asyncio.create_task(self._exchange(member, step, base, weight, memory))
+                self.ledger.handed_over(sent, step)
+                flight = asyncio.create_task(self._exchange(member, sent, step, base, weight, memory))
                 if not self.plan.overlaps:
                     await flight
                 self.tally.steps += 1
@@ -165,20 +172,23 @@ class HistoryNodes:
             if flight is not None:
                 flight.cancel()
 
-    async def _exchange(self, member: Member, step: int, base: int, weight: float, memory: Vector) -> None:
+    async def _exchange(self, member: Member, sent: Sent, step: int, base: int, weight: float, memory: Vector) -> None:
         """One step but its training: push and pull. The trainer's memory is overwritten as soon as it may be."""
-        exchange, overlay = member.exchange, member.overlay
+        exchange, overlay, progress = member.exchange, member.overlay, sent.progress
         assert exchange is not None
         assert overlay is not None
+        assert progress is not None
 
-        def overwrite() -> None:
-            memory[:] = OVERWRITTEN
+        def keep_the_rest() -> None:
+            np.subtract(progress, memory, out=progress)
 
-        if self.plan.overlaps:
-            await exchange.push(step, base, weight, memory, overwrite)
-        else:
-            await exchange.push(step, base, weight, memory)
-            overwrite()
+        identity = DeltaId(member.contact.node_id, exchange.context.run.incarnation, step)
+        report = await exchange.push(step, base, weight, memory, on_sent=keep_the_rest)
+        bounds = exchange.store.bounds
+        self.ledger.returned(sent, identity, report.returned)
+        for shard in report.returned:
+            progress[slice(*bounds[shard])] += memory[slice(*bounds[shard])]
+        memory[:] = OVERWRITTEN
         exchange.begin_at(step)
         overlay.step = step
         await exchange.pull(step)

@@ -27,6 +27,7 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
 from training.layout import shard_bounds
 from training.settings import BarrierSettings
+from training.shards.applied import DeltaId
 
 #: So long until all have joined and the shards have spread; and until all is quiet after the last step.
 SPREAD_S, QUIET_S = 300.0, 60.0
@@ -160,13 +162,22 @@ class LargeHistory:
         gate.begin()
         self.clocks.start(member.name, self._now(), np.empty(0, np.float32))
         seen = exchange.versions()
+        progress: Any = None
         while step < self.plan.steps:
             base, began_s = exchange.view.median_step(), self._now()
             await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
             step += 1
             delta = self.ledger.delta(node_id, member.starts, step)
-            self.ledger.trained(sent, step, delta)
-            await exchange.push(step, base, 1.0, delta)
+            identity, bounds = DeltaId(node_id, exchange.context.run.incarnation, step), exchange.store.bounds
+            memory = delta.copy() if progress is None else delta + progress
+            if progress is not None:
+                self.ledger.carries(identity, progress)
+            self.ledger.handed_over(sent, step)
+            report = await exchange.push(step, base, 1.0, memory)
+            self.ledger.returned(sent, identity, report.returned)
+            progress = np.zeros_like(memory) if report.returned else None
+            for shard in report.returned:
+                progress[slice(*bounds[shard])] = memory[slice(*bounds[shard])]
             exchange.advance(step)
             overlay.step, overlay.step_seconds = step, self._now() - began_s
             self._steps_done += 1

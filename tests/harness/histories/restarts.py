@@ -32,7 +32,6 @@ SETTINGS: dict[str, Any] = {
     "exchange.outer_lr": 1.0,
     "exchange.outer_momentum": 0.0,
     "exchange.codec": "float32",
-    "exchange.carry": 0.0,
     "exchange.shards": SHARDS,
     "training.linger_s": 30.0,
     "training.min_nodes": 1,
@@ -44,8 +43,8 @@ class CountingTrainer(StubTrainer):
     """Its delta adds 1 to its node's value of every shard."""
 
     async def write_delta(self, order: StepOrder) -> None:
-        self.delta[:] = 0.0
-        self.delta[int(self.name[1:]) :: WIDTH] = 1.0
+        self.own[:] = 0.0
+        self.own[int(self.name[1:]) :: WIDTH] = 1.0
 
 
 @dataclass(frozen=True)

@@ -93,40 +93,36 @@ class ViewLedger(Ledger):
 
     # -- taking down ----------------------------------------------------------------------------------------------
 
-    def trained(self, sent: Sent, step: int, delta: Vector) -> None:
-        """A node is about to push this delta, which it has from `delta`."""
-        sent.trained[step] = np.empty(0)
+    def carries(self, identity: DeltaId, progress: Vector) -> None:
+        """This delta has `progress`, float32[total], beside what it is a view of."""
+        for cell, (start, stop) in enumerate(self._bounds):
+            if progress[start:stop].any():
+                self._rows[identity].carried[cell] = progress[start:stop].copy()
 
     def _acknowledge(self, shard: int, identity: DeltaId) -> None:
         self._rows[identity].acknowledged[shard] = True
 
-    def _take_back(self, sent: Sent, key: Key, values: Vector) -> None:
-        row, shard = self._rows[key[1]], key[0]
-        if row.final[shard] or row.received[shard]:
-            raise self.broken(f"shard {shard}: {self.named(key[1])} was sent, and is taken back")
-        row.final[shard] = TAKEN_BACK
-        row.taken[shard] = values
-
-    def _travel(self, sent: Sent, shard: int, values: Vector) -> None:
-        step = max(sent.trained)
-        (identity,) = (one for one in self._of(sent) if one.step == step)
-        carried = self._rows[identity].carried
-        carried[shard] = carried[shard] + values if shard in carried else values
+    def _take_back(self, sent: Sent, key: Key) -> None:
+        row, cell = self._rows[key[1]], key[0]
+        if row.final[cell] or row.received[cell]:
+            raise self.broken(f"shard {cell}: {self.named(key[1])} was sent, and is returned")
+        row.final[cell] = TAKEN_BACK
+        row.taken[cell] = self._slice(row, cell) + row.carried.get(cell, np.float32(0.0))
 
     def _of(self, sent: Sent) -> list[DeltaId]:
         (node, incarnation) = next(key for key, one in self._sent.items() if one is sent)
-        return [DeltaId(node, incarnation, step) for step in sent.trained]
+        return [DeltaId(node, incarnation, step) for step in sent.steps]
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
-        row, shard = self._rows[key[1]], key[0]
-        if shard in row.taken:
-            raise self.broken(f"shard {shard}: {self.named(key[1])} was taken back, and arrives")
-        if not row.received[shard]:
-            row.received[shard] = True
-            if not np.array_equal(self._slice(row, shard), delta):
-                row.other[shard] = np.array(delta, np.float32)
-        elif not np.array_equal(self._found(row, shard), delta):
-            raise self.broken(f"shard {shard}: {self.named(key[1])} arrived with other values than before")
+        row, cell = self._rows[key[1]], key[0]
+        if cell in row.taken:
+            raise self.broken(f"shard {cell}: {self.named(key[1])} was returned, and arrives")
+        if not row.received[cell]:
+            row.received[cell] = True
+            if not np.array_equal(self._slice(row, cell), delta):
+                row.other[cell] = np.array(delta, np.float32)
+        elif not np.array_equal(self._found(row, cell), delta):
+            raise self.broken(f"shard {cell}: {self.named(key[1])} arrived with other values than before")
 
     def _found(self, row: Row, shard: int) -> Vector:
         """What an owner received."""
@@ -151,13 +147,13 @@ class ViewLedger(Ledger):
     # -- checking -------------------------------------------------------------------------------------------------
 
     def check_node(self, node: bytes, incarnation: int, exchange: Exchange) -> None:
-        """As `Ledger.check_node`. What was sent as it was trained leaves nothing; the rest is in the residual."""
+        """As `Ledger.check_node`. What was sent as it was trained leaves nothing."""
         sent = self._sent[node, incarnation]
         outbox: dict[Key, Vector] = {}
         for delivery in exchange.push_client._outbox._deliveries.values():
             for shard, item in delivery.unacknowledged.items():
                 outbox[shard, delivery.identity] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
-        feedback, rows = exchange.push_client._feedback, [(one, self._rows[one]) for one in self._of(sent)]
+        rows = [(one, self._rows[one]) for one in self._of(sent)]
         for shard, (start, stop) in enumerate(self._bounds):
             left_out = np.zeros(stop - start)
             for identity, row in rows:
@@ -173,8 +169,6 @@ class ViewLedger(Ledger):
                     left_out += self._slice(row, shard).astype(np.float64) - row.other[shard]
                 elif not row.received[shard]:
                     raise self.broken(f"shard {shard}: {self.named(identity)} has an answer of none that received it")
-            if shard in feedback.residual_shards:
-                left_out -= feedback.residual(shard)
             if (apart := float(np.abs(left_out).max())) > 0.0:
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 

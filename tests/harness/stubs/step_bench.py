@@ -20,7 +20,7 @@ from training.exchange.run_state import RunState
 from training.progress import Progress
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from training.step_loop import StepLoop
-from training.trainer_link.interface import StepOrder
+from training.trainer_link.interface import Ranges, StepOrder
 
 
 class RecordingExchange:
@@ -31,10 +31,8 @@ class RecordingExchange:
         #: When the barrier asked the others for their steps, if it did.
         self.asked_at = -1.0
         self.workers = 4.0
-        self.push_s = self.pull_s = self.prepare_s = 0.0
-        #: For each delta that was prepared, how much had happened before.
-        self.prepared: list[int] = []
-        #: Which of them was the last one of the run.
+        self.push_s = self.pull_s = 0.0
+        #: The steps that were pushed as the last ones of the run.
         self.lasts: list[int] = []
         #: What happened, in order; the trainer's turns are in it too.
         self.history: list[tuple[str, int]] = []
@@ -49,11 +47,11 @@ class RecordingExchange:
         #: How far others move the values between two pulls.
         self.moves = 0.0
         self.steps: list[int] = []
-        self.overlaps: list[bool] = []
-        #: Whether no owner is in reach.
-        self.is_apart = False
-        #: How long the line would carry a step; None: not measured.
-        self.line_s: float | None = None
+        #: Shards that are not sent, or do not arrive; there is one of eight values.
+        self.returned: tuple[int, ...] = ()
+        self.missing: list[int] = []
+        self.store = SimpleNamespace(bounds=[(0, 8)])
+        self.push_client = SimpleNamespace(outstanding_shards=set())
         self.context = SimpleNamespace(
             stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"), run=RunState(incarnation=1)
         )
@@ -75,27 +73,26 @@ class RecordingExchange:
     def advance(self, step: int) -> None:
         self.steps.append(step)
 
-    async def prepare(self, _delta: Any, _seconds: float, *, is_last: bool) -> None:
-        """As the real one, this takes its time; no delta may be pushed, and no turn begin, before its end."""
-        await asyncio.sleep(self.prepare_s)
-        self.prepared.append(len(self.history))
-        self.lasts += [len(self.prepared)] if is_last else []
-
-    def expected_s(self) -> float | None:
-        return self.line_s
-
-    def set_overlap(self, is_on: bool) -> None:
-        self.overlaps.append(is_on)
-
-    async def push(self, step: int, base_step: int, weight: float, delta: Any, on_taken: Any = None) -> PushReport:
+    async def push(
+        self,
+        step: int,
+        base_step: int,
+        weight: float,
+        delta: Any,
+        *,
+        on_sent: Callable[[], None],
+        train_s: float,
+        is_last: bool,
+    ) -> PushReport:
+        assert train_s >= 0.0
         self.deltas.append(delta.copy())
-        if on_taken is not None:
-            on_taken()
+        self.lasts += [step] if is_last else []
+        on_sent()
         await asyncio.sleep(self.push_s)
         self.pushes.append((step, base_step, weight))
         self.history.append(("pushed", step))
         refused = {"not_finite": 1} if step in self.not_finite else {}
-        return PushReport(acknowledged=1, refused=refused, outstanding=0, bytes_sent=8)
+        return PushReport(1, refused, 0, 8, {0} if refused else set(), self.returned)
 
     def add_alone(self, delta: Any) -> bool:
         self.vector += delta
@@ -104,32 +101,32 @@ class RecordingExchange:
     async def pull(self, step: int) -> PullReport:
         trainer = self.trainer
         assert trainer is not None
-        for _ in range(2):
-            assert not trainer.is_loading, "the vector changes while it is loaded"
-            await asyncio.sleep(self.pull_s / 2)
+        await asyncio.sleep(self.pull_s)
         trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
         self.pulls.append(step)
         self.history.append(("pulled", step))
-        return PullReport(changed=1, unchanged=0, missing=[])
+        return PullReport(1 - len(self.missing), [], self.missing)
 
     def take_merged(self) -> dict[bytes, int]:
         return {b"x" * 20: 1}
 
 
 class LoadingTrainer(StubTrainer):
-    """Takes `load_s` to load; meanwhile nobody may write into its vector."""
+    """Notes when its turns begin, and what enters."""
 
     def __init__(self, history: list[tuple[str, int]], step_s: float) -> None:
         super().__init__("stub", 8, step_s=step_s)
-        self.is_loading = False
-        self.load_s = 0.0
+        self.waits = False
+        self.arrivals: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
         self._history = history
 
     async def load(self, order: StepOrder) -> None:
-        self.is_loading = True
-        await asyncio.sleep(self.load_s)
-        self.is_loading = False
         self._history.append(("began", order.step))
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        await super().arrived(step, held, returned)
+        self.arrivals.append((step, list(held), list(returned)))
+        self._history.append(("entered", step))
 
 
 class RecordingSwarm:
@@ -167,9 +164,6 @@ class LoopBench:
         self.waits: list[int] = []
         #: A barrier takes so long, whatever it says.
         self.wait_s = 0.0
-        #: What the barrier says of the others; and for which steps it was told to wait for nobody longer.
-        self.is_abreast = False
-        self.without_grace: list[int] = []
         self._environment = Environment(
             clock=self.clock,
             entropy=SeededEntropy(1),
@@ -187,8 +181,7 @@ class LoopBench:
             begin=lambda: None,
             wait=self._wait,
             ask=self._ask,
-            barrier=make_barrier(BarrierSettings()),
-            is_abreast=self.is_abreast,
+            barrier=make_barrier(BarrierSettings(method="bsp" if self.exchange.context.synchronous else "pssp")),
             leave_out=lambda _is_left_out: None,
         )
         fakes: Any = (self.swarm, self.exchange)
@@ -203,10 +196,8 @@ class LoopBench:
             progress=self.progress,
         )
 
-    async def _wait(self, step: int, _step_seconds: float, *, has_grace: bool, is_void: Callable[[], bool]) -> float:
+    async def _wait(self, step: int, _step_seconds: float, *, is_void: Callable[[], bool]) -> float:
         await asyncio.sleep(self.wait_s)
-        if not has_grace:
-            self.without_grace.append(step)
         self.waits.append(step)
         self.exchange.history.append(("waited", step))
         return 0.25

@@ -18,7 +18,6 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 from training.dispatch.chunks import ChunkTable, DatasetChunk
 from training.dispatch.dataset import LocalDataset
 from training.dispatch.master import MasterService
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import Resume, StepOrder, StepReport, TrainerHello
 from training.trainer_link.record_messages import (
     RecordsGranted,
@@ -65,10 +64,10 @@ class RecordTrainer(StubTrainer):
         self.send_to_daemon(RecordsOpened())
         return hello
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         assert self.send_to_daemon is not None
         drawn = await self._draw()
-        report = await super().train(order, handshake)
+        report = await super().train(order)
         places = [(task.pass_number, task.task, place) for task, place in drawn]
         self.places += places
         self.steps_of += [order.step] * len(places)

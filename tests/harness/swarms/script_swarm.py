@@ -30,10 +30,10 @@ from training.trainer.connection import DaemonConnection
 from training.trainer_link import messages
 from training.trainer_link.data_messages import DataFromDaemon, DataGranted, DataOpened, DataTrained, DataWanted
 from training.trainer_link.engine_messages import EngineFromDaemon
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     Evaluation,
     ModelDescription,
+    Ranges,
     Restored,
     Resume,
     StepOrder,
@@ -55,6 +55,8 @@ STEP_S = 0.1
 #: What a script says of data that it shares.
 DATA = (DataOpened, DataWanted, DataTrained)
 
+LEAVES = "the script has called swarm.leave()"
+
 #: Real seconds until a script that says nothing has failed.
 ANSWER_S = 60.0
 
@@ -66,6 +68,11 @@ class ScriptTrainer(StubTrainer):
         super().__init__(name, size=1, evaluates=False)
         self.is_script = True
         self.result: Any = None
+        #: Whether it has called `swarm.leave()`.
+        self._leaves = False
+        #: Whether a turn is under way; set when it has taken the values that came meanwhile.
+        self._trains = False
+        self._entered = asyncio.Event()
         self.error = ""
         self.heard: list[Any] = []
         self.reports: list[StepReport] = []
@@ -93,27 +100,43 @@ class ScriptTrainer(StubTrainer):
         self._set_state("running")
         return hello
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
-        await asyncio.sleep(STEP_S)
+    async def train(self, order: StepOrder) -> StepReport:
+        if order.local_steps:
+            await asyncio.sleep(STEP_S)
+        if self._leaves:
+            raise TrainerLeft(LEAVES)
         self._turn += 1
-        if handshake is not None:
-            await handshake.delta_taken.wait()  # The loop waits for the script, so the script must not wait for it.
         self._send(messages.Train(self._turn, order))
-        if handshake is not None:
-            self._expect(messages.BuffersLoaded)
-            handshake.loaded.set()
-            self._send(messages.DeltaTaken(self._turn))
+        self._trains = True
         report = await self._trained()
-        self.reports.append(report)
-        self.trained.append(order.step)
+        self._trains = False
+        if order.local_steps:
+            self.reports.append(report)
+            self.trained.append(order.step)
         return report
+
+    def sent(self) -> None:
+        self._send(messages.DeltaSent())
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        if self._state != "running":
+            return
+        self._send(messages.ValuesArrived(step, list(held), list(returned)))
+        if self._trains:  # it waits for data, and takes the values at its next optimiser step
+            self._entered.clear()
+            await self._entered.wait()
+        else:
+            self._expect(messages.ValuesEntered)
 
     async def _trained(self) -> StepReport:
         """The report of the turn. Meanwhile the script may ask for data, and other nodes have to answer this one."""
         while True:
-            message = self._expect((messages.Trained, *DATA))
+            message = self._expect((messages.Trained, messages.ValuesEntered, *DATA))
             if isinstance(message, messages.Trained):
                 return message.report
+            if isinstance(message, messages.ValuesEntered):
+                self._entered.set()
+                continue
             assert self.send_to_daemon is not None
             self.send_to_daemon(message)
             if isinstance(message, DataWanted):
@@ -212,8 +235,10 @@ class ScriptTrainer(StubTrainer):
                 if isinstance(message, messages.Measurement):
                     self.measured.append(Evaluation(message.step, message.metrics, message.samples))
                 self.heard.append(message)
-                if isinstance(message, messages.LeaveRequested) and kind == (messages.Trained, *DATA):
-                    raise TrainerLeft("the script has called swarm.leave()")
+                if isinstance(message, messages.LeaveRequested):
+                    self._leaves = True
+                    if self._trains:
+                        raise TrainerLeft(LEAVES)
             data = self._socket.recv(1 << 16)
             if not data:
                 self._thread.join(ANSWER_S)

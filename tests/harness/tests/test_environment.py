@@ -119,7 +119,11 @@ def test_stub_trainer_steps() -> None:
         assert hello.layout.total == 100
         assert np.array_equal(trainer.vector, initial_vector(3, 100))
         began = asyncio.get_running_loop().time()
-        reports = [await trainer.train(order(step)) for step in (1, 2)]
+        reports = []
+        for step in (1, 2):
+            reports.append(await trainer.train(order(step)))
+            trainer.sent()
+            await trainer.arrived(step)
         assert asyncio.get_running_loop().time() - began == 3
         assert [report.samples for report in reports] == [64, 64]
         assert np.array_equal(trainer.delta, delta_of("a", 2, 100))
@@ -193,6 +197,7 @@ def test_exponential_step_times() -> None:
     async def main() -> float:
         trainer = StubTrainer("a", UNIT and 1, step_s=exponential(0.5))
         await trainer.start()
+        trainer.waits = False
         return sum([(await trainer.train(order(step))).seconds for step in range(1, 401)])
 
     assert run(main()) == run(main())

@@ -87,10 +87,12 @@ def test_a_delta_that_travels_with_another_counts_there() -> None:
     ledger = ledger_of()
     former, later = ledger.delta(*IDENTITIES[0]), ledger.delta(*IDENTITIES[3])
     sent = ledger._sent[NODES[0], 1] = Sent("a")
-    for step, delta in ((1, former), (2, later)):
-        ledger.trained(sent, step, delta)
-    ledger._take_back(sent, (1, IDENTITIES[0]), former[slice(*BOUNDS[1])])
-    ledger._travel(sent, 1, former[slice(*BOUNDS[1])])
+    ledger.handed_over(sent, 1)
+    ledger.returned(sent, IDENTITIES[0], [1])
+    progress = np.zeros_like(former)
+    progress[slice(*BOUNDS[1])] = former[slice(*BOUNDS[1])]
+    ledger.carries(IDENTITIES[3], progress)
+    ledger.handed_over(sent, 2)
     both = (former + later)[slice(*BOUNDS[1])]
     ledger._receive((1, IDENTITIES[3]), both, repair=False)
     state = ShardState(np.zeros(32, np.float32), 32)
@@ -98,7 +100,7 @@ def test_a_delta_that_travels_with_another_counts_there() -> None:
 
     ledger.check_state(1, "a", state)
     assert ledger.carried_count == 1
-    with pytest.raises(Broken, match="taken back, and arrives"):
+    with pytest.raises(Broken, match="returned, and arrives"):
         ledger._receive((1, IDENTITIES[0]), former[slice(*BOUNDS[1])], repair=False)
 
 

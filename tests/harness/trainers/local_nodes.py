@@ -85,7 +85,7 @@ class LocalSwarm:
 
     def _load(self, node: LocalNode, *, ends: bool = False) -> None:
         with node.loads.load(ends=ends):
-            node.vector.load(self.value, keeps_base=True)
+            node.vector.load(self.value)
         node.loads.seek(self.turn * self.local_steps)
 
     def run(
@@ -100,7 +100,7 @@ class LocalSwarm:
                     node.step(inputs[rows], classes[rows], len(self.nodes))
                 if check:
                     node.loads.check()
-                node.vector.delta(node.delta)
+                node.vector.cut(node.delta)
             mean = np.mean([node.delta for node in self.nodes], axis=0)
             self._momentum = momentum * self._momentum + mean
             self.value += rate * (mean + momentum * self._momentum)

@@ -12,11 +12,11 @@ from training.tasks.task import Task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineSaid
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
+    Ranges,
     Resume,
     StepOrder,
     StepReport,
@@ -25,6 +25,7 @@ from training.trainer_link.interface import (
     TrainerHello,
     Vector,
 )
+from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 #: Virtual seconds of a step.
 STEP_S = 0.1
@@ -40,6 +41,7 @@ class InlineTrainer:
         size = self.runner.model_vector.layout.total
         self.vector: Vector = np.zeros(size, np.float32)
         self.delta: Vector = np.zeros(size, np.float32)
+        self.runner.use(self.vector, self.delta)
         self.orders: list[StepOrder] = []
         self.rates: list[float] = []
         self.on_state: Callable[[str], None] | None = None
@@ -56,29 +58,22 @@ class InlineTrainer:
         vector = self.runner.model_vector
         return TrainerHello(vector.layout, "inline", "1", vector.frozen_digest, "cpu", True, 0)
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         self.orders.append(order)
-        if handshake is None:
-            await asyncio.sleep(STEP_S)
-            report = self.runner.train(order, self.vector, self.delta)
-        else:
-            report = await self._train_beside(order, handshake)
+        await asyncio.sleep(STEP_S)
+        report = self.runner.train(order)
         assert report is not None
         self.rates.append(report.metrics["learning_rate"])
         return report
 
-    async def _train_beside(self, order: StepOrder, handshake: BufferHandshake) -> StepReport | None:
-        """The turn takes its time after it is computed; the exchange of the one before goes on meanwhile."""
-        carried = self.delta.copy()
-        report = self.runner.train(order, self.vector, carried)
-        handshake.loaded.set()
-        await asyncio.sleep(STEP_S)
-        await handshake.delta_taken.wait()
-        np.copyto(self.delta, carried)
-        return report
+    def sent(self) -> None:
+        self.runner.apply(DeltaSent())
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        self.runner.apply(ValuesArrived(step, list(held), list(returned)))
 
     async def evaluate(self, step: int) -> Evaluation | None:
-        return self.runner.evaluate(step, self.vector)
+        return self.runner.evaluate(step)
 
     async def save(self, path: str) -> Awaitable[None]:
         """Nothing: these swarms keep no checkpoints."""

@@ -17,7 +17,6 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 from training.devices.groups import DeviceGroups
 from training.devices.host import HostParts, HostTrainer
 from training.settings import DevicesSettings, TrainingSettings
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
 from training.trainer_link.step_messages import StepAnswer
 
@@ -102,10 +101,10 @@ class StubDevice(StubTrainer):
         if self._death is not None and not self._death.done():
             self._death.set_result(failure or TrainerFailed("killed (stub)"))
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         self._need_running()
         self._death = asyncio.get_running_loop().create_future()
-        work = asyncio.create_task(self._work(order, handshake))
+        work = asyncio.create_task(self._work(order))
         try:
             await asyncio.wait([work, self._death], return_when=asyncio.FIRST_COMPLETED)
             if self._death.done():
@@ -115,16 +114,14 @@ class StubDevice(StubTrainer):
         finally:
             work.cancel()
 
-    async def _work(self, order: StepOrder, handshake: BufferHandshake | None) -> StepReport:
+    async def _work(self, order: StepOrder) -> StepReport:
         self.orders.append(order)
         if order.continues and order.keeps_place:
             self.place = self.reached
         else:
-            self.base, self.place = float(self.vector[0]), float(self.delta[0]) if order.carry else 0.0
+            self.base, self.place = float(self.vector[0]), float(self.delta[0]) if order.at_delta else 0.0
             self.place += self.reached - self.mean if order.keeps_distance else 0.0
         self.began.append(self.base + self.place)
-        if handshake is not None:
-            handshake.loaded.set()
         while self.hangs_early and self._hanging is not None:
             self._set_state("hung")
             await self._hanging.wait()

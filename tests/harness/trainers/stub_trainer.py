@@ -13,16 +13,17 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from training.layout import Layout, LayoutEntry
 from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
+    Ranges,
     Restored,
     Resume,
     StepOrder,
@@ -102,6 +103,20 @@ class StubTrainer:
         self.vector: Vector = np.zeros(self.layout.total, np.float32)
         self.delta: Vector = np.zeros(self.layout.total, np.float32)
         self.trained: list[int] = []
+        #: What it has trained and not handed over, and what its present step trains.
+        self.progress: Vector = np.zeros(self.layout.total, np.float32)
+        self.own: Vector = np.zeros(self.layout.total, np.float32)
+        #: The steps whose work is in a delta, by the last of them, and those of a delta that was returned.
+        self.parts: dict[int, tuple[int, ...]] = {}
+        self._returned: list[int] = []
+        #: Whether its last delta is being exchanged; steps since then; the steps whose values it was given.
+        self.is_exchanging = False
+        self._added_up: list[int] = []
+        self.entered: list[int] = []
+        #: A step ends no sooner than the exchange of the last delta: each has a delta of its own, to be counted.
+        self.waits = True
+        self._ended = asyncio.Event()
+        self._ended.set()
         self.orders: list[StepOrder] = []
         self.starts = 0
         self.evaluations = 0
@@ -188,18 +203,23 @@ class StubTrainer:
         if not restored.has_vector:
             np.copyto(self.vector, initial_vector(self.seed, self.layout.total))
         self.starts += 1
+        self.progress = np.zeros_like(self.vector)
+        self.own = np.zeros_like(self.vector)
+        self._added_up, self._returned, self.is_exchanging = [], [], False
+        self._ended.set()
         self._set_state("running")
         return hello
 
-    async def train(self, order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+    async def train(self, order: StepOrder) -> StepReport:
         self._need_running()
         if self._leaves_after is not None and order.step > self._leaves_after:
             self._set_state("left")
             raise TrainerLeft("the script has returned (stub)")
         self.orders.append(order)
+        entered = len(self.entered)
+        if not order.local_steps:
+            return StepReport(order.step, 0.0, 0, 0, 0.0, {}, has_delta=self._cut())
         await self.load(order)
-        if handshake is not None:
-            handshake.loaded.set()
         seconds = self._step_s if isinstance(self._step_s, float | int) else self._step_s(self._random, order.step)
         if self._crashes:
             self._crashes -= 1
@@ -215,10 +235,13 @@ class StubTrainer:
                 self._set_state("hung")
                 await hanging.wait()
         self._set_state("running")
-        if handshake is not None:
-            await handshake.delta_taken.wait()
+        if self.waits:
+            await self._ended.wait()
+        if self.waits and len(self.entered) > entered:  # the node may have moved to the step of the others
+            order = msgspec.structs.replace(order, step=self.entered[-1] + 1)
         await self.write_delta(order)
-        self.trained.append(order.step)
+        self.progress += self.own
+        self._added_up.append(order.step)
         samples = 32 * order.local_steps
         self.samples += samples
         return StepReport(
@@ -228,18 +251,43 @@ class StubTrainer:
             optimizer_steps=order.local_steps,
             seconds=float(seconds),
             metrics={},
+            has_delta=self._cut(),
         )
+
+    def _cut(self) -> bool:
+        """As a real trainer: the progress, unless the last delta is being exchanged."""
+        if self.is_exchanging:
+            return False
+        self.delta[:] = self.progress
+        self.trained += self._added_up
+        self._returned += self._added_up
+        self.parts[self._returned[-1]], self._added_up, self._returned = tuple(self._returned), [], []
+        self.is_exchanging = True
+        self._ended.clear()
+        return True
+
+    def sent(self) -> None:
+        self.progress -= self.delta
+
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+        for first, end in returned:
+            self.progress[first:end] += self.delta[first:end]
+        if returned and self.trained:
+            self._returned = list(self.parts.pop(self.trained[-1], ()))
+        self.is_exchanging = False
+        self._ended.set()
+        self.entered.append(step)
 
     async def load(self, order: StepOrder) -> None:
         """Nothing is loaded: the delta does not depend on it. Tests override this."""
 
     async def write_delta(self, order: StepOrder) -> None:
-        """Write the delta of a step. Tests override this."""
+        """Write what a step trains into `own`. Tests override this."""
         if self.batches:
             draw = np.random.default_rng(zlib.crc32(f"{self.batches}/{order.step}".encode()))
-            self.delta[:] = draw.integers(-28, 29, self.layout.total) * UNIT
+            self.own[:] = draw.integers(-28, 29, self.layout.total) * UNIT
         else:
-            np.copyto(self.delta, delta_of(self.name, order.step, self.layout.total))
+            np.copyto(self.own, delta_of(self.name, order.step, self.layout.total))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         self._need_running()

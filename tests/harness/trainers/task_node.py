@@ -11,6 +11,7 @@ from training.trainer import snapshot
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder
+from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 class TaskNode:
@@ -29,6 +30,7 @@ class TaskNode:
         self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
         self.delta = np.zeros_like(self.vector)
         self.runner.model_vector.read(self.vector)
+        self.runner.use(self.vector, self.delta)
 
     def save(self, path: Path) -> None:
         """Write the trainer's own state to a file."""
@@ -38,6 +40,8 @@ class TaskNode:
     def train(self, steps: range, local_steps: int = 5) -> list[Any]:
         reports = []
         for step in steps:
-            reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True), self.vector, self.delta))
+            reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True)))
             self.vector += self.delta
+            self.runner.apply(DeltaSent())
+            self.runner.apply(ValuesArrived(step))
         return reports

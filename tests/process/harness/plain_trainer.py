@@ -13,7 +13,6 @@ import numpy as np
 
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
 from training.trainer.connection import DaemonConnection
-from training.trainer_link import messages
 from training.trainer_link.interface import StepOrder, StepReport
 from training.trainer_link.step_messages import StepAnswer
 
@@ -29,8 +28,6 @@ class PlainTrainer(TorchlessTrainer):
         self._change = change
 
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
-        if order.carry:
-            self.connection.send(messages.BuffersLoaded(turn))
         done = 0
         while (answer := self._next(order, done)) is not StepAnswer.DISTRIBUTED:
             if answer is StepAnswer.STOP:
@@ -38,9 +35,7 @@ class PlainTrainer(TorchlessTrainer):
             time.sleep(self._step_s)
             done += 1
             self.connection.progress(done)
-        if order.carry and not self.connection.wait_for_free_delta():
-            return None
-        self.delta[:] = np.float32(self._change)
+        self.own[:] = np.float32(self._change)
         return StepReport(order.step, 1.0, 8, done, self._step_s * done, {})
 
     def _next(self, order: StepOrder, done: int) -> StepAnswer:

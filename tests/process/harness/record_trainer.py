@@ -20,7 +20,6 @@ from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daem
 from training.trainer.connection import DaemonConnection
 from training.trainer.records.record_draws import RecordDraws
 from training.trainer.records.task_source import DispatchedTasks
-from training.trainer_link import messages
 from training.trainer_link.interface import StepOrder, StepReport
 
 
@@ -37,8 +36,6 @@ class RecordTrainer(TorchlessTrainer):
 
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
         connection, lines, steps = self.connection, [], 0
-        if order.carry:
-            connection.send(messages.BuffersLoaded(turn))
         while steps < order.local_steps:
             drawn = self._take(wait=not lines)
             if not drawn:
@@ -52,9 +49,7 @@ class RecordTrainer(TorchlessTrainer):
             steps += 1
             time.sleep(self._step_s)
             connection.progress(steps)
-        if order.carry and not connection.wait_for_free_delta():
-            return None
-        self.delta[:] = np.float32(0.001)
+        self.own[:] = np.float32(0.001)
         with self._log.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
         self._draws.count(len(lines))

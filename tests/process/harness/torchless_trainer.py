@@ -11,6 +11,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from training.layout import Layout, LayoutEntry
 from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon
 from training.trainer_link import messages
@@ -31,6 +34,10 @@ class TorchlessTrainer:
         self.vector, self.delta = map_vectors(descriptors, memory.total)
         if memory.initialise:
             self.vector[:] = self.initial(memory.total)
+        #: What it has trained and not handed over, and what its present step trains.
+        self._progress = np.zeros_like(self.vector)
+        self.own = np.zeros_like(self.vector)
+        self._is_exchanging = False
         connection.send(messages.Ready())
 
     def initial(self, total: int) -> Vector | float:
@@ -38,8 +45,32 @@ class TorchlessTrainer:
         return 0.0
 
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
-        """Write a delta, and return its report; None where the turn is cancelled, or already reported."""
+        """Write what is trained into `own`, and return the report; None where the turn is cancelled, or reported."""
         raise NotImplementedError
+
+    def apply(self, news: messages.DeltaSent | messages.ValuesArrived) -> None:
+        """What the daemon says of the last delta. Its values are not looked at."""
+        if isinstance(news, messages.DeltaSent):
+            self._progress -= self.delta
+            return
+        for first, end in news.returned:
+            self._progress[first:end] += self.delta[first:end]
+        self._is_exchanging = False
+        self.connection.send(messages.ValuesEntered())
+
+    def _cut(self, report: StepReport, *, asks: bool) -> StepReport:
+        """As a real trainer: the progress, unless the last delta is being exchanged; one of several trainers of a node
+        writes what it has trained in its turn."""
+        if asks:
+            self.delta[:] = self.own
+            return report
+        self._progress += self.own
+        self.own[:] = 0.0
+        if self._is_exchanging:
+            return msgspec.structs.replace(report, has_delta=False)
+        self.delta[:] = self._progress
+        self._is_exchanging = True
+        return report
 
     def serve(self) -> None:
         """One order."""
@@ -49,10 +80,14 @@ class TorchlessTrainer:
         """Do what was ordered, and say so."""
         connection = self.connection
         match order:
+            case messages.DeltaSent() | messages.ValuesArrived():
+                self.apply(order)
             case messages.Train(turn, order):
-                report = self.train(turn, order)
+                report = self.train(turn, order) if order.local_steps else StepReport(order.step, 0.0, 0, 0, 0.0, {})
+                while (news := connection.news()) is not None:
+                    self.apply(news)
                 if report is not None:
-                    connection.send(messages.Trained(turn, report))
+                    connection.send(messages.Trained(turn, self._cut(report, asks=order.asks)))
             case messages.Evaluate(turn, _):
                 connection.send(messages.Evaluated(turn, None))
             case messages.Save(turn, path):

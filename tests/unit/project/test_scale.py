@@ -99,31 +99,25 @@ def test_a_node_alone_owns_all_and_a_crowd_at_least_a_shard_each() -> None:
     mbit=st.floats(1, 10_000),
     step_s=st.floats(1, 3600),
 )
-def test_overlap_and_faster_lines_never_train_less(parameters: int, nodes: int, mbit: float, step_s: float) -> None:
-    """Of one codec's exchange beside the training at least as much is trained as after it; shares are shares."""
-    beside = need(Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, step_s, overlaps=True))
-    after = need(Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, step_s, overlaps=False))
+def test_the_busiest_owner_sends_no_less_than_the_mean(parameters: int, nodes: int, mbit: float, step_s: float) -> None:
+    """Of every model, line and crowd."""
+    found = need(Case(parameters, mbit * MBIT_BYTES_PER_S, nodes, step_s))
 
-    assert 0.0 < after.share < 1.0
-    assert 0.0 < beside.share <= 1.0
-    if beside.codec == after.codec:
-        assert beside.share >= after.share
-        assert beside.exchange_s == pytest.approx(after.exchange_s)
-    assert beside.busiest.up >= beside.mean.up * 0.999
+    assert found.busiest.up >= found.mean.up * 0.999
 
 
 def test_the_first_limit_is_named() -> None:
     """A slow line, a machine too small, and a case in which all fits."""
     slow = need(Case(1_000_000_000, 20 * MBIT_BYTES_PER_S, 32, 300.0))
-    large = need(Case(7_000_000_000, 1000 * MBIT_BYTES_PER_S, 4, 1200.0))
+    large = need(Case(9_000_000_000, 1000 * MBIT_BYTES_PER_S, 4, 1200.0))
     fine = need(Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0))
 
     assert slow.breaks_first == "upload of the busiest owner"
-    assert slow.share == pytest.approx(300.0 / slow.exchange_s)
+    assert slow.steps == pytest.approx(slow.exchange_s / 300.0)
     assert slow.exchange_s == pytest.approx(slow.busiest.up / (20 * MBIT_BYTES_PER_S) + 2 * ROUND_TRIPS * DELAY_S)
     assert large.breaks_first == "memory"
     assert large.memory_bytes > MACHINE_BYTES
-    assert (fine.breaks_first, fine.share) == ("–", 1.0)
+    assert (fine.breaks_first, fine.steps) == ("–", 1.0)
     case = Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0)
     settings = msgspec.structs.replace(case.settings, codec=fine.codec)
     assert fine.memory_bytes == budget(124_000_000, settings, 32).total

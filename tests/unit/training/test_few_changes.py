@@ -83,7 +83,7 @@ def test_a_model_in_bfloat16_with_a_small_rate_is_found(rate: float, dtype: str,
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), inputs.flip(1)).backward()
         optimizer.step()
-        model_vector.delta(delta)
+        model_vector.cut(delta)
         vector += delta
         found.after_training(delta)
     assert (found.share is not None) == told

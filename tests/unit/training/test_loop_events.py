@@ -16,18 +16,12 @@ def log_of() -> ListLog:
 
 
 @pytest.mark.parametrize(
-    ("in_vain", "has_end", "events"),
-    [
-        (False, True, ["training_started"]),
-        (True, True, ["training_started", "overlap_off"]),
-        (False, False, ["training_started", "run_has_no_end"]),
-        (True, False, ["training_started", "overlap_off", "run_has_no_end"]),
-    ],
+    ("has_end", "events"), [(True, ["training_started"]), (False, ["training_started", "run_has_no_end"])]
 )
-def test_a_start_says_what_the_settings_lead_to(in_vain: bool, has_end: bool, events: list[str]) -> None:
-    """An overlap that does not happen, and a run without an end, with what to set."""
+def test_a_start_says_what_the_settings_lead_to(has_end: bool, events: list[str]) -> None:
+    """A run without an end, with what to set."""
     log = log_of()
-    note_start(log, 7, overlaps_in_vain=in_vain, has_end=has_end)
+    note_start(log, 7, has_end=has_end)
 
     assert [one.event for one in log.records] == events
     assert log.records[0].fields == {"step": 7}

@@ -12,11 +12,9 @@ import pytest
 from overlay.peers import Activity
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.step_bench import LoopBench
-from tests.harness.trainers.stub_trainer import delta_of, initial_vector
-from training.exchange_turn import CONFIRMED_S
 from training.settings import ExchangeSettings
+from training.step_exchange import CONFIRMED_S
 from training.step_loop import CRASH_LOOP_FAILURES
-from training.trainer_link.handshake import BufferHandshake
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 
 
@@ -53,18 +51,18 @@ def test_a_step_is_trained_pushed_counted_waited_for_and_pulled() -> None:
         assert bench.waits == bench.exchange.pulls == [5, 6, 7]
         assert bench.exchange.steps == [4, 5, 6, 7]
         assert [row["step"] for row in bench.progress.steps] == [5, 6, 7]
-        assert {row["wait_seconds"] for row in bench.progress.steps} == {0.25}
+        assert [row["wait_seconds"] for row in bench.progress.steps] == [0.0, 0.25, 0.25]
         assert bench.progress.merged_last_step == 1
 
     run(scenario())
 
 
 def test_the_share_of_training_counts_all_that_keeps_the_trainer_waiting() -> None:
-    """Turns of 1 s, and pushes of 2 s between them; a pause of the user's counts for nothing."""
+    """Turns of 1 s, and barriers of 2 s between them; a pause of the user's counts for nothing."""
 
     async def scenario() -> None:
         bench = LoopBench(max_steps=3)
-        bench.exchange.push_s = 2.0
+        bench.wait_s = 2.0
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(1.5)
         bench.loop.pause()
@@ -106,14 +104,15 @@ def test_a_goal_must_hold_in_two_evaluations_in_a_row() -> None:
 
     async def scenario() -> None:
         bench = LoopBench(until="mean>=0.5", eval_steps=1)
-        means = iter([0.6, 0.1, 0.7, 0.8])
+        means = iter([0.6, 0.1, 0.7, 0.8, 0.8])
 
         async def evaluate(step: int) -> Any:
             return SimpleNamespace(step=step, samples=10, metrics={"mean": next(means)})
 
         bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
         assert await bench.run() == "until"
-        assert bench.progress.step == 4
+        # The fifth was trained while the fourth was exchanged.
+        assert bench.progress.step == 5
         assert bench.progress.evaluated_metrics == {"mean": 0.8}
 
     run(scenario())
@@ -148,32 +147,33 @@ def test_a_node_that_fell_behind_jumps_to_the_step_of_the_others() -> None:
         bench.exchange.median = 39
         await bench.run(20)
 
-        assert bench.trainer.trained == [21, 40]
+        assert [step for step, *_ in bench.exchange.pushes] == [21, 40]
         assert bench.events("caught_up") == [{"was": 21, "step": 39}]
         assert {"step": 39} in bench.swarm.announced
 
     run(scenario())
 
 
-@pytest.mark.parametrize(("away_s", "trained"), [(11.0, [1, 2, 8, 9]), (9.0, [1, 2, 3, 4])])
-def test_a_node_that_was_away_asks_the_others_and_goes_on_where_they_are(away_s: float, trained: list[int]) -> None:
+@pytest.mark.parametrize("away_s", [11.0, 9.0])
+def test_a_node_that_was_away_asks_the_others_and_goes_on_where_they_are(away_s: float) -> None:
     """They are five steps further, one more than they wait for. What they answer counts, not what was known of them.
     One that was there makes up what the barrier allows."""
 
     async def scenario() -> None:
-        bench = LoopBench(max_steps=trained[-1])
+        bench = LoopBench(max_steps=12)
         running = asyncio.create_task(bench.run())
         await asyncio.sleep(1.5)
-        bench.exchange.push_s = away_s  # as if the process had been stopped in its second step
+        bench.exchange.push_s = bench.wait_s = away_s  # as if the process had been stopped in its second step
         bench.exchange.median, known = 7, bench.exchange.view.median_step
         bench.exchange.view.median_step = lambda: min(known(), 2)
         await asyncio.sleep(1.0)
-        bench.exchange.push_s = 0.0
+        bench.exchange.push_s = bench.wait_s = 0.0
         await running
 
-        assert bench.trainer.trained == trained
-        assert bench.events("caught_up") == ([{"was": 2, "step": 7}] if away_s > 10.0 else [])
-        assert (bench.exchange.asked_at > 0.0) is (away_s > 10.0)
+        is_away = away_s > 10.0
+        assert [step for step, *_ in bench.exchange.pushes][:3] == ([1, 2, 8] if is_away else [1, 2, 3])
+        assert bench.events("caught_up") == ([{"was": 2, "step": 7}] if is_away else [])
+        assert (bench.exchange.asked_at > 0.0) is is_away
 
     run(scenario())
 
@@ -182,18 +182,16 @@ async def renewed() -> int:
     return 2
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_node_whose_first_step_was_not_true_goes_on_from_that_of_the_others(overlap: bool) -> None:
-    """As a later start of itself, for within one the others believe the highest step. What it trains beside the
-    exchange is of the wrong step too, and is dropped."""
+def test_a_node_whose_first_step_was_not_true_goes_on_from_that_of_the_others() -> None:
+    """As a later start of itself, for within one the others believe the highest step."""
 
     async def scenario() -> None:
-        bench = LoopBench(max_steps=62, exchange=ExchangeSettings(overlap=overlap))
+        bench = LoopBench(max_steps=62)
         bench.loop.renew_with(renewed)
         bench.exchange.step_of_others = bench.exchange.median = 60
         await bench.run(20)
 
-        assert bench.trainer.trained == ([21, 22, 61, 62] if overlap else [21, 61, 62])
+        assert [step for step, *_ in bench.exchange.pushes] == [21, 61, 62]
         assert bench.events("step_taken_back") == [{"was": 21, "step": 60}]
         assert bench.swarm.starts == [(2, 60)]
         assert bench.exchange.pulls[0] == 60
@@ -244,119 +242,6 @@ def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> N
         assert bench.clock.monotonic() - began == pytest.approx(1.0 + 1.5 + 2.0, abs=0.1)
 
     run(scenario())
-
-
-def carried(bench: LoopBench) -> dict[int, float]:
-    """What each turn began with of the delta before it; a step that was ordered again has its last order."""
-    return {order.step: order.carry for order in bench.trainer.orders}
-
-
-def test_a_step_begins_with_a_part_of_the_delta_before_it() -> None:
-    """Of four nodes three quarters of what is not in the pulled values; the first step with nothing, and a part of no
-    delta that was refused. The trainer may write the next delta at once."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=4)
-        bench.exchange.not_finite = [2]
-        async with asyncio.timeout(60.0):
-            await bench.run()
-
-        assert carried(bench) == {1: 0.0, 2: 0.5625, 3: 0.0, 4: 0.5625}
-        assert bench.exchange.history[:4] == [("began", 1), ("pushed", 1), ("waited", 1), ("pulled", 1)]
-
-    run(scenario())
-
-
-def test_a_step_begins_with_all_that_no_owner_has_got() -> None:
-    """While none is in reach the node trains on from what it has trained; but not from what is not finite."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=4, exchange=ExchangeSettings(correct=0.5))
-        bench.exchange.is_apart, bench.exchange.not_finite = True, [2]
-        async with asyncio.timeout(60.0):
-            await bench.run()
-
-        assert carried(bench) == {1: 0.0, 2: 1.0, 3: 0.0, 4: 1.0}
-        assert bench.exchange.pulls.count(1) == 1, "nothing is corrected: nobody else has moved the values"
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("synchronous", "settings"), [(True, {}), (False, {"carry": 0.0}), (False, {"enabled": False})]
-)
-def test_a_step_begins_with_the_pulled_values_alone(synchronous: bool, settings: dict[str, Any]) -> None:
-    """Under bsp, with a carry of 0, and without an exchange."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(**settings))
-        bench.exchange.context.synchronous = synchronous
-        bench.loop = bench.make_loop()
-        await bench.run()
-
-        assert set(carried(bench).values()) == {0.0}
-
-    run(scenario())
-
-
-def test_a_node_abreast_of_the_others_carries_nothing() -> None:
-    """By `barrier.grace` their deltas arrive together with its own, as under bsp."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=3)
-        bench.is_abreast = True
-        bench.loop = bench.make_loop()
-        await bench.run()
-
-        assert set(carried(bench).values()) == {0.0}
-        assert bench.without_grace == []
-
-    run(scenario())
-
-
-def test_sparse_deltas_have_no_grace() -> None:
-    """The values lack most of each, so that nodes which step together would still lack what the others have trained."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=3)
-        bench.exchange.context.codec.codec = "sparse"
-        await bench.run()
-
-        assert bench.without_grace == [1, 2, 3]
-
-    run(scenario())
-
-
-def test_what_was_carried_does_not_outlive_a_pause_a_jump_or_a_trainer() -> None:
-    """After each of them a step begins with the pulled values alone."""
-
-    async def paused() -> None:
-        bench = LoopBench(max_steps=4)
-        running = asyncio.create_task(bench.run())
-        await asyncio.sleep(1.5)
-        bench.loop.pause()
-        await asyncio.sleep(5.0)
-        bench.loop.resume()
-        await running
-        assert carried(bench) == {1: 0.0, 2: 0.5625, 3: 0.0, 4: 0.5625}
-
-    async def jumped() -> None:
-        bench = LoopBench(max_steps=40)
-        bench.exchange.median = 39
-        await bench.run(20)
-        assert carried(bench) == {21: 0.0, 40: 0.0}
-
-    async def crashed() -> None:
-        bench = LoopBench(max_steps=3)
-        running = asyncio.create_task(bench.run())
-        await asyncio.sleep(1.2)
-        bench.trainer.crash_next()
-        await running
-        orders = [(order.step, order.carry) for order in bench.trainer.orders]
-        assert orders == [(1, 0.0), (2, 0.5625), (3, 0.5625), (3, 0.0)]
-
-    for scenario in (paused, jumped, crashed):
-        run(scenario())
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -419,10 +304,10 @@ def test_a_trainer_is_restarted_a_number_of_times(steps_between: int) -> None:
         bench = LoopBench(max_restarts=4)
         train, trained = bench.trainer.train, bench.trainer.trained
 
-        async def fail_now_and_then(order: StepOrder, handshake: BufferHandshake | None = None) -> StepReport:
+        async def fail_now_and_then(order: StepOrder) -> StepReport:
             if len(trained) >= steps_between * bench.trainer.starts:
                 raise TrainerFailed(f"ValueError: step {order.step}")
-            return await train(order, handshake)
+            return await train(order)
 
         bench.trainer.train = fail_now_and_then  # type: ignore[method-assign]
         reason = rf"step {5 * steps_between + 1} \(it has failed 5 times: training\.max_restarts"
@@ -464,7 +349,7 @@ def test_evaluations_that_fail_are_counted_though_steps_are_completed_between() 
         bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
         with pytest.raises(TrainerFailed, match="failed 3 times"):
             await bench.run()
-        assert bench.trainer.trained == [1, 2, 3, 4, 5]
+        assert bench.trainer.trained == [1, 2, 3, 4, 5, 6]
         assert bench.trainer.starts == 1 + 2
 
     run(scenario())
@@ -531,63 +416,6 @@ def test_the_last_steps_of_a_slow_node_weigh_what_those_of_the_others_did() -> N
     run(scenario())
 
 
-@pytest.mark.parametrize("corrects", [True, False])
-def test_a_delta_is_corrected_by_what_the_others_have_moved(corrects: bool) -> None:
-    """Half of what the values changed since the step began with them and with a part of the delta before: pulled before
-    the push, and once more after it. Without it there is one pull."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=2, exchange=ExchangeSettings(correct=0.5 if corrects else 0.0, overlap=False))
-        bench.exchange.moves = 10.0
-        await bench.run()
-
-        first, second = (delta_of("stub", step, 8) for step in (1, 2))
-        if corrects:
-            first -= 0.5 * (0.0 - initial_vector(0, 8))
-            second -= 0.5 * (21.0 - (11.0 + 0.5625 * first))
-        np.testing.assert_allclose(bench.exchange.deltas, [first, second], rtol=1e-5)
-        assert bench.exchange.pulls == ([0, 1, 1, 2] if corrects else [1, 2])
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("synchronous", "settings"), [(True, {}), (False, {"overlap": True}), (False, {"enabled": False})]
-)
-def test_nothing_is_corrected_where_steps_overlap_or_begin_together(
-    synchronous: bool, settings: dict[str, Any]
-) -> None:
-    """With overlap, under bsp and without an exchange every delta is what was trained."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(correct=0.5, **settings))
-        bench.exchange.context.synchronous, bench.exchange.moves = synchronous, 10.0
-        bench.loop = bench.make_loop()
-        await bench.run()
-
-        for step, delta in enumerate(bench.exchange.deltas, 1):
-            np.testing.assert_array_equal(delta, delta_of("stub", step, 8))
-        assert bench.exchange.pulls == ([1, 2, 3] if settings.get("enabled", True) else [])
-
-    run(scenario())
-
-
-def test_a_step_that_is_trained_again_is_corrected_from_its_new_base() -> None:
-    """A trainer that failed begins with the pulled values alone, and that is what its delta is measured from."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=3, exchange=ExchangeSettings(correct=1.0, overlap=False))
-        bench.exchange.moves = 10.0
-        running = asyncio.create_task(bench.run())
-        await asyncio.sleep(1.2)
-        bench.trainer.crash_next()
-        await running
-
-        np.testing.assert_allclose(bench.exchange.deltas[2], delta_of("stub", 3, 8) - 10.0, rtol=1e-5)
-
-    run(scenario())
-
-
 def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
     """The share of four workers times `exchange.sparse_lr`, and the next step begins with a part of what it lacks."""
 
@@ -597,7 +425,6 @@ def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
         await bench.run()
 
         assert [weight for _, _, weight in bench.exchange.pushes] == [0.5, 0.5]
-        assert carried(bench) == {1: 0.0, 2: 0.375}
 
     run(scenario())
 
@@ -676,22 +503,5 @@ def test_a_goal_that_another_node_has_reached_ends_the_run_after_the_step() -> N
             bench = LoopBench(until=until, eval_steps=1000, max_steps=5)
             bench.loop.end_by_goal()
             assert await bench.run() == end
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(("line_s", "overlaps"), [(None, [False]), (0.4, [False]), (0.6, [False, True])])
-def test_a_measured_line_decides_whether_the_first_exchange_is_hidden(
-    line_s: float | None, overlaps: list[bool]
-) -> None:
-    """Steps of a second: of half a second of exchange on, the second step is trained beside it."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=2)
-        bench.exchange.line_s = line_s
-        await bench.run()
-        assert bench.exchange.overlaps == overlaps
-        expected = {"expected_s": line_s, "train_s": 1.0}
-        assert bench.events("overlap_on") == ([expected] if len(overlaps) > 1 else [])
 
     run(scenario())

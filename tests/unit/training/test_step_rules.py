@@ -1,15 +1,14 @@
-"""What a delta weighs, when a node is behind, and whether training and exchange overlap."""
+"""What a delta weighs, and when a node is behind."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
-from training.step_rules import base_of, correct, delta_weight, fell_behind, own_carry, pushed_weight, sharers, was_away
+from training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
 
 
 @pytest.mark.parametrize(
@@ -85,26 +84,6 @@ def test_a_node_was_away_when_others_have_stopped_waiting_for_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight", "together", "share"),
-    [
-        ({}, 0.25, False, 0.75 * 0.75),
-        ({"carry": 1.0}, 1 / 3, False, 2 / 3),
-        ({"carry": 0.0}, 0.25, False, 0.0),
-        ({}, 1.0, False, 0.0),  # alone: the pulled values have all of it
-        ({"weight": "samples"}, 1.2, False, 0.0),
-        ({}, 0.25, True, 0.0),
-        ({"enabled": False}, 0.25, False, 0.0),
-        ({"codec": "sparse"}, 0.5, False, 0.375),
-    ],
-)
-def test_what_a_node_carries_is_a_share_of_what_the_swarm_has_not(
-    settings: dict[str, Any], weight: float, together: bool, share: float
-) -> None:
-    """`exchange.carry` of the delta without its weight; nothing together, alone, or without exchange."""
-    assert own_carry(ExchangeSettings(**settings), weight, together=together) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
     ("settings", "weight", "codec", "synchronous", "pushed"),
     [
         ({}, 0.25, "sparse", False, 0.35),
@@ -121,20 +100,3 @@ def test_a_sparse_delta_weighs_more_for_it_arrives_later(
     """`exchange.sparse_lr` times its share, up to 1; not under bsp, and no other codec."""
     found = pushed_weight(ExchangeSettings(**settings), weight, codec, synchronous=synchronous)
     assert found == pytest.approx(pushed)
-
-
-def test_a_base_is_the_vector_and_a_part_of_the_delta() -> None:
-    """Written where it is asked to be; without a part, the delta may hold anything."""
-    vector, delta, into = (np.array(values, np.float32) for values in ([1, 2], [4, 8], [0, 0]))
-    assert base_of(vector, delta, 0.5, into) is into
-    assert into.tolist() == [3.0, 6.0]
-    assert base_of(vector, np.array([np.nan, np.inf], np.float32), 0.0).tolist() == [1.0, 2.0]
-    assert vector.tolist() == [1.0, 2.0]
-
-
-def test_a_correction_takes_off_a_share_of_what_has_moved() -> None:
-    """A quarter of the way from what the step began with to the present values."""
-    delta, base, vector = (np.array(values, np.float32) for values in ([1, 1], [0, 4], [4, 0]))
-    correct(delta, base, vector, 0.25)
-    assert delta.tolist() == [0.0, 2.0]
-    assert vector.tolist() == [4.0, 0.0]

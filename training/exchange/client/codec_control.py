@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from training.exchange.codec_choice import LEAST_LOSSY, LineFacts, TrainingTimes
+from training.exchange.codec_choice import LineFacts, TrainingTimes
 from training.exchange.context import ExchangeContext
 from training.step_bytes import StepShape
 
@@ -25,13 +25,9 @@ class CodecControl:
         self._push_s: float | None = None
         #: Bytes per second of the vector that this node was sent when it joined.
         self._joined_at: float | None = None
-        self._is_chosen = False
 
     def before_push(self) -> None:
-        """A delta is about to be encoded: choose its codec, and log a change. Once for each push."""
-        if self._is_chosen:
-            return
-        self._is_chosen = True
+        """A delta is about to be encoded: choose its codec, and log a change."""
         choice, facts = self._context.codec, self.facts()
         former = choice.codec
         is_first = choice.is_automatic and not choice.reason
@@ -49,13 +45,7 @@ class CodecControl:
 
     def pushed(self, seconds: float, *, is_complete: bool) -> None:
         """A push took so long; `is_complete`: every owner has acknowledged it."""
-        self._is_chosen = False
         self._push_s = seconds if is_complete else math.inf
-
-    def expected_s(self) -> float | None:
-        """Seconds that the line is busy with a step in the codec set, or in the least lossy one; None: not measured."""
-        choice, facts = self._context.codec, self.facts()
-        return choice.line_s(facts, LEAST_LOSSY if choice.is_automatic else choice.codec)
 
     def facts(self) -> LineFacts:
         """What is known now."""
@@ -66,7 +56,7 @@ class CodecControl:
             download_bytes_per_s=line.download.bytes_per_s,
             step_s=self._times.step_s,
             push_s=self._push_s,
-            overlaps=context.run.overlaps,
+            is_beside=not context.synchronous,
             joined_bytes_per_s=self._joined_at,
         )
 

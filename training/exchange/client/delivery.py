@@ -46,9 +46,8 @@ class Delivery:
     unacknowledged: dict[int, Outgoing]
     done: asyncio.Event
     acknowledged: int = 0
-    #: Shards that travel with a later delta.
-    taken_back: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    refused_shards: set[int] = field(default_factory=set)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
     #: Cancelled in order to continue from a copy of the trainer's memory.

@@ -2,9 +2,9 @@
 
 A delivery ends when every shard has a final answer (`ok` or `refused`). To each owner one delivery is sent at a time,
 the oldest first, and of each shard one delta: what was sent at least once stays until it is answered, because its owner
-may have added it. A later delta of the shard waits meanwhile. If it still waits when the next one comes, no byte of it
-was sent: it is taken back (`take_back`) and travels with the next one. So nothing is dropped for being late, and the
-outbox has at most two deltas of a shard. When it is full, older deltas of shards that no living node owns are dropped,
+may have added it. A later delta of the shard waits meanwhile. If it still waits when its exchange ends, no byte of it
+was sent: it goes back to the trainer (`give_back`). So nothing is dropped for being late, and the outbox has one delta
+of a shard between two exchanges. When it is full, older deltas of shards that no living node owns are dropped,
 counted and logged; others never are.
 """
 
@@ -100,35 +100,24 @@ class Outbox:
         self._start(delivery)
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether there is something to take back."""
-        return any(not item.is_started for one in self._deliveries.values() for item in one.unacknowledged.values())
+    def shards(self) -> set[int]:
+        """Shards of which a delta has no answer."""
+        return {shard for delivery in self._deliveries.values() for shard in delivery.unacknowledged}
 
-    def take_back(self) -> list[tuple[Outgoing, Push]]:
-        """Take out the shards of which no byte has been sent, each with the push that it belonged to. What was trained
-        apart stays: it is added by another rule."""
-        return [one for delivery in self._all() if not delivery.push.apart for one in self._taken(delivery)]
-
-    def take_apart(self) -> list[Outgoing]:
-        """No owner is in reach: take out all of which no byte has been sent. What was begun to be sent keeps its
-        identity, and is sent however old it is."""
-        taken = list[Outgoing]()
-        for delivery in self._all():
-            taken += [item for item, _ in self._taken(delivery)]
-            delivery.push = msgspec.structs.replace(delivery.push, apart=True)
-        return taken
-
-    def _all(self) -> list[Delivery]:
-        return list(self._deliveries.values())
-
-    def _taken(self, delivery: Delivery) -> list[tuple[Outgoing, Push]]:
-        waiting = [item for item in delivery.unacknowledged.values() if not item.is_started]
-        for item in waiting:
-            del delivery.unacknowledged[item.shard]
-            delivery.taken_back += 1
+    def give_back(self, delivery: Delivery) -> tuple[int, ...]:
+        """Take out the shards of which no byte has been sent, and return them."""
+        waiting = tuple(item.shard for item in delivery.unacknowledged.values() if not item.is_started)
+        for shard in waiting:
+            del delivery.unacknowledged[shard]
         if not delivery.unacknowledged and delivery.task is not None:
             delivery.task.cancel()
-        return [(item, delivery.push) for item in waiting]
+            self._end(delivery)  # a task that was cancelled before it began does not
+        return waiting
+
+    def note_apart(self) -> None:
+        """No owner is in reach: what was begun to be sent keeps its identity, and is added however old it is."""
+        for delivery in self._deliveries.values():
+            delivery.push = msgspec.structs.replace(delivery.push, apart=True)
 
     async def detach(self, delivery: Delivery) -> None:
         """Continue a delivery from a copy, because the trainer is about to overwrite its memory.
@@ -153,6 +142,7 @@ class Outbox:
             delivery.acknowledged += 1
         else:
             delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
+            delivery.refused_shards.add(result.shard)
             self._counters.refused += 1
 
     async def finish(self, timeout_s: float) -> int:
@@ -204,9 +194,12 @@ class Outbox:
                     await asyncio.sleep(FAULT_PAUSE_S)
         finally:
             if not delivery.interrupted:
-                self._deliveries.pop(delivery.push.step, None)
-                self._context.kept.drop(delivery.identity)
-                delivery.done.set()
+                self._end(delivery)
+
+    def _end(self, delivery: Delivery) -> None:
+        self._deliveries.pop(delivery.push.step, None)
+        self._context.kept.drop(delivery.identity)
+        delivery.done.set()
 
     async def _deliver_some(self, delivery: Delivery, shards: list[int]) -> None:
         """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""

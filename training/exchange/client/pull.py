@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from overlay.peers import Contact
@@ -51,7 +51,7 @@ class PullReport:
     """Shards that changed, that were up to date, and that did not arrive in time."""
 
     changed: int
-    unchanged: int
+    unchanged: list[int]
     missing: list[int]
 
 
@@ -65,6 +65,7 @@ class Job:
     wait: StepWait
     is_final: bool = False
     changed: int = 0
+    unchanged: list[int] = field(default_factory=list)
     #: Monotonic seconds.
     began: float = 0.0
     #: How many answers are being received.
@@ -135,7 +136,7 @@ class PullClient:
         """
         self._run.pass_barrier(step)
         if deadline_s is not None and not (is_final or self._context.synchronous) and self._directory.is_apart():
-            return PullReport(0, 0, list(range(len(self._store))))
+            return PullReport(0, [], list(range(len(self._store))))
         if not is_final:
             for shard, published in self._publisher.take_handed_on().items():
                 await self._follower.enter(shard, published)
@@ -159,7 +160,7 @@ class PullClient:
         unexplained = [shard for shard in missing if shard not in self.obstacles]
         for owner, shards in self._directory.by_owner(unexplained)[0]:
             self.obstacles.note(shards, owner, "has not answered yet", began)
-        return PullReport(job.changed, len(self._store) - job.changed - len(missing), missing)
+        return PullReport(job.changed, job.unchanged, missing)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
@@ -222,7 +223,10 @@ class PullClient:
         self.obstacles.clear(shard)
         if shard in job.waiting:
             del job.waiting[shard]
-            job.changed += changed
+            if changed:
+                job.changed += 1
+            else:
+                job.unchanged.append(shard)
         self._update_count += 1
         self._updates[shard] = self._update_count
 

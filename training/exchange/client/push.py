@@ -4,28 +4,26 @@ A push returns when every shard has its answer, or when nothing of those that ha
 (under bsp there is none). Shards without an answer stay in the outbox, which continues in the background. A refusal is
 final and counted.
 
-Shards of an earlier delta that were never sent are taken back from the outbox and added to this one, so that nothing is
-dropped for being late. What is added is scaled by the quotient of both weights: each delta counts with its own weight,
-as if it had been sent. Only where an owner clips or clamps does it see one delta instead of two.
+What a codec leaves out, and what was never sent, stays progress of the trainer: the delta is overwritten with what goes
+to the owners (`Trainer.sent`), and shards that were not sent in time are returned. So nothing is dropped for its age.
 
-While no owner is in reach the node trains on by itself (`OwnerDirectory.is_apart`): what it has not sent is put back
-into the trainer's delta, and the next step begins with the whole of it. So one delta is kept, however long that lasts.
-An owner adds it as one from the other side of a split, with the weight that a delta had before.
+While no owner is in reach the node trains on by itself (`OwnerDirectory.is_apart`): every delta is returned, and one is
+kept, however long that lasts. An owner adds it as one from the other side of a split, with the weight that a delta had
+before.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from training.encoding import codecs
-from training.encoding.codecs import Vector
+from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.delivery import Delivery, Outgoing
-from training.exchange.client.error_feedback import ErrorFeedback
 from training.exchange.client.outbox import Outbox
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
@@ -39,49 +37,27 @@ from training.shards.outer_rule import is_plain
 
 #: A thread encodes 390,000 values as bfloat16, int8 or int4 in 0.2 ms, as sparse in 0.5 ms: then it pauses less often.
 LIGHT_TURNS = 2
+#: Values sent of each block of 4,096 by the last sparse delta of a run: nearly all of it, at 0.44 bytes per parameter.
+#: No later delta could carry what it leaves out.
+LAST_SPARSE_VALUES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` grows when one of
-    these is refused later."""
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` and
+    `refused_shards` grow when one of these is refused later. `returned`: shards of which no byte was sent, and none
+    will be."""
 
     acknowledged: int
     refused: dict[str, int]
     outstanding: int
     bytes_sent: int
+    refused_shards: set[int] = field(default_factory=set)
+    returned: tuple[int, ...] = ()
 
 
-class TakenBack:
-    """Shards of earlier deltas, as parts of a delta of this weight. They stay encoded until they are added to it: all
-    decoded they would be as large as the vector."""
-
-    def __init__(self, taken: Sequence[tuple[Outgoing, Push]], weight: float) -> None:
-        self._weight = weight
-        self._parts: dict[int, list[tuple[Outgoing, float]]] = {}
-        for item, push in taken:
-            self._parts.setdefault(item.shard, []).append((item, push.weight))
-
-    @property
-    def shards(self) -> set[int]:
-        return set(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __contains__(self, shard: int) -> bool:
-        return shard in self._parts
-
-    def of(self, shard: int) -> Vector:
-        """The sum of what was taken back of a shard; decodes it."""
-        found: Vector | None = None
-        for item, weight in self._parts[shard]:
-            values = np.array(codecs.decoded(item.encoded, item.codec, item.values), dtype=np.float32)
-            if weight != self._weight:
-                values *= np.float32(weight / self._weight)
-            found = values if found is None else found + values
-        assert found is not None
-        return found
+def _ignore() -> None:
+    """Nobody asks when the delta may be read."""
 
 
 class PushClient:
@@ -102,9 +78,9 @@ class PushClient:
         self.apart_since: tuple[float, int] | None = None
         #: Those that were counted when an owner was in reach.
         self._workers = 1.0
-        self._feedback = ErrorFeedback(self._store.bounds, context.settings.sparse_values)
         self._runs = _runs(self._store.bounds)
-        self._is_last = False
+        #: Whether the delta that is pushed next has steps that were trained while no owner was in reach.
+        self._was_apart = False
 
     @property
     def outstanding_steps(self) -> list[int]:
@@ -121,23 +97,43 @@ class PushClient:
         """Why deltas wait for their owners."""
         return self._outbox.obstacles
 
+    @property
+    def outstanding_shards(self) -> set[int]:
+        """Shards with a delta of this node that has no answer."""
+        return self._outbox.shards
+
     async def push(
-        self, step: int, base_step: int, weight: float, delta: Vector, on_taken: Callable[[], None] | None = None
+        self,
+        step: int,
+        base_step: int,
+        weight: float,
+        delta: Vector,
+        *,
+        on_sent: Callable[[], None] = _ignore,
+        is_last: bool = False,
     ) -> PushReport:
         """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline.
 
-        Without `on_taken`, `delta` must not change before that. Otherwise `on_taken` is called once, as soon as it may:
-        everything that is still to be sent is encoded or copied then.
+        `delta` must not change before that. It is overwritten with what is sent of it: `on_sent` is called then, once.
+        The last delta of a run leaves little out.
         """
+        self._note_apart()
         sent_before, is_apart = self._counters.bytes_sent, self.apart_since is not None
         workers = max(1.0, self._context.view.worker_count())
-        if is_apart:
+        if is_apart or self._was_apart:
             if self._context.settings.weight != "sum":
                 weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
             if not await self._executor.run(is_delta_in_range, delta):
-                return PushReport(0, {"not_finite": len(self._store)}, 0, 0)
+                delta[:] = 0.0
+                on_sent()
+                return PushReport(0, {"not_finite": len(self._store)}, 0, 0, set(range(len(self._store))))
         else:
             self._workers = workers
+        if is_apart and not is_last:
+            self._was_apart = True
+            self._outbox.note_apart()
+            on_sent()
+            return PushReport(0, {}, 0, 0, returned=tuple(range(len(self._store))))
         push = Push(
             genesis=self._context.genesis,
             node=self._swarm.node_id,
@@ -147,50 +143,33 @@ class PushClient:
             weight=weight,
             shards=[],
             workers=max(workers, self._workers),
-            apart=is_apart,
+            apart=self._was_apart or is_apart,
         )
+        self._was_apart = False
         delivery = Delivery(push, {}, asyncio.Event())
-        returned = await self._take_back(delta, weight)
-        try:
-            rest = await self._add_unreplicated(delivery, delta, returned)
-            if rest:
-                encoded = await self._encode_all(rest, delta, returned, borrows=on_taken is None)
-                delivery.unacknowledged = {item.shard: item for item in encoded}
-        except BaseException:
-            self._counters.lost += len(returned)
-            raise
-        if on_taken is not None:
-            on_taken()
+        rest = await self._add_unreplicated(delivery, delta)
+        if rest:
+            encoded = await self._encode_all(rest, delta, is_apart=push.apart, is_last=is_last)
+            delivery.unacknowledged = {item.shard: item for item in encoded}
+        on_sent()
         if rest:
             limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
             delivery.wait = StepWait(limit_s)
             self._outbox.add(delivery)
+        returned: tuple[int, ...] = ()
         if rest and is_apart:
             delivery.wait = None
             await self._outbox.detach(delivery)
         elif rest:
-            await self._deliver(delivery)
+            returned = await self._deliver(delivery)
         return PushReport(
             delivery.acknowledged,
             delivery.refused,
             len(delivery.unacknowledged),
             self._counters.bytes_sent - sent_before,
+            delivery.refused_shards,
+            returned,
         )
-
-    async def prepare(self, delta: Vector, *, is_last: bool) -> None:
-        """Add what sparse deltas lacked to the delta, `float32[total]`, that is pushed next. The last one of a run then
-        leaves little out.
-
-        The next step begins with a part of it or, with overlap, with all of it (`StepOrder.carry`). So the node trains
-        on from what it has learned, and not once more what has not arrived yet.
-        """
-        self._is_last = is_last
-        self._note_apart()
-        if is_plain(self._context.codec.codec) and not self._context.synchronous:
-            pauses = ThreadPauses(self._executor)
-            await self._executor.run(self._feedback.move_to, delta, pauses.after)
-        if self.apart_since is not None and await self._executor.run(is_delta_in_range, delta):
-            await self._executor.run(self._put_back, self._outbox.take_apart(), delta)
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""
@@ -203,11 +182,6 @@ class PushClient:
             (since_s, since), self.apart_since = self.apart_since, None
             self._log.info("owners_in_reach", steps=step - since, seconds=round(now_s - since_s, 1))
 
-    def _put_back(self, taken: Sequence[Outgoing], delta: Vector) -> None:
-        """Add what was encoded for owners to a delta, `float32[total]`."""
-        for item in taken:
-            delta[slice(*self._store.bounds[item.shard])] += codecs.decoded(item.encoded, item.codec, item.values)
-
     async def finish(self, timeout_s: float) -> int:
         """Wait for the outbox; returns how many steps are still in it."""
         return await self._outbox.finish(timeout_s)
@@ -216,21 +190,9 @@ class PushClient:
         """Cancel every delivery."""
         await self._outbox.stop()
 
-    async def _take_back(self, delta: Vector, weight: float) -> TakenBack:
-        """What earlier deltas of this node have not begun to send, per shard, to be added to this one; nothing if this
-        one is not finite, because it will be refused."""
-        if not self._outbox.has_waiting or not await self._executor.run(is_delta_in_range, delta):
-            return TakenBack([], weight)
-        taken = self._outbox.take_back()
-        if taken:
-            self._log.debug("deltas_taken_back", shards=len(taken))
-        return TakenBack(taken, weight)
-
-    async def _add_unreplicated(self, delivery: Delivery, delta: Vector, returned: TakenBack) -> list[int]:
+    async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
-        bounds, feedback = self._store.bounds, self._feedback
-        with_residual = feedback.residual_shards
-        corrects = with_residual | returned.shards
+        bounds = self._store.bounds
         results: dict[int, PushResult] = {}
         for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
             if not self._deltas.unreplicated(shards):
@@ -241,19 +203,10 @@ class PushClient:
             is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
             is_finite = is_whole and await self._is_in_range(values)
             own = self._deltas.unreplicated(shards)  # may have changed meanwhile
-            plain = ((shard, delta[slice(*bounds[shard])]) for shard in own if shard not in corrects)
-            results |= self._deltas.add_unreplicated(delivery.push, plain, is_finite=is_finite)
-            if corrects:
-                corrected = (
-                    (shard, self._corrected(shard, delta[slice(*bounds[shard])], returned))
-                    for shard in own
-                    if shard in corrects
-                )
-                results |= self._deltas.add_unreplicated(delivery.push, corrected, is_finite=False)
+            parts = ((shard, delta[slice(*bounds[shard])]) for shard in own)
+            results |= self._deltas.add_unreplicated(delivery.push, parts, is_finite=is_finite)
         for result in results.values():
             self._outbox.count(delivery, result)
-        for shard in with_residual & results.keys():
-            feedback.clear_residual(shard)
         return [shard for shard in range(len(bounds)) if shard not in results]
 
     async def _is_in_range(self, values: Vector) -> bool:
@@ -262,22 +215,21 @@ class PushClient:
             return await self._executor.run(is_delta_in_range, values)
         return is_delta_in_range(values)
 
-    def _corrected(self, shard: int, values: Vector, returned: TakenBack) -> Vector:
-        """The values of a shard that is added without loss: with its residual, and with what was taken back."""
-        if shard in self._feedback.residual_shards:
-            values = values + self._feedback.residual(shard)
-        return values + returned.of(shard) if shard in returned else values
+    async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
+        codec = self._context.codec.codec
+        if is_apart and is_plain(codec):
+            codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
+        if codec == "float32":
+            bounds = ((shard, *self._store.bounds[shard]) for shard in shards)
+            return [
+                Outgoing(shard, codecs.as_bytes(delta[start:stop]), codec, stop - start, is_borrowed=True)
+                for shard, start, stop in bounds
+            ]
+        return await self._executor.run(partial(self._encode, delta, shards, codec, is_last=is_last))
 
-    async def _encode_all(
-        self, shards: list[int], delta: Vector, returned: TakenBack, *, borrows: bool
-    ) -> list[Outgoing]:
-        encode = partial(self._encode, delta, shards, returned, borrows=borrows)
-        if self._context.codec.codec == "float32" and borrows and not returned:
-            return encode()  # neither computes nor copies
-        return await self._executor.run(encode)
-
-    async def _deliver(self, delivery: Delivery) -> None:
-        """Deliver what is encoded; returns when every shard has its answer, or when nothing moves."""
+    async def _deliver(self, delivery: Delivery) -> tuple[int, ...]:
+        """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
+        byte was sent, and none will be."""
         assert delivery.wait is not None
         done = asyncio.ensure_future(delivery.done.wait())
         try:
@@ -285,29 +237,28 @@ class PushClient:
         finally:
             delivery.wait = None
             done.cancel()
-        if not is_done:
-            if delivery.unacknowledged:  # the others were taken back
-                self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
-            await self._outbox.detach(delivery)
+        if is_done:
+            return ()
+        if delivery.unacknowledged:
+            self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
+        returned = self._outbox.give_back(delivery)
+        await self._outbox.detach(delivery)
+        return returned
 
-    def _encode(self, delta: Vector, shards: list[int], returned: TakenBack, *, borrows: bool) -> list[Outgoing]:
-        codec = self._context.codec.codec
-        if self.apart_since is not None and is_plain(codec):
-            codec = "bfloat16"  # what a sparse delta lacks fades from step to step, and this one may wait for hours
+    def _encode(self, delta: Vector, shards: list[int], codec: CodecName, *, is_last: bool) -> list[Outgoing]:
+        """Encode these shards, and leave in `delta` what the owners will decode."""
         pauses = ThreadPauses(self._executor, 1 if is_plain(codec) else LIGHT_TURNS)
+        most = self._context.settings.sparse_values
+        sparse_values = max(LAST_SPARSE_VALUES, most) if is_last else most
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]
             values = delta[start:stop]
-            if shard in returned:
-                values = values + returned.of(shard)
-            is_borrowed = codec == "float32" and borrows and shard not in returned
-            if codec != "float32":
-                encoded = self._feedback.encode(shard, values, codec, is_last=self._is_last)
-                pauses.after(stop - start)
-            else:
-                encoded = codecs.as_bytes(values if is_borrowed else values.copy())
-            outgoing.append(Outgoing(shard, encoded, codec, stop - start, is_borrowed))
+            rest = np.zeros_like(values)
+            encoded = codecs.encode_with_feedback(values, rest, codec, sparse_values)
+            values -= rest
+            pauses.after(stop - start)
+            outgoing.append(Outgoing(shard, encoded, codec, stop - start))
         return outgoing
 
 

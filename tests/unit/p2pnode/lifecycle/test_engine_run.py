@@ -10,14 +10,14 @@ from p2pnode.lifecycle.engine_run import barrier_of
 from training.settings import BarrierSettings
 from training.trainer_link.engine_messages import EngineOpened
 
-SETTINGS = BarrierSettings(method="pssp", staleness=7, sample=3, grace=0.5)
+SETTINGS = BarrierSettings(method="pssp", staleness=7, sample=3)
 
 
 def test_the_barrier_is_that_of_the_settings_unless_the_script_names_one() -> None:
     """Then method, staleness and sample are the script's, and the rest stays."""
     assert barrier_of(SETTINGS, EngineOpened("p2p", 1)) is SETTINGS
     assert barrier_of(SETTINGS, EngineOpened("p2p", 1, "ssp", 2, 0)) == BarrierSettings(
-        method="ssp", staleness=2, sample=0, grace=0.5
+        method="ssp", staleness=2, sample=0
     )
 
 

@@ -34,7 +34,7 @@ DEFAULT = ExchangeSettings()
 
 def test_a_node_alone_needs_replica_delta_and_two_arrays_per_shard() -> None:
     """25 M values alone: 100 MB each for replica and delta, 200 MB owned, for a checkpoint copies of one shard of the
-    vector and of 16 MiB of shards; no backup, residual, log or buffers."""
+    vector and of 16 MiB of shards; no backup, log or buffers."""
     found = budget(VALUES, DEFAULT, 1)
 
     assert {name: size for name, size in found.parts().items() if size} == {
@@ -42,11 +42,12 @@ def test_a_node_alone_needs_replica_delta_and_two_arrays_per_shard() -> None:
         "delta_bytes": 100_000_000,
         "owned_bytes": 200_000_000,
         "checkpoint_bytes": 100_000_000 // 64 + (16 << 20),
+        "base_bytes": 100_000_000,
         "process_bytes": PROCESS_BYTES,
     }
     assert found.total == sum(found.parts().values())
     assert found.shared == 200_000_000
-    assert found.to_come == 200_000_000 + 100_000_000 // 64 + (16 << 20)
+    assert found.to_come == 300_000_000 + 100_000_000 // 64 + (16 << 20)
 
 
 def test_owned_and_backed_shrink_with_the_swarm() -> None:
@@ -55,23 +56,12 @@ def test_owned_and_backed_shrink_with_the_swarm() -> None:
 
     assert (ten.owned, ten.backed) == (20_000_000, 20_000_000)
     assert (twenty.owned, twenty.backed) == (10_000_000, 10_000_000)
-    assert ten.residual == twenty.residual == 100_000_000
 
 
-def test_steps_that_overlap_need_a_base_of_their_own() -> None:
-    """A copy of the vector in the trainer, which is not there when the free memory is checked. Steps that carry a part
-    of a delta need it too, which a node alone does not."""
-    none = ExchangeSettings(carry=0.0, overlap=False)
-    plain, overlapping = budget(VALUES, none, 4), budget(VALUES, ExchangeSettings(carry=0.0), 4)
-
-    assert (plain.base, overlapping.base) == (0, 100_000_000)
-    assert budget(VALUES, DEFAULT, 1).base == 0
-    correcting = msgspec.structs.replace(DEFAULT, correct=0.5)
-    assert [budget(VALUES, correcting, nodes).base for nodes in (1, 2)] == [0, 200_000_000]
-    assert budget(VALUES, ExchangeSettings(overlap=True), 1).base == 100_000_000
-    assert overlapping.to_come - plain.to_come == 100_000_000
-    assert [budget(VALUES, DEFAULT, nodes).base for nodes in (1, 2, 4)] == [0, 100_000_000, 100_000_000]
-    assert budget(VALUES, ExchangeSettings(codec="sparse", overlap=False), 4).base == 100_000_000
+def test_the_trainer_has_a_base_of_its_own() -> None:
+    """A copy of the vector, which is not there when the free memory is checked."""
+    for nodes in (1, 2, 4):
+        assert budget(VALUES, DEFAULT, nodes).base == 100_000_000
 
 
 def test_sparse_deltas_need_no_momentum_and_little_to_send() -> None:
@@ -80,7 +70,6 @@ def test_sparse_deltas_need_no_momentum_and_little_to_send() -> None:
 
     assert found.owned == found.backed == 25_000_000
     assert 0.056 * VALUES < found.outbox < 0.0562 * VALUES
-    assert found.residual == 100_000_000
 
 
 def test_a_small_model_needs_little_of_everything() -> None:
@@ -101,7 +90,6 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
     [
         ({"replicas": 0}, "backed", 0),
         ({"outer_momentum": 0.0}, "owned", 10_000_000),
-        ({"codec": "float32"}, "residual", 0),
         ({}, "outbox", 50_000_000),  # one delta in bfloat16
         ({"codec": "float32"}, "outbox", 100_000_000),
         ({"log_seconds": 1.0}, "repair_log", 100_000_000),  # a step a second, logged at owner and backup
@@ -194,7 +182,7 @@ def events(available: int | None, *, trainer_bytes: int = 0, others_here: int = 
 def needed(nodes: float) -> int:
     """All that is not allocated yet: log, outbox, buffers and checkpoint are in it."""
     share = budget(SMALL, DEFAULT, nodes)
-    exchange = (share.residual, share.owned, share.backed, share.published, share.outbox, share.repair_log)
+    exchange = (share.owned, share.backed, share.published, share.outbox, share.repair_log)
     parts = (*exchange, share.buffers, share.checkpoint, share.base)
     assert min(parts) > 0
     return sum(parts)

@@ -29,7 +29,7 @@ def facts(line: MeasuredLine, **changes: Any) -> LineFacts:
         "download_bytes_per_s": None,
         "step_s": 10.0,
         "push_s": None,
-        "overlaps": True,
+        "is_beside": True,
         **changes,
     }
     return LineFacts(**fields)
@@ -44,27 +44,22 @@ def test_a_line_that_carries_less_than_a_step_says_so_and_what_to_do() -> None:
     assert status.upload_bytes_per_s == 2_500_000
     assert status.carried_bytes_per_step == 5_000_000
     assert status.needed_bytes_per_step == round(step_bytes(known.shape, "bfloat16").up) == 22_500_000
-    (finding,) = line_findings(status, choice, overlaps=True)
+    (finding,) = line_findings(status, choice)
     assert finding.what == "this node's line carries 5.0 of 22.5 MB per step"
     assert finding.do == 'set exchange.codec = "sparse"; or raise training.local_steps on all nodes'
 
 
 @pytest.mark.parametrize(
-    ("codec", "overlaps", "expected"),
+    ("codec", "expected"),
     [
-        ("sparse", True, "raise training.local_steps on all nodes; or lower exchange.sparse_values"),
-        (
-            "int8",
-            False,
-            'set exchange.codec = "sparse"; or raise training.local_steps on all nodes; or '
-            "set exchange.overlap = true, so that training does not wait for it",
-        ),
+        ("sparse", "raise training.local_steps on all nodes; or lower exchange.sparse_values"),
+        ("int8", 'set exchange.codec = "sparse"; or raise training.local_steps on all nodes'),
     ],
 )
-def test_the_advice_is_what_is_left_to_do(codec: Any, overlaps: bool, expected: str) -> None:
+def test_the_advice_is_what_is_left_to_do(codec: Any, expected: str) -> None:
     """Nobody is told to set what is set."""
     line, choice = measured(10_000), CodecChoice(ExchangeSettings(codec=codec))
-    (finding,) = line_findings(line_status(line, choice, facts(line)), choice, overlaps=overlaps)
+    (finding,) = line_findings(line_status(line, choice, facts(line)), choice)
 
     assert finding.do == expected
 
@@ -81,10 +76,10 @@ def test_nothing_is_said_where_all_is_well_or_nothing_is_known() -> None:
         (slow, facts(slow, step_s=0.0)),
         (slow, facts(slow, shape=StepShape.even(5_000_000, 1))),
     ):
-        assert line_findings(line_status(line, choice, known), choice, overlaps=False) == []
+        assert line_findings(line_status(line, choice, known), choice) == []
     alone = line_status(slow, None, None)
     assert (alone.upload_bytes_per_s, alone.codec, alone.needed_bytes_per_step) == (10_000, "", None)
-    assert line_findings(alone, None, overlaps=False) == []
+    assert line_findings(alone, None) == []
 
 
 def test_the_line_is_in_the_metrics() -> None:

@@ -28,13 +28,13 @@ def test_refusals_of_several_steps_are_a_finding() -> None:
     ]
 
 
-def test_what_is_refused_later_and_what_is_dropped_counts() -> None:
+def test_what_is_refused_later_counts() -> None:
     """A node behind a slow line hears of it after its step; the finding goes with the last such steps."""
     progress = Progress()
     later: dict[str, int] = {}
     progress.add({"step": 1, "refused": later})
     progress.add({"step": 2, "refused": {"late": 64}})
-    progress.note_dropped()
+    progress.add({"step": 3, "refused": {"late": 64}})
     assert refusal_findings(progress.refusals) == []
     later["late"] = 2
     [(what, _)] = refusal_findings(progress.refusals)

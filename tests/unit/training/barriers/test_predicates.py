@@ -15,13 +15,11 @@ from training.barriers.predicates import (
     BarrierNotFound,
     asp,
     bsp,
-    is_abreast,
     make_barrier,
     quantile_of,
     resample_after,
     sample_size,
     ssp,
-    trains_same_step,
 )
 from training.settings import BarrierMethod, BarrierSettings
 
@@ -354,11 +352,3 @@ def test_a_custom_barrier_that_cannot_be_called_says_so() -> None:
     """A name that is found but is no function has another message than one that is not found."""
     with pytest.raises(BarrierNotFound, match="not callable"):
         barrier("custom", custom=f"{__name__}:not_callable")
-
-
-def test_a_node_is_abreast_when_half_of_the_sample_completed_its_step() -> None:
-    """One of two is enough, one of three is not, and alone there is nobody to be abreast of."""
-    assert [is_abreast(5, others) for others in ([5], [5, 4], [5, 4, 6], [5, 5, 1], [4], [])] == [
-        True, True, False, True, False, False,
-    ]  # fmt: skip
-    assert [trains_same_step(5, other) for other in (3, 4, 5, 6)] == [False, True, False, False]

@@ -11,8 +11,8 @@ from tests.harness.trainers.stub_device import StubDevice, host_of
 from training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
 
 
-def order(step: int, local_steps: int = 4, carry: float = 0.0) -> StepOrder:
-    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1, carry=carry)
+def order(step: int, local_steps: int = 4) -> StepOrder:
+    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1)
 
 
 def test_a_trainer_that_dies_is_dropped_and_restarted_beside_the_others() -> None:

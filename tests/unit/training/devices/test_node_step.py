@@ -11,13 +11,20 @@ from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import SIZE, StubDevice, host_of
 from training.devices.groups import DeviceGroups
-from training.trainer_link.handshake import BufferHandshake
+from training.devices.host import HostTrainer
 from training.trainer_link.interface import StepOrder, TrainerFailed
 from training.trainer_link.step_messages import StepAnswer
 
 
-def order(step: int, local_steps: int = 4, carry: float = 0.0) -> StepOrder:
-    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1, carry=carry)
+def order(step: int, local_steps: int = 4) -> StepOrder:
+    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1)
+
+
+async def exchange(host: HostTrainer, step: int, share: float = 1.0) -> None:
+    """The owners add a share of the node's delta, and the value enters."""
+    host.vector += np.float32(share) * host.delta
+    host.sent()
+    await host.arrived(step)
 
 
 def test_the_delta_is_the_mean_of_the_trainers_weighted_by_samples() -> None:
@@ -75,89 +82,6 @@ def test_between_cycles_all_go_on_from_their_mean() -> None:
     run(scenario())
 
 
-def test_a_step_begins_with_what_it_is_told_to_carry() -> None:
-    """With a carry every trainer begins at vector + carry · delta, the vector may change once all have loaded it, and
-    the new delta is counted from there."""
-
-    async def scenario() -> None:
-        devices = [StubDevice(0), StubDevice(1)]
-        host = host_of(devices, local_steps=2)
-        await host.start()
-        await host.train(order(1, 2))
-        assert host.delta[0] == 2.0
-        handshake = BufferHandshake()
-        training = asyncio.create_task(host.train(order(2, 2, carry=0.5), handshake))
-        async with asyncio.timeout(1.0):
-            await handshake.loaded.wait()
-        base = devices[0].began[0]
-        assert [device.began[1] - base for device in devices] == pytest.approx([1.0, 1.0])
-        await asyncio.sleep(10.0)
-        assert not training.done(), "the delta before is not taken yet"
-        assert host.delta[0] == 2.0
-        handshake.delta_taken.set()
-        await training
-        assert host.delta[0] == 2.0
-
-    run(scenario())
-
-
-def test_with_several_cycles_an_exchange_pulls_as_soon_as_the_step_has_begun() -> None:
-    """Trainers load a copy of the vector, so that it may change at once: later cycles begin at the values before."""
-
-    async def scenario() -> None:
-        devices = [StubDevice(0), StubDevice(1)]
-        host = host_of(devices, period=1, local_steps=3)
-        await host.start()
-        await host.train(order(1, 3))
-        base = float(host.vector[0])
-        handshake = BufferHandshake()
-        handshake.delta_taken.set()
-        training = asyncio.create_task(host.train(order(2, 3, carry=1.0), handshake))
-        await handshake.loaded.wait()
-        assert [len(device.orders) for device in devices] == [3, 3], "no trainer has been ordered yet"
-        host.vector += 100.0
-        await training
-        for device in devices:
-            assert [began - base for began in device.began[3:]] == pytest.approx([3.0, 4.0, 5.0])
-        assert host.delta[0] == 3.0
-        await host.train(order(3, 3))
-        assert devices[0].began[6] - base == pytest.approx(100.0)
-        host.vector += 1.0
-        await host.evaluate(3)
-        assert devices[0].vector[0] - base == pytest.approx(101.0), "an evaluation is of the present values"
-
-    run(scenario())
-
-
-def test_each_trainer_keeps_what_it_began_with() -> None:
-    """A hung trainer reports when the vector has changed: every order asks for a base of its own."""
-
-    async def scenario() -> None:
-        devices = [StubDevice(0), StubDevice(1)]
-        host = host_of(devices, local_steps=2)
-        await host.start()
-        await host.train(order(1, 2))
-        assert all(one.keeps_base and not one.overlaps and not one.carry for one in devices[1].orders)
-
-    run(scenario())
-
-
-def test_a_carry_that_is_not_finite_is_left_out() -> None:
-    """The trainers would never come back from it, and no owner adds it."""
-
-    async def scenario() -> None:
-        devices = [StubDevice(0), StubDevice(1)]
-        host = host_of(devices, local_steps=2)
-        await host.start()
-        await host.train(order(1, 2))
-        host.delta[3] = float("nan")
-        await host.train(order(2, 2, carry=1.0))
-        assert [device.began[1] - device.began[0] for device in devices] == [0.0, 0.0]
-        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
-
-    run(scenario())
-
-
 def test_deltas_that_are_not_finite_do_not_count() -> None:
     """One trainer that diverges is left out of the mean, and after three cycles starts again from its saved state."""
 
@@ -188,12 +112,13 @@ def test_trainers_that_merge_by_themselves_go_on_from_their_mean() -> None:
         assert host.delta == pytest.approx(np.full(SIZE, 4.0))
         assert (report.samples, report.optimizer_steps) == (32, 4)
         for device in devices:
-            assert [(one.keeps_delta, one.continues, one.carry) for one in device.orders] == [
-                (True, False, 0.0),
-                (True, True, 0.0),
+            assert [(one.keeps_delta, one.continues, one.at_delta) for one in device.orders] == [
+                (True, False, False),
+                (True, True, False),
             ]
-        await host.train(order(2, 2, carry=0.5), taken())
-        assert [(one.continues, one.carry) for one in devices[0].orders[2:]] == [(False, 1.0), (True, 0.0)]
+        await exchange(host, 1)
+        await host.train(order(2, 2))
+        assert [(one.continues, one.at_delta) for one in devices[0].orders[2:]] == [(False, False), (True, False)]
 
     run(scenario())
 
@@ -216,7 +141,8 @@ def test_leader_steps_among_the_trainers_are_those_in_shared_memory(period: int)
                 device.fellows = [] if step == 3 else devices
             if step == 6:
                 devices[1].fails_with = TrainerFailed("killed")
-            await host.train(order(step, 4, carry=0.5 * (step % 3)), taken())
+            await host.train(order(step, 4))
+            await exchange(host, step, 0.5 * (step % 3))
             host.vector += host.delta + step
             moved.append(float(host.delta[0]))
             await asyncio.sleep(5.0)
@@ -262,13 +188,6 @@ def test_only_those_that_have_the_leader_s_values_are_pulled_to_them() -> None:
         assert await pulls(2) == [always, always, always]
 
     run(scenario())
-
-
-def taken() -> BufferHandshake:
-    """Of a delta that may be overwritten."""
-    handshake = BufferHandshake()
-    handshake.delta_taken.set()
-    return handshake
 
 
 def test_a_merge_that_fails_is_made_in_shared_memory() -> None:

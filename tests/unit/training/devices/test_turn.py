@@ -8,12 +8,13 @@ import pytest
 
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
+from tests.unit.training.devices.test_node_step import exchange
 from training.trainer_link.interface import StepOrder
 from training.trainer_link.step_messages import StepAnswer
 
 
-def order(step: int, local_steps: int = 4, carry: float = 0.0) -> StepOrder:
-    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1, carry=carry)
+def order(step: int, local_steps: int = 4) -> StepOrder:
+    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1)
 
 
 def test_a_trainer_that_hangs_before_its_first_request_holds_nobody_up() -> None:
@@ -43,7 +44,9 @@ def test_a_hung_trainer_holds_nobody_up_and_what_it_trained_counts_later() -> No
         async with asyncio.timeout(60):
             await host.train(order(1, 2))
         assert host.delta[0] == pytest.approx(float(host.devices()[0].optimizer_steps))
+        await exchange(host, 1)
         await host.train(order(2, 2))
+        await exchange(host, 2)
         assert len(devices[1].orders) == 1, "it is still inside its first order"
         devices[1].resume()
         await asyncio.sleep(1.0)

@@ -16,7 +16,7 @@ from training.exchange.codec_choice import (
     CLIMB,
     CONFIRMATIONS,
     PART_ALONE,
-    PART_OVERLAPPED,
+    PART_BESIDE,
     PROBE_BYTES,
     TRY_AGAIN_STEPS,
     CodecChoice,
@@ -39,7 +39,7 @@ def facts(
         "download_bytes_per_s": None,
         "step_s": step_s,
         "push_s": None,
-        "overlaps": True,
+        "is_beside": True,
         **changes,
     }
     return LineFacts(**fields)
@@ -58,7 +58,7 @@ def settled(choice: CodecChoice, known: LineFacts, decisions: int = 10) -> Codec
         (facts(mbit=40), "int8"),  # 14 MB of 20
         (facts(mbit=20), "int4"),  # 7.3 MB of 10
         (facts(mbit=10), "sparse"),
-        (facts(mbit=20, overlaps=False), "sparse"),  # of a second instead of eight
+        (facts(mbit=20, is_beside=False), "sparse"),  # of a second instead of eight
         (facts(mbit=40, step_s=20.0, parameters=25_000_000), "int4"),  # 33 MB of 40
         (facts(mbit=0.1), "sparse"),  # more than the line carries: the least there is
         (facts(mbit=100, parameters=1_000_000_000, step_s=300.0), "int4"),
@@ -80,8 +80,8 @@ def test_a_measured_line_gets_the_least_lossy_codec_that_fits(known: LineFacts, 
 
 def test_the_time_allowed_is_a_part_of_a_steps_training() -> None:
     """Two fifths beside the training, a tenth after it."""
-    assert facts(overlaps=True).allowed_s == pytest.approx(PART_OVERLAPPED * 10.0)
-    assert facts(overlaps=False).allowed_s == pytest.approx(PART_ALONE * 10.0)
+    assert facts(is_beside=True).allowed_s == pytest.approx(PART_BESIDE * 10.0)
+    assert facts(is_beside=False).allowed_s == pytest.approx(PART_ALONE * 10.0)
 
 
 def test_the_first_push_over_an_unknown_line_is_a_small_probe() -> None:
@@ -98,7 +98,7 @@ def test_a_fast_line_that_is_never_busy_ends_at_bfloat16_within_a_few_steps() ->
     """Pushes of milliseconds are followed by less lossy ones until there is none."""
     choice = CodecChoice(AUTO)
     for _ in range(1 + CONFIRMATIONS * (len(CHOICES) - 1)):
-        choice.decide(facts(parameters=124_000_000, push_s=0.05, overlaps=False))
+        choice.decide(facts(parameters=124_000_000, push_s=0.05, is_beside=False))
 
     assert choice.codec == "bfloat16"
 

@@ -346,7 +346,7 @@ def test_a_joiner_learns_the_owners_from_one_peer() -> None:
 
 
 def test_the_codec_is_chosen_once_for_each_push() -> None:
-    """When the delta is prepared, or else by the push: what is decided twice in a row needs two pushes."""
+    """By the time that its training took: what is decided twice in a row needs two pushes."""
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
@@ -356,8 +356,7 @@ def test_the_codec_is_chosen_once_for_each_push() -> None:
         exchange.context.codec.decide = lambda facts: bool(decided.append(facts.step_s))  # type: ignore[method-assign]
         delta = np.ones(VALUES, np.float32)
 
-        await exchange.prepare(delta, 2.0, is_last=False)
-        await exchange.push(1, 0, 1.0, delta)
+        await exchange.push(1, 0, 1.0, delta, train_s=2.0)
         assert decided == [2.0]
         await exchange.push(2, 1, 1.0, delta)
         assert decided == [2.0, 2.0]

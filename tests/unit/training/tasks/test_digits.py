@@ -10,6 +10,7 @@ from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer.standalone import train_alone
 from training.trainer_link.interface import StepOrder
+from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def test_the_digits_are_the_known_1797() -> None:
@@ -35,12 +36,17 @@ def test_a_node_alone_stays_near_070_and_four_together_reach_095() -> None:
     vector = np.zeros(nodes[0].model_vector.layout.total, np.float32)
     nodes[0].model_vector.read(vector)
     deltas = [np.zeros_like(vector) for _ in nodes]
+    for node, delta in zip(nodes, deltas, strict=True):
+        node.use(vector, delta)
 
     for step in range(1, 21):
-        for node, delta in zip(nodes, deltas, strict=True):
-            node.train(StepOrder(step, 10, 4.0, step == 1), vector, delta)
+        for node in nodes:
+            node.train(StepOrder(step, 10, 4.0, step == 1))
         vector += 0.7 * np.mean(deltas, axis=0)
-    together = nodes[0].evaluate(20, vector)
+        for node in nodes:
+            node.apply(DeltaSent())
+            node.apply(ValuesArrived(step))
+    together = nodes[0].evaluate(20)
 
     assert all(0.6 < accuracy < 0.75 for accuracy in alone), alone
     assert together is not None

@@ -13,6 +13,7 @@ from training.tasks.mnist import network
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder, TrainerFailed
+from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def build(task: str, options: dict[str, Any], data_dir: str = "") -> TaskRunner:
@@ -46,9 +47,12 @@ def test_mnist_learns(tmp_path: Path) -> None:
     delta = np.zeros_like(vector)
     runner.model_vector.read(vector)
 
-    runner.train(StepOrder(1, 8, 1.0, True), vector, delta)
+    runner.use(vector, delta)
+    runner.train(StepOrder(1, 8, 1.0, True))
     vector += delta
-    evaluation = runner.evaluate(1, vector)
+    runner.apply(DeltaSent())
+    runner.apply(ValuesArrived(1))
+    evaluation = runner.evaluate(1)
 
     assert [entry.name for entry in runner.model_vector.layout.entries][-2:] == ["0.running_mean", "0.running_var"]
     assert evaluation is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -131,30 +132,14 @@ def test_another_first_message_than_start_is_refused(daemon: Daemon) -> None:
         daemon.connection.receive_start()
 
 
-def test_a_turn_waits_until_its_daemon_has_taken_the_delta(daemon: Daemon) -> None:
-    """Only its own turn's message counts; a cancelled or stopped turn does not wait for ever."""
-    found: list[bool] = []
-
-    def wait() -> threading.Thread:
-        thread = threading.Thread(target=lambda: found.append(daemon.connection.wait_for_free_delta()))
-        thread.start()
-        return thread
-
-    daemon.send(order(1), order(2))
-    daemon.connection.receive(60)
-    daemon.connection.receive(60)
-    daemon.send(messages.DeltaTaken(1))
-    waiting = wait()
-    waiting.join(0.05)
-    assert waiting.is_alive()
-    daemon.send(messages.DeltaTaken(2))
-    waiting.join(60)
-    assert found == [True]
-
-    for turn, last in ((3, messages.Cancel(3)), (4, messages.Stop(1.0))):
-        daemon.send(order(turn))
-        daemon.connection.receive(60)
-        waiting = wait()
-        daemon.send(last)
-        waiting.join(60)
-        assert found.pop() is False
+def test_news_of_the_last_delta_is_had_without_waiting(daemon: Daemon) -> None:
+    """In its order, between two optimiser steps; an order that comes behind it is received afterwards."""
+    assert daemon.connection.news() is None
+    daemon.send(messages.DeltaSent(), messages.ValuesArrived(3, [(0, 1)]), order(2))
+    found: list[object] = []
+    end_s = time.monotonic() + 60
+    while len(found) < 2 and time.monotonic() < end_s:
+        found += [] if (news := daemon.connection.news()) is None else [news]
+    assert found == [messages.DeltaSent(), messages.ValuesArrived(3, [(0, 1)])]
+    assert daemon.connection.news() is None
+    assert daemon.connection.receive(60) == order(2)

@@ -19,8 +19,8 @@ from training.trainer.leaders import LeaderPulls
 from training.trainer.vector import ModelVector
 from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport
 
-ORDER = StepOrder(1, 1, 1.0, is_first=False, keeps_base=True, keeps_delta=True)
-GOES_ON = StepOrder(1, 1, 1.0, is_first=False, keeps_base=True, keeps_delta=True, continues=True)
+ORDER = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True)
+GOES_ON = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True, continues=True)
 
 
 class Member:
@@ -33,7 +33,7 @@ class Member:
         self.delta = np.full(3, -1.0, np.float32)
 
     def train(self, order: StepOrder, by: float) -> bool:
-        self.merging.load(order, self.vector)
+        self.merging.load(order, self.vector, self.delta)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter += by
@@ -94,7 +94,7 @@ def test_a_delta_that_is_not_finite_is_said_to_be() -> None:
     member = Member(0, np.zeros(3, np.float32))
     assert member.train(ORDER, 1.0)
     assert not member.train(ORDER, float("nan"))
-    assert member.train(StepOrder(1, 1, 1.0, is_first=False, keeps_base=True), 2.0)
+    assert member.train(StepOrder(1, 1, 1.0, is_first=False), 2.0)
     assert member.delta.tolist() == [2.0] * 3
 
 
@@ -110,10 +110,7 @@ class Follower:
         self.began: list[float] = []
 
     def train(self, order: StepOrder, noise: np.ndarray) -> None:
-        if order.carry:
-            self.merging.load_carried(order, self.vector, self.delta)
-        else:
-            self.merging.load(order, self.vector)
+        self.merging.load(order, self.vector, self.delta)
         self.began += self.values
         self.pulls.begin(order, self.merging.leader)
         for row in noise:
@@ -146,12 +143,12 @@ def led(groups: DeviceGroups | None, *, on: Sequence[str], dtype: torch.dtype) -
         for cycle in range(2):
             stays = has_merged and cycle > 0
             order = StepOrder(
-                step, 4, 1.0, is_first=False, carry=0.0 if stays else 1.0, keeps_base=True, keeps_delta=kept,
+                step, 4, 1.0, is_first=False, at_delta=not stays, keeps_delta=kept,
                 local_pull=0.25 if positions.leader is not None else 0.0, global_pull=0.125, continues=stays,
                 keeps_place=kept, keeps_distance=has_merged and not stays,
             )  # fmt: skip
             for one in trainers:
-                if order.carry:
+                if order.at_delta:
                     np.copyto(one.delta, positions.start(one.index))
                 one.train(order, rng.normal(size=(2, 2)))
             reports = {
@@ -191,7 +188,7 @@ def test_after_a_leader_step_without_a_member_each_writes_where_it_stands(tmp_pa
     """The daemon makes the step then. A trainer that comes late writes only what it has trained."""
     leaders = (np.zeros(3, np.float32),)
     trainers = [Follower(index, np.ones(3, np.float32), leaders, on="cpu", dtype=torch.float32) for index in range(2)]
-    order = StepOrder(1, 1, 1.0, is_first=False, carry=1.0, keeps_base=True, keeps_delta=True, keeps_place=True)
+    order = StepOrder(1, 1, 1.0, is_first=False, at_delta=True, keeps_delta=True, keeps_place=True)
     for one in trainers:
         one.delta[:] = 5.0
         one.train(order, np.array([[2.0, 2.0]]))

@@ -32,39 +32,17 @@ def values(model: nn.Linear) -> list[float]:
 
 
 def test_a_single_trainer_asks_nobody() -> None:
-    """Before an order, and with one that does not ask; its turn begins with the vector, or with a carry."""
+    """Before an order, and with one that does not ask; its turn begins with the vector."""
     found, model = turns()
     vector, delta = np.array([1.0, 2.0, 3.0], np.float32), np.full(3, 4.0, np.float32)
     assert (found.asks, found.done, found.recent_loss()) == (False, 0, None)
     found.begin()
     found.stepped(1.0)
-    found.load(vector)
+    found.load(vector, delta)
     assert sorted(values(model)) == [1.0, 2.0, 3.0]
-    found.load_carried(vector, delta, 0.5)
-    assert sorted(values(model)) == [3.0, 4.0, 5.0]
+    assert found.known_step == 0
     found.ordered(order(done=2))
     assert (found.asks, found.done) == (False, 2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "carry", "overlaps"),
-    [
-        (None, 1.0, True),
-        (None, 0.5, False),
-        ({"asks": False, "overlaps": False}, 1.0, True),
-        ({"asks": True, "overlaps": False}, 1.0, False),
-        ({"asks": True, "overlaps": True}, 0.0, True),
-    ],
-)
-def test_one_of_several_is_told_whether_the_step_before_is_being_exchanged(
-    fields: dict[str, bool] | None, carry: float, overlaps: bool
-) -> None:
-    """Its carry is its position in the node; that of a single trainer says it."""
-    found, _ = turns()
-    if fields is not None:
-        found.ordered(order(**fields))
-
-    assert found.overlaps(carry) is overlaps
 
 
 def test_losses_are_kept_where_they_are_asked_for() -> None:
@@ -85,7 +63,7 @@ def test_after_a_step_the_model_is_pulled_to_the_leader() -> None:
     found, model = turns()
     found.follow((np.full(3, 8.0, np.float32),))
     found.ordered(order(asks=True, local_pull=0.5))
-    found.load(np.zeros(3, np.float32))
+    found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
     found.begin()
     found.stepped(1.0)
 
@@ -98,7 +76,7 @@ def test_a_turn_s_delta_is_written_or_kept() -> None:
     delta = np.full(3, -1.0, np.float32)
     for keeps in (False, True):
         found.ordered(order(asks=True, keeps_delta=keeps))
-        found.load(np.zeros(3, np.float32))
+        found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
         with torch.no_grad():
             model.weight += 2.0
             model.bias += float("nan") if keeps else 2.0

@@ -140,7 +140,7 @@ def test_lookahead_does_not_take_back_what_the_others_have_done() -> None:
 
     node.optimizers[0].step()
 
-    node.vector.delta(node.delta)
+    node.vector.cut(node.delta)
     assert np.abs(node.delta).max() < 1e-6
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from training.manifest import NOTHING_FROZEN
+from training.trainer.value_entry import ValueEntry
 from training.trainer.vector import ModelVector, bare_model, canonical_name
 from training.trainer_link.interface import TrainerFailed
 
@@ -153,7 +154,7 @@ def test_the_delta_is_what_training_changed() -> None:
     vector.load(base)
     with torch.no_grad():
         model.bias.add_(2)
-    vector.delta(delta)
+    vector.cut(delta)
 
     assert delta.tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
 
@@ -166,7 +167,7 @@ def test_the_base_of_a_rounded_model_is_its_own() -> None:
 
     vector.load(shared)
     shared[:] = 5
-    vector.delta(delta)
+    vector.cut(delta)
 
     assert not delta.any()
 
@@ -181,7 +182,7 @@ def test_vectors_may_change_between_loads() -> None:
         vector.load(shared)
         with torch.no_grad():
             model.weight += 2.0
-        vector.delta(delta)
+        vector.cut(delta)
 
         assert sorted(delta.tolist()) == [0.0] * 2 + [2.0] * 6
         assert (shared == base).all()
@@ -195,7 +196,7 @@ def test_rounding_is_never_pushed(dtype: torch.dtype) -> None:
     delta = np.full_like(shared, 9)
 
     vector.load(shared)
-    vector.delta(delta)
+    vector.cut(delta)
 
     assert not delta.any()
     assert vector.layout.entries[0].dtype == str(dtype).removeprefix("torch.")
@@ -259,121 +260,133 @@ def test_a_small_model_loads_and_subtracts_in_less_than_a_millisecond() -> None:
     def once() -> float:
         began = time.perf_counter()
         vector.load(shared)
-        vector.delta(delta)
+        vector.cut(delta)
         return time.perf_counter() - began
 
     assert min(once() for _ in range(20)) < 0.001
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_carried_delta_is_part_of_the_base_and_not_of_the_next_delta(dtype: torch.dtype) -> None:
-    """The model holds vector + carry · delta; both may change then, and the next delta is what training adds."""
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+
+
+def stepped(model: nn.Module, by: float) -> None:
+    """An optimiser step moves every value by this."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by)
+
+
+def values_of(vector: ModelVector) -> list[float]:
+    got = np.zeros(vector.layout.total, np.float32)
+    vector.read(got)
+    return got.tolist()
+
+
+@DTYPES
+def test_values_that_enter_move_the_model_and_its_base_and_leave_the_progress(dtype: torch.dtype) -> None:
+    """A step trained after the cut is in the next delta, once, whatever others have done to the values."""
     model = nn.Linear(3, 2).to(dtype)
     vector = ModelVector(model)
-    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
+    shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     vector.load(shared)
+    stepped(model, 2.0)
+    vector.cut(delta)
+    assert delta.tolist() == [2.0] * 8
+    stepped(model, 1.0)
+    vector.settle(torch.from_numpy(delta))
+    stepped(model, 1.0)
+    vector.enter(torch.from_numpy(shared + 10.0))  # of which 8 are of other nodes
+    assert values_of(vector) == (shared + 12.0).tolist()
+    stepped(model, 1.0)
+    vector.cut(delta)
+    assert delta.tolist() == [3.0] * 8
 
-    for carry in (1.0, 0.5):
-        vector.load_carried(shared, delta, carry)
-        assert model.weight.flatten().tolist() == (shared[2:] + carry * delta[2:]).tolist()
-        kept, shared[:] = shared.copy(), np.nan  # a pull is half through
-        with torch.no_grad():
-            model.weight.add_(2.0)
-        vector.delta(delta)
-        assert delta.tolist() == [0.0] * 2 + [2.0] * 6
-        shared[:] = kept
-    vector.load(shared)
-    assert model.weight.flatten().tolist() == shared[2:].tolist()
 
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_delta_that_is_not_finite_is_not_carried(dtype: torch.dtype) -> None:
-    """No owner adds it; a large one whose sum overflows is carried."""
+@DTYPES
+def test_what_a_codec_leaves_out_and_what_was_not_sent_goes_out_with_the_next_delta(dtype: torch.dtype) -> None:
+    """The rest stays progress by itself."""
     model = nn.Linear(3, 2).to(dtype)
+    vector = ModelVector(model)
+    shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    vector.load(shared)
+    stepped(model, 2.0)
+    vector.cut(delta)
+    sent = torch.zeros(8)
+    sent[:4] = 1.5
+    vector.settle(sent)
+    part = torch.zeros(8)
+    part[:2] = 1.5
+    vector.take_back(part)
+    vector.enter(torch.from_numpy(shared) + sent - part)
+    vector.cut(delta)
+    assert delta.tolist() == [2.0, 2.0, 0.5, 0.5, 2.0, 2.0, 2.0, 2.0]
+
+
+@DTYPES
+def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
+    """Before the delta is on its way, while it is, and when the values that contain it have entered."""
+    model = nn.Linear(3, 2).to(dtype)
+    vector = ModelVector(model)
+    shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+
+    def known() -> list[float]:
+        own = vector.keep()
+        vector.load_shared()
+        found = values_of(vector)
+        vector.put_back(own)
+        return found
+
+    vector.load(shared)
+    stepped(model, 2.0)
+    vector.cut(delta)
+    assert known() == shared.tolist()
+    vector.settle(torch.from_numpy(delta))
+    assert vector.is_ahead
+    assert known() == shared.tolist()
+    vector.enter(torch.from_numpy(shared + 7.0))
+    assert not vector.is_ahead
+    assert known() == (shared + 7.0).tolist()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**127])
+def test_progress_that_no_owner_would_add_is_taken_back(value: float) -> None:
+    """The model is at its base again, and the next delta is what is trained from there."""
+    model = nn.Linear(3, 2)
+    vector = ModelVector(model)
+    entry = ValueEntry(vector)
+    shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    entry.use(shared, delta)
+    vector.load(shared)
+    stepped(model, value)
+    assert not entry.cut()
+    assert not entry.is_exchanging
+    assert values_of(vector) == shared.tolist()
+    stepped(model, 1.0)
+    assert entry.cut()
+    assert delta.tolist() == [1.0] * 8
+
+
+def test_rounding_in_a_model_of_half_precision_does_not_add_up() -> None:
+    """A hundred moves that bfloat16 cannot show, of values that it can: the model is where they are, to one rounding,
+    and nothing of it is pushed."""
+    model = nn.Linear(3, 2).to(torch.bfloat16)
+    vector = ModelVector(model)
+    shared, delta = np.full(8, 1.0, np.float32), np.zeros(8, np.float32)
+    vector.load(shared)
+    for _ in range(100):
+        shared += np.float32(0.001)
+        vector.enter(torch.from_numpy(shared))
+    assert np.abs(np.array(values_of(vector)) - 1.1).max() < 2**-8
+    vector.cut(delta)
+    assert delta.tolist() == [0.0] * 8
+
+
+def test_one_of_several_trainers_begins_at_a_delta_that_is_finite() -> None:
+    """No owner adds another one; the shared values lack it."""
+    model = nn.Linear(3, 2)
     vector = ModelVector(model)
     shared = np.arange(8, dtype=np.float32)
-    for value, carries in ((np.nan, False), (np.inf, False), (2.0**127, True)):
-        delta = np.zeros(8, np.float32)
-        delta[4:7] = value
-        vector.load_carried(shared, delta, 1.0)
-
-        assert vector.carries is carries
-        assert model.weight.flatten().tolist()[-1] == 7.0
-        assert model.weight.flatten().tolist()[2] == (2.0**127 if carries else 4.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_shared_values_can_be_had_without_what_is_carried(dtype: torch.dtype) -> None:
-    """For an evaluation in the middle of a turn, whatever is pulled meanwhile; a plain load carries nothing."""
-    model = nn.Linear(3, 2).to(dtype)
-    vector = ModelVector(model)
-    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
-    vector.load_carried(shared, delta, 1.0)
-    wanted, shared[:] = shared[2:].tolist(), -1.0
-    own = vector.keep()
-
-    vector.load_shared()
-    assert model.weight.flatten().tolist() == wanted
-    vector.put_back(own)
-    assert model.weight.flatten().tolist() == [value + 0.5 for value in wanted]
-
-    vector.load(shared)
-    vector.load_shared()
-    assert not vector.carries
-    assert model.weight.flatten().tolist() == [-1.0] * 6
-
-
-def test_other_ranks_know_what_is_carried() -> None:
-    """Rank 0 broadcasts it beside its base: zeros where a delta was not finite, nothing in a turn that carries none."""
-    first, other = ModelVector(nn.Linear(3, 2)), ModelVector(nn.Linear(3, 2))
-    shared, delta = np.arange(8, dtype=np.float32), np.full(8, 0.5, np.float32)
-    first.load_carried(shared, delta, 1.0)
-
-    sent, received = first.carried_parts(1.0), other.carried_parts(1.0)
-    assert sent is not None
-    assert received is not None
-    assert sent.tolist() == delta.tolist()
-    other.base.copy_(first.base)
-    received.copy_(sent)
-    other.load_shared()
-    got = np.zeros(8, np.float32)
-    other.read(got)
-    assert got.tolist() == shared.tolist()
-
-    first.load_carried(shared, np.full(8, np.nan, np.float32), 1.0)
-    sent = first.carried_parts(1.0)
-    assert sent is not None
-    assert not sent.any()
-    assert other.carried_parts(0.0) is None
-    assert not other.carries
-
-
-def test_a_model_that_carries_nothing_takes_no_memory_for_it() -> None:
-    """The base of a float32 model is the given vector until the first turn that carries a delta."""
-    vector = ModelVector(nn.Linear(3, 2))
-    shared = np.zeros(8, np.float32)
-    vector.load(shared)
-    assert vector.base.data_ptr() == shared.ctypes.data
-    vector.load_carried(shared, np.ones(8, np.float32), 1.0)
-    own = vector.base.data_ptr()
-    assert own != shared.ctypes.data
-    vector.load(shared)
-    vector.load_carried(shared, np.ones(8, np.float32), 1.0)
-    assert vector.base.data_ptr() == own
-
-
-def test_a_base_that_is_kept_does_not_change_with_the_vector() -> None:
-    """Of a vector that changes before the report, as under a trainer that hung, the delta is still the own way."""
-    model = nn.Linear(2, 1)
-    vector = ModelVector(model)
-    shared, delta = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
-    vector.load(shared, keeps_base=True)
-    shared += 100.0
-    with torch.no_grad():
-        model.bias += 0.5
-    vector.delta(delta)
-    assert delta.tolist() == [0.5, 0.0, 0.0]
-    vector.load(shared)
-    assert model.bias.item() == 100.0
-    vector.delta(delta)
-    assert delta.tolist() == [0.0, 0.0, 0.0]
+    for value, is_ahead in ((np.nan, False), (np.inf, False), (0.5, True)):
+        vector.load_at_delta(shared, np.full(8, value, np.float32))
+        assert vector.is_ahead is is_ahead
+        assert values_of(vector) == (shared + (0.5 if is_ahead else 0.0)).tolist()

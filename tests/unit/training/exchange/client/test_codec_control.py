@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.harness.builders.stores import contact, owner_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.client.codec_control import MIN_RECEIVED_S, CodecControl
 from training.exchange.context import ExchangeContext
 from training.settings import ExchangeSettings
-from training.step_bytes import StepShape, step_bytes
 
 
 def control_of(settings: ExchangeSettings) -> tuple[CodecControl, ExchangeContext]:
@@ -28,30 +25,14 @@ def test_the_vector_that_was_received_is_a_measure_of_the_line() -> None:
         control.received(10**9, MIN_RECEIVED_S / 2)
         control.received(0, 100.0)
         assert control.facts().rates is None
-        assert control.expected_s() is None
-        other, around = control_of(ExchangeSettings())
+        _other, around = control_of(ExchangeSettings())
         for _ in range(4):
             around.swarm.line.received(0.25, 200_000, is_busy=True)
-        assert other.expected_s() is None
 
         control.received(1000, 10.0)
         assert control.facts().rates == (100.0, 100.0)
         for _ in range(4):
             context.swarm.line.received(0.25, 200_000, is_busy=True)
         assert control.facts().rates == (100.0, 800_000.0)
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(("codec", "expected"), [("auto", "bfloat16"), ("sparse", "sparse")])
-def test_the_first_exchange_is_foreseen_in_the_codec_set_or_in_the_least_lossy(codec: str, expected: str) -> None:
-    """It is hidden if one could be used that takes that long."""
-
-    async def scenario() -> None:
-        control, _ = control_of(ExchangeSettings(codec=codec))  # type: ignore[arg-type]
-        control.received(1000, 10.0)
-        shape = StepShape(16, 2.0, 0.5, 0.5)
-        needed = step_bytes(shape, expected)  # type: ignore[arg-type]
-        assert control.expected_s() == pytest.approx(max(needed.up, needed.down) / 100.0)
 
     run(scenario())

@@ -50,7 +50,8 @@ def path(tmp_path: Path) -> Path:
 def trained(runner: TaskRunner, step: int, local_steps: int = 3, **more: Any) -> Any:
     vector = np.zeros(runner.model_vector.layout.total, np.float32)
     runner.model_vector.read(vector)
-    return runner.train(StepOrder(step, local_steps, 1.0, True), vector, np.zeros_like(vector), **more)
+    runner.use(vector, np.zeros_like(vector))
+    return runner.train(StepOrder(step, local_steps, 1.0, True), **more)
 
 
 def test_a_task_class_trains_on_records_and_reports_them(path: Path) -> None:

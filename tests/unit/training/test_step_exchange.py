@@ -1,0 +1,166 @@
+"""Values enter while the node trains: the exchange beside the training of what follows, over fakes that record it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlay.peers import Activity
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.step_bench import LoopBench
+from training.settings import ExchangeSettings
+from training.trainer_link.interface import TrainerFailed
+
+
+def bench_of(**training: Any) -> LoopBench:
+    """Turns of 1 s; a push takes 0.2 s, a barrier 0.1 s, a pull 0.3 s."""
+    bench = LoopBench(**training)
+    bench.exchange.push_s, bench.wait_s, bench.exchange.pull_s = 0.2, 0.1, 0.3
+    return bench
+
+
+def handed_over(bench: LoopBench) -> Any:
+    return sum(np.asarray(delta, np.float64) for delta in bench.exchange.deltas)
+
+
+def test_the_trainer_stands_still_for_its_barrier_and_for_nothing_else() -> None:
+    """Values of a step enter while the next one is trained; the last ones enter before the run ends."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=3)
+        began = bench.clock.monotonic()
+        assert await bench.run() == "max_steps"
+
+        turn = ("waited", "began", "pushed", "pulled", "entered")
+        turns = [(part, step + (part == "began")) for step in (1, 2) for part in turn]
+        last = [("waited", 3), ("pushed", 3), ("pulled", 3), ("entered", 3)]
+        assert bench.exchange.history == [("began", 1), *turns, *last]
+        assert bench.clock.monotonic() - began == pytest.approx(3 * 1.0 + 2 * 0.1 + 0.5)
+        assert [round(row["idle_seconds"], 6) for row in bench.progress.steps] == [0.0, 0.1, 0.1]
+
+    run(scenario())
+
+
+def test_under_bsp_a_step_begins_when_the_values_of_the_last_one_have_entered() -> None:
+    """The same loop with another predicate: all have pushed, then the values have all deltas."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=2)
+        bench.exchange.context.synchronous = True
+        bench.loop = bench.make_loop()
+        await bench.run()
+
+        step = ("began", "pushed", "waited", "pulled", "entered")
+        assert bench.exchange.history == [(part, number) for number in (1, 2) for part in step]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_while_a_delta_is_exchanged_progress_adds_up(enabled: bool) -> None:
+    """An exchange of 2.5 s beside steps of 1 s: each third step has a delta, with all that was trained, and the rest
+    goes out at the end. Each step has one row, in order."""
+
+    async def scenario() -> None:
+        bench = LoopBench(max_steps=8, exchange=ExchangeSettings(enabled=enabled))
+        bench.exchange.push_s = 2.5
+        began = bench.clock.monotonic()
+        await bench.run()
+
+        if enabled:
+            assert [step for step, *_ in bench.exchange.pushes] == [1, 4, 7, 8]
+            assert np.array_equal(handed_over(bench), bench.trainer.expected(list(range(1, 9))))
+            assert bench.clock.monotonic() - began == pytest.approx(1.0 + 2.5 + 0.5 + 2.5 + 0.5 + 2.5 + 2.5)
+        assert [row["step"] for row in bench.progress.steps] == list(range(1, 9))
+        assert bench.progress.training_share == pytest.approx(1.0)
+
+    run(scenario())
+
+
+def test_what_was_not_sent_is_progress_again_and_what_did_not_arrive_is_held() -> None:
+    """The trainer is told which values lack its delta, and which part of the delta never left."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=3)
+        bench.exchange.returned = (0,)
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.7)
+        bench.exchange.returned, bench.exchange.missing = (), [0]
+        await running
+
+        assert bench.trainer.arrivals == [(1, [], [(0, 8)]), (2, [(0, 8)], []), (3, [(0, 8)], [])]
+        first, second, _ = bench.exchange.deltas
+        assert np.array_equal(second, first + bench.trainer.expected([2]))
+
+    run(scenario())
+
+
+def test_a_trainer_that_crashes_begins_with_values_that_have_its_delta() -> None:
+    """The exchange under way ends first; what was trained since the last delta is trained again."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=3)
+        bench.exchange.push_s = 5.0
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)  # step 2, which has no delta
+        bench.trainer.crash_next()
+        await running
+
+        history = bench.exchange.history
+        assert [step for step, *_ in bench.exchange.pushes] == [1, 3]
+        restarted = [place for place, one in enumerate(history) if one == ("began", 3)][1]
+        assert history.index(("entered", 1)) < restarted
+
+    run(scenario())
+
+
+def test_the_last_delta_is_pushed_as_such() -> None:
+    """It is known when its training has ended; none before it is."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=4)
+        await bench.run()
+        assert bench.exchange.lasts == [4]
+
+    run(scenario())
+
+
+def test_a_failed_trainer_leaves_no_step_uncounted() -> None:
+    """The push is waited for before the run fails."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_restarts=0)
+        bench.exchange.push_s = 3.0
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.trainer.crash_next()
+        with pytest.raises(TrainerFailed):
+            await running
+        assert bench.exchange.steps[-1] == 1
+
+    run(scenario())
+
+
+def test_a_delta_that_is_not_finite_is_not_pushed() -> None:
+    """The trainer has taken it back; the step is counted, with the reason."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=2)
+        train = bench.trainer.train
+
+        async def spoilt(order: Any) -> Any:
+            report = await train(order)
+            return msgspec.structs.replace(report, is_finite=order.step != 1)
+
+        bench.trainer.train = spoilt  # type: ignore[method-assign]
+        await bench.run()
+        assert [step for step, *_ in bench.exchange.pushes] == [2]
+        assert bench.progress.steps[0]["refused"] == {"not_finite": 1}
+        assert bench.exchange.steps == [0, 1, 2]
+        assert Activity.STALLED not in bench.swarm.activities()
+
+    run(scenario())

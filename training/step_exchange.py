@@ -1,0 +1,264 @@
+"""The exchange of one delta: push it, count its step, pull the values that contain it, and let them enter the model.
+
+It runs beside the training of the next step. The next delta is taken when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from overlay.environment import Environment
+from overlay.peers import Activity
+from training.barriers.waiter import BarrierWaiter
+from training.exchange.client.push import PushReport
+from training.exchange.exchange import Exchange
+from training.progress import Progress, StepRow
+from training.settings import ExchangeSettings
+from training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
+from training.swarm import Swarm
+from training.trainer_link.interface import Ranges, StepReport, Trainer
+
+#: A step that a single other node has named ends no run before; meanwhile this node looks at the others so often.
+CONFIRMED_S, MEET_POLL_S = 30.0, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """A step that the trainer has trained, and whose delta is in its memory if the report says so. `samples`: those of
+    the delta, with those of the steps before it that had none.
+
+    `train_s`: from the order to the report; `idle_s`: how long the trainer stood still before, and `wait_s` of that for
+    the barrier. `is_last`: the run ends with it, as far as is known.
+    """
+
+    step: int
+    report: StepReport
+    samples: int
+    train_s: float
+    idle_s: float
+    wait_s: float = 0.0
+    is_last: bool = False
+
+    def row(self) -> StepRow:
+        """Its row for `/steps`, so far as the training goes."""
+        return {
+            "step": self.step,
+            "loss": self.report.loss,
+            "samples": self.report.samples,
+            "train_seconds": self.train_s,
+            "idle_seconds": self.idle_s,
+            "wait_seconds": self.wait_s,
+        }
+
+
+class StepExchange:
+    """Exchanges the deltas of one node, one at a time, and keeps its place among the others."""
+
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        exchange: Exchange,
+        trainer: Trainer,
+        waiter: BarrierWaiter,
+        settings: ExchangeSettings,
+        environment: Environment,
+        progress: Progress,
+    ) -> None:
+        self._swarm = swarm
+        self._exchange = exchange
+        self._trainer = trainer
+        self._waiter = waiter
+        waiter.leave_out(exchange.view.score.is_ignored)
+        self._settings = settings
+        self._clock = environment.clock
+        self._log = environment.log
+        self._progress = progress
+        #: The swarm's median step when the values that the trainer has were pulled.
+        self.base_step = 0
+        #: The begin of the run, and of the last pull or of training, in monotonic seconds. A node may be stopped while
+        #: it pulls, too.
+        self._began_s = self._pulled_s = 0.0
+        self._on_counted: Callable[[int], None] = _ignore
+        self._renew: Callable[[], Awaitable[int]] | None = None
+
+    def on_counted(self, callback: Callable[[int], None]) -> None:
+        """Call `callback` with each step whose delta is pushed, once it is counted, which counts those before it that
+        had none; replaces the previous one."""
+        self._on_counted = callback
+
+    def renew_with(self, renew: Callable[[], Awaitable[int]]) -> None:
+        """`renew` gives this node a new incarnation, which is on its disk then."""
+        self._renew = renew
+
+    def begin_at(self, step: int) -> None:
+        """This node begins with the values of this step."""
+        self._began_s = self._pulled_s = self._clock.monotonic()
+        self._advance(step)
+        self.base_step = step
+
+    # -- one delta ------------------------------------------------------------------------------------------------
+
+    async def push(self, trained: TrainedStep) -> tuple[StepRow, PushReport]:
+        """Push the delta and count the step; returns its row for `/steps` so far, and how the push went."""
+        step, report, row = trained.step, trained.report, trained.row()
+        began = self._clock.monotonic()
+        pushed = PushReport(0, {}, 0, 0)
+        if not report.is_finite:
+            pushed = PushReport(0, {"not_finite": len(self._exchange.store.bounds)}, 0, 0)
+        elif self._settings.enabled:
+            weight = row["weight"] = self._weight(step, trained.samples)
+            pushed = await self._exchange.push(
+                step,
+                self.base_step,
+                weight,
+                self._trainer.delta,
+                on_sent=self._trainer.sent,
+                train_s=report.seconds,
+                is_last=trained.is_last,
+            )
+        else:
+            self._trainer.sent()
+            if not self._exchange.add_alone(self._trainer.delta):
+                pushed = PushReport(0, {"not_finite": 1}, 0, 0)
+        row |= {
+            "acknowledged": pushed.acknowledged,
+            "refused": pushed.refused,
+            "outstanding": pushed.outstanding,
+            "bytes_sent": pushed.bytes_sent,
+            "push_seconds": self._clock.monotonic() - began,
+        }
+        if pushed.refused:
+            self._log.warning("delta_refused", step=step, reasons=pushed.refused)
+        self._count(step, report.samples)
+        return row, pushed
+
+    def _count(self, step: int, samples: int) -> None:
+        self._advance(step)
+        self._swarm.announce(
+            step=step, step_seconds=self._progress.step_seconds, samples=samples if samples > 0 else None
+        )
+        self._on_counted(step)
+
+    async def pull(self, row: StepRow, pushed: PushReport) -> int | None:
+        """Pull, and let the values enter the model. Returns the completed step from which this node goes on if it has
+        moved: a later one where it fell behind, or an earlier one where it began with one that is not true."""
+        began = self._clock.monotonic()
+        step = row["step"]
+        has_gone_back = self._settings.enabled and await self.go_back()
+        base_step, awaited_from = await self._step_of_others()
+        self._pulled_s = self._clock.monotonic()
+        held: Ranges = ()
+        if self._settings.enabled:
+            pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
+            row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+            unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
+            held = self._ranges({*pulled.missing, *unchanged, *self._exchange.push_client.outstanding_shards})
+        stale_limit = self._exchange.context.stale_limit
+        is_caught_up = fell_behind(step, base_step, self.base_step, stale_limit, awaited_from)
+        if has_gone_back:
+            base_step = self._progress.step
+        elif is_caught_up:
+            # It was suspended or disconnected. It has the present values now, so it continues at the step of the
+            # others; otherwise they would wait at their barriers until this node has made up all these steps.
+            self._log.info("caught_up", was=step, step=base_step)
+            self._advance(base_step)
+            self._swarm.announce(step=base_step)
+        self.base_step = base_step
+        moved_to = base_step if is_caught_up or has_gone_back else None
+        await self._trainer.arrived(moved_to or step, held, self._ranges(pushed.returned))
+        merged = self._exchange.take_merged()
+        self._progress.merged_last_step = len(merged)
+        row |= {
+            "pull_seconds": self._clock.monotonic() - began,
+            "merged": {node.hex(): theirs for node, theirs in merged.items()},
+        }
+        return moved_to
+
+    def _ranges(self, shards: Iterable[int]) -> Ranges:
+        """The values of these shards, neighbours together."""
+        found: list[tuple[int, int]] = []
+        bounds: Sequence[tuple[int, int]] = self._exchange.store.bounds
+        for first, end in (bounds[shard] for shard in sorted(shards)):
+            if found and found[-1][1] == first:
+                found[-1] = found[-1][0], end
+            else:
+                found.append((first, end))
+        return found
+
+    # -- its place among the others -------------------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Take the values of the others, and continue at their step if that is a later one."""
+        step = max(self._progress.step, self._exchange.view.median_step())
+        self._pulled_s = self._clock.monotonic()
+        self._advance(step)
+        if self._settings.enabled:
+            pulled = await self._exchange.pull(step)
+            held = self._ranges({*pulled.missing, *pulled.unchanged, *self._exchange.push_client.outstanding_shards})
+            await self._trainer.arrived(step, held)
+        self.base_step = step
+
+    async def go_back(self) -> bool:
+        """Go on from the step of the others where this node began with one that is not true: a single member had said
+        so (`SwarmView.step_of_others`). Under a new incarnation, for within one the others believe the highest step.
+        False where nothing is to be taken back."""
+        step, was = self._exchange.view.step_of_others(), self._progress.step
+        if step is None or self._renew is None:
+            return False
+        incarnation = await self._renew()
+        self._exchange.context.run.return_to(step, incarnation)
+        self._exchange.view.invalidate()
+        self._swarm.begin_again(incarnation, step)
+        self._progress.step = self.base_step = step
+        self._log.warning("step_taken_back", was=was, step=step)
+        return True
+
+    async def go_back_before_the_end(self) -> bool:
+        """`go_back` at the end of a run. Where a single other node has named the first step, the run ends no sooner
+        than `CONFIRMED_S` after its begin: others may be met meanwhile."""
+        run = self._exchange.context.run
+        while not await self.go_back():
+            is_doubtful = run.first_step and run.told_by_one
+            if not is_doubtful or self._clock.monotonic() - self._began_s >= CONFIRMED_S:
+                return False
+            await asyncio.sleep(MEET_POLL_S)
+        return True
+
+    def is_untrue(self) -> bool:
+        """Whether the step of this node turns out to be none that counts."""
+        return self._exchange.view.step_of_others() is not None
+
+    async def _step_of_others(self) -> tuple[int, int | None]:
+        """The median step, and, if this node was away, the step below which the others wait for it again.
+
+        It asks them then. What it knows of them is as old as its own absence: a node that died meanwhile would count
+        with its last step, and those that went on with the step they had.
+        """
+        view = self._exchange.view
+        idle_s = self._clock.monotonic() - self._pulled_s
+        if not self._settings.enabled or not was_away(idle_s, self._progress.step_seconds):
+            return view.median_step(), None
+        median = view.median_step_of_those_heard(await self._waiter.ask())
+        return median, self._waiter.barrier.enough(median)
+
+    def _advance(self, step: int) -> None:
+        self._progress.step = step
+        self._exchange.advance(step)
+
+    def _weight(self, step: int, samples: int) -> float:
+        kind, nodes, now = self._settings.weight, self._exchange.view.worker_count(), self._clock.monotonic()
+        members = self._swarm.members()
+        ended = [peer for peer in members if peer.activity is Activity.FINISHED and peer.step >= step]
+        working = [peer for peer in members if peer.is_worker(now)] if ended or kind == "samples" else []
+        if ended:
+            nodes = sharers(nodes, 1 + len(working), len(ended))
+        weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
+        context = self._exchange.context
+        return pushed_weight(self._settings, weight, context.codec.codec, synchronous=context.synchronous)
+
+
+def _ignore(_step: int) -> None:
+    """Nobody asks which steps are counted."""

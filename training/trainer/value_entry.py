@@ -1,0 +1,100 @@
+"""How shared values enter the model while it trains, and what leaves it: the trainer's half of an exchange.
+
+A cut takes the progress as a delta, and training goes on at once. The daemon says what of it is on its way to the
+owners, and later that the values which contain it are there. Both are applied between two optimiser steps, on all ranks
+at the same one. The next cut waits for them: until then progress adds up, and the trainer stands still for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.shards.delta_range import is_delta_in_range
+from training.trainer.ranks import Ranks
+from training.trainer.vector import ModelVector
+from training.trainer.weight_loads import WeightLoads
+from training.trainer_link.interface import Vector
+from training.trainer_link.messages import DeltaSent, ValuesArrived
+
+News = DeltaSent | ValuesArrived
+
+_NONE, _SENT, _ARRIVED, _RETURNED = range(4)
+
+
+class ValueEntry:
+    """Of one model. All ranks call `apply` and `cut` at the same optimiser steps; only rank 0 has news and buffers."""
+
+    def __init__(self, model_vector: ModelVector, ranks: Ranks | None = None) -> None:
+        self._model_vector = model_vector
+        self._ranks = ranks or Ranks(0, 1, "cpu")
+        self._vector: Vector = np.zeros(0, np.float32)
+        self._delta: Vector = np.zeros(0, np.float32)
+        #: From a cut to the arrival of the values that contain it.
+        self.is_exchanging = False
+        #: The step whose shared values the model began with or has taken.
+        self.known_step = 0
+
+    def use(self, vector: Vector, delta: Vector) -> None:
+        """The buffers that rank 0 shares with the daemon, `float32[total]`."""
+        self._vector, self._delta = vector, delta
+
+    def cut(self) -> bool:
+        """Write the progress into `delta`. False for one that no owner would add, because a value is not finite or
+        absurd: the model is at its base again."""
+        is_finite = True
+        if self._ranks.is_first:
+            self._model_vector.cut(self._delta)
+            is_finite = is_delta_in_range(self._delta)
+        is_finite = bool(self._ranks.share_number(int(is_finite)))
+        if not is_finite:
+            self._model_vector.load_base()
+        self.is_exchanging = is_finite
+        return is_finite
+
+    def apply(self, news: News | None, loads: WeightLoads) -> bool:
+        """Apply what the daemon has said; False if nothing. `news` is None on all ranks but the first."""
+        code = self._ranks.share_number(_code(news))
+        if code == _NONE:
+            return False
+        if code == _SENT:
+            self._model_vector.settle(self._share(self._delta))
+            return True
+        if code == _RETURNED:
+            part = None
+            if isinstance(news, ValuesArrived):
+                part = np.zeros_like(self._delta)
+                for first, end in news.returned:
+                    part[first:end] = self._delta[first:end]
+            self._model_vector.take_back(self._share(part))
+        held = news.held if isinstance(news, ValuesArrived) else []
+        with loads.load():
+            self._model_vector.enter(self._share(self._vector, held))
+        self.is_exchanging = False
+        if isinstance(news, ValuesArrived):
+            self.known_step = news.step
+        return True
+
+    def _share(self, values: Vector | None, held: Sequence[tuple[int, int]] = ()) -> Tensor:
+        """On all ranks and their devices: `float32[total]` of rank 0, with the base in the ranges that are `held`."""
+        base = self._model_vector.base
+        if not self._ranks.is_first or values is None:
+            found = torch.empty_like(base)
+        else:
+            found = torch.from_numpy(values).to(base.device, copy=bool(held))
+            for first, end in held:
+                found[first:end] = base[first:end]
+        return self._ranks.share_tensor(found)
+
+
+def _code(news: News | None) -> int:
+    match news:
+        case None:
+            return _NONE
+        case DeltaSent():
+            return _SENT
+        case ValuesArrived():
+            return _RETURNED if news.returned else _ARRIVED
