@@ -94,7 +94,7 @@ def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int
 
 
 def test_the_time_of_a_step_on_slow_lines_is_the_busiest_owners_bytes_over_its_rate() -> None:
-    """Four nodes under bsp at 1 Mbit/s: push and pull take as long as the closed form says, and up to two fifths longer."""
+    """Four nodes under bsp at 1 Mbit/s: push and pull take what the closed form says, up to two fifths longer."""
     # No shard is handed over in the steps that are measured: that is not in the formula.
     seed, values, rate, nodes = 1, 100_000, 125_000.0, 4
     print(f"seed {seed}")

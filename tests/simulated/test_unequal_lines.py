@@ -225,7 +225,7 @@ def choice_of(host: Host) -> CodecChoice:
 
 def test_a_slow_node_measures_its_line_pushes_less_and_owns_nothing() -> None:
     """Beside three lines of 12.5 MB/s one of 0.3: measured within a quarter, a lossier codec for that reason, and no
-    shard and no backup; the others are of one class and share the shards."""
+    shard and no backup; the others share the shards."""
     slow = 300_000.0
 
     def in_place(hosts: list[Host]) -> bool:
@@ -244,10 +244,11 @@ def test_a_slow_node_measures_its_line_pushes_less_and_owns_nothing() -> None:
     assert capacity in (class_of(slow), class_of(1.25 * slow))
     assert not is_bound
     assert choice_of(late).codec in ("int4", "sparse")
-    # Lower bounds are one class: some of the quick nodes have sent to the slow one alone.
+    # A rate that was measured and lower bounds of it are a class apart at most.
     announced = {host.name.encode(): host.living.overlay.line.capacity for host in (*quick, late)}
     exponents = weight_exponents(announced)
-    assert exponents == dict.fromkeys(announced, 0) | {late.name.encode(): None}
+    assert exponents.pop(late.name.encode()) is None
+    assert set(exponents.values()) <= {0, 1}
 
 
 def test_on_fast_lines_all_nodes_come_to_push_bfloat16() -> None:

@@ -97,7 +97,7 @@ def test_all_count_all_and_take_places_of_their_own(shape: Callable[[Swarm], Non
         for host in hosts:
             assert len(host.overlay.sample(NODES)) == NODES - 1
             for peer in host.overlay.members():
-                assert peer.step >= steps[peer.node_id] - 4  # asked in turn, and by barriers
+                assert peer.step >= steps[peer.node_id] - NODES  # asked in turn, one in a step
                 assert peer.step_seconds > 0
                 assert peer.samples > 0
             assert host.exchange is not None

@@ -169,15 +169,16 @@ class LargeHistory:
             step += 1
             delta = self.ledger.delta(node_id, member.starts, step)
             identity, bounds = DeltaId(node_id, exchange.context.run.incarnation, step), exchange.store.bounds
-            memory = delta.copy() if progress is None else delta + progress
-            if progress is not None:
-                self.ledger.carries(identity, progress)
+            handed = delta if progress is None else delta + progress
+            memory = handed.copy()
             self.ledger.handed_over(sent, step)
+            sent.progress = None
             report = await exchange.push(step, base, 1.0, memory)
             self.ledger.returned(sent, identity, report.returned)
-            progress = np.zeros_like(memory) if report.returned else None
+            progress = handed - memory
             for shard in report.returned:
-                progress[slice(*bounds[shard])] = memory[slice(*bounds[shard])]
+                progress[slice(*bounds[shard])] += memory[slice(*bounds[shard])]
+            progress = sent.progress = progress if progress.any() else None
             exchange.advance(step)
             overlay.step, overlay.step_seconds = step, self._now() - began_s
             self._steps_done += 1

@@ -44,9 +44,6 @@ class Row:
     received: bytearray
     #: What an owner received where it is not the slice.
     other: dict[int, Vector] = field(default_factory=dict)
-    #: What was trained beside the slice: deltas before it that were never sent.
-    carried: dict[int, Vector] = field(default_factory=dict)
-    taken: dict[int, Vector] = field(default_factory=dict)
 
 
 class ViewLedger(Ledger):
@@ -85,19 +82,13 @@ class ViewLedger(Ledger):
     @property
     def carried_count(self) -> int:
         """Parts of deltas that were never sent, and travelled with a later one."""
-        return sum(len(row.taken) for row in self._rows.values())
+        return sum(row.final.count(TAKEN_BACK) for row in self._rows.values())
 
     def _slice(self, row: Row, shard: int) -> Vector:
         start, stop = self._bounds[shard]
         return self._values[row.first + start : row.first + stop]
 
     # -- taking down ----------------------------------------------------------------------------------------------
-
-    def carries(self, identity: DeltaId, progress: Vector) -> None:
-        """This delta has `progress`, float32[total], beside what it is a view of."""
-        for cell, (start, stop) in enumerate(self._bounds):
-            if progress[start:stop].any():
-                self._rows[identity].carried[cell] = progress[start:stop].copy()
 
     def _acknowledge(self, shard: int, identity: DeltaId) -> None:
         self._rows[identity].acknowledged[shard] = True
@@ -107,7 +98,6 @@ class ViewLedger(Ledger):
         if row.final[cell] or row.received[cell]:
             raise self.broken(f"shard {cell}: {self.named(key[1])} was sent, and is returned")
         row.final[cell] = TAKEN_BACK
-        row.taken[cell] = self._slice(row, cell) + row.carried.get(cell, np.float32(0.0))
 
     def _of(self, sent: Sent) -> list[DeltaId]:
         (node, incarnation) = next(key for key, one in self._sent.items() if one is sent)
@@ -115,7 +105,7 @@ class ViewLedger(Ledger):
 
     def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
         row, cell = self._rows[key[1]], key[0]
-        if cell in row.taken:
+        if row.final[cell] == TAKEN_BACK:
             raise self.broken(f"shard {cell}: {self.named(key[1])} was returned, and arrives")
         if not row.received[cell]:
             row.received[cell] = True
@@ -159,16 +149,15 @@ class ViewLedger(Ledger):
             for identity, row in rows:
                 if not row.final[shard] and (shard, identity) not in outbox:
                     raise self.broken(f"shard {shard}: {self.named(identity)} left the outbox without an answer")
-                if shard in row.carried:
-                    left_out += row.carried[shard]
-                if row.final[shard] == TAKEN_BACK:
-                    left_out += self._slice(row, shard).astype(np.float64) - row.taken[shard]
-                elif not row.final[shard]:
-                    left_out += self._slice(row, shard).astype(np.float64) - outbox[shard, identity]
-                elif shard in row.other:
-                    left_out += self._slice(row, shard).astype(np.float64) - row.other[shard]
-                elif not row.received[shard]:
-                    raise self.broken(f"shard {shard}: {self.named(identity)} has an answer of none that received it")
+                left_out += self._slice(row, shard)
+                if not row.final[shard]:
+                    left_out -= outbox[shard, identity]
+                elif row.final[shard] != TAKEN_BACK:
+                    if not row.received[shard]:
+                        raise self.broken(f"shard {shard}: {self.named(identity)} has an answer of no owner")
+                    left_out -= self._found(row, shard)
+            if sent.progress is not None:
+                left_out -= sent.progress[start:stop]
             if (apart := float(np.abs(left_out).max())) > 0.0:
                 raise self.broken(f"shard {shard}: {sent.name} has trained {apart} that it neither sent nor keeps")
 

@@ -89,9 +89,6 @@ def test_a_delta_that_travels_with_another_counts_there() -> None:
     sent = ledger._sent[NODES[0], 1] = Sent("a")
     ledger.handed_over(sent, 1)
     ledger.returned(sent, IDENTITIES[0], [1])
-    progress = np.zeros_like(former)
-    progress[slice(*BOUNDS[1])] = former[slice(*BOUNDS[1])]
-    ledger.carries(IDENTITIES[3], progress)
     ledger.handed_over(sent, 2)
     both = (former + later)[slice(*BOUNDS[1])]
     ledger._receive((1, IDENTITIES[3]), both, repair=False)
