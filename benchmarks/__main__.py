@@ -102,9 +102,9 @@ def parser() -> argparse.ArgumentParser:
         "--ways",
         action="append",
         default=[],
-        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, overlap=true"; accuracy: sparse; '
+        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, replicas=0"; accuracy: sparse; '
         "devices: daemons, elastic, path; "
-        'async_rule: such as "pssp 1/0 carry=0.5"',
+        'async_rule: such as "pssp 1/0 late=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
     line.add_argument(

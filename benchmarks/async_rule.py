@@ -1,19 +1,13 @@
 """async_rule: barriers and outer rules on the character transformer, in one process with a virtual clock.
 
 Three nodes, each with a third of the text of `benchmarks.characters`, train with the real models and optimisers. One
-authoritative vector has the owner's arithmetic (`training.shards.state`) and the codec with its error feedback, and the
-barriers are the daemon's (`training.barriers.predicates`). Every run repeats to the bit, so two rules are compared on
-equal seeds.
+authoritative vector has the owner's arithmetic (`training.shards.state`), and the barriers are the daemon's
+(`training.barriers.predicates`). Every run repeats to the bit, so two rules are compared on equal seeds.
 
-A way is a barrier, a rule and options: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/0 carry=0.33"`.
+A way is a barrier, a rule and an option: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/0 late=0.5"`.
 
-* `carry=c`: `exchange.carry`. A node begins its turn with `v + c·(1 − 1/N)·d`, v the pulled value, d its last delta.
-* `correct=b`: `exchange.correct`. It pulls before it pushes too, and pushes `d − b·(v − base)`, without b times what
-  the others have moved.
-* `grace=g`: `barrier.grace`, with the credit of `training.barriers.grace`. A node whose barrier passes waits g of its
-  turn for those that train the same one.
-* `overlap=a`: it begins turn t + 1 when turn t ends; what it pulls after the push of t is the base of turn t + 2, with
-  `a` times the delta of t + 1 added.
+* `late=a`: what a node pulls after the push of turn t enters its model when `a` of turn t + 1 has passed since the cut,
+  between two optimiser steps (`benchmarks.virtual_worker`); 0: before the first one, as always under bsp.
 
 And its scene, where the nodes are not of nearly equal speed, with equal turns of all ways of the scene:
 
@@ -29,35 +23,29 @@ import argparse
 import heapq
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
-from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 
 from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
 from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.predicates import Barrier, is_abreast, make_barrier, trains_same_step
-from training.encoding import codecs
-from training.encoding.codecs import Vector
+from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, metrics_of
+from training.barriers.predicates import Barrier, make_barrier
+from training.encoding.codecs import CodecName, Vector
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import BarrierSettings, ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
-from training.step_rules import base_of, correct, own_carry
 from training.tasks.text import TextOptions
 from training.trainer.loading import build_task
 from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder
 
 SEEDS = 5
 AIM = "≤ 1.02"
@@ -66,30 +54,22 @@ AIM = "≤ 1.02"
 SPEED_SIGMA, TURN_SIGMA = 0.05, 0.15
 #: With `--parameters 0.1`: for a search.
 SMALL = TextOptions(layers=2, width=64, heads=4, context=32, batch_size=8, learning_rate=2e-3, warmup=100)
-WAYS = ("bsp", "pssp", "pssp grace=0")
-#: In the place of a node: one has waited long enough.
-GRACE_ENDS = -1
-OPTION_NAMES = ("carry", "correct", "overlap", "grace")
+WAYS = ("bsp", "pssp", "asp")
 SCENE_NAMES = ("slow", "shape")
-#: A node's step time is the median of so many turns, as in the daemon (`training.step_loop`).
-RECENT_TURNS = 20
 
 
 class Way(NamedTuple):
-    """A barrier, a rule, and what of its last delta a node keeps; see the module. `carry` is `exchange.carry`."""
+    """A barrier, a rule, when values enter, and the scene; see the module."""
 
     barrier: Barrier
     rule: Rule
-    carry: float
-    correct: float = 0.0
-    overlap: float | None = None
-    grace: float = 0.0
+    late: float = LATE
     slow: float = 1.0
     shape: float = 0.0
 
 
 def way_of(text: str) -> Way:
-    """`"pssp 1/0 carry=0.33"`; rule and carry are the defaults unless given. Raises `NotMeasured`. Pure."""
+    """`"pssp 1/0 late=0.5"`; the rule is the default unless given. Raises `NotMeasured`. Pure."""
     words, usual = text.split(), ExchangeSettings()
     try:
         settings = msgspec.convert({"method": words[0]}, BarrierSettings)
@@ -101,59 +81,16 @@ def way_of(text: str) -> Way:
                 rule = Rule(rate, momentum)
             else:
                 name, value = word.split("=")
-                names = OPTION_NAMES + SCENE_NAMES
+                names = ("late", *SCENE_NAMES)
                 options[names[names.index(name)]] = float(value)
     except (ValueError, IndexError, msgspec.ValidationError) as error:
         raise NotMeasured(f'--ways "{text}" is no barrier with a rule and options ({error})') from error
-    if settings.method == "bsp" and not options.keys() <= set(SCENE_NAMES):
-        raise NotMeasured(f'--ways "{text}": under bsp all nodes begin a step with the same values')
     barrier = make_barrier(settings)
-    has_grace = barrier.samples and not barrier.synchronous and "overlap" not in options
-    grace = settings.grace if has_grace else 0.0
-    return Way(barrier, rule, **({"carry": usual.carry, "grace": grace} | options))
-
-
-@dataclass
-class Worker:
-    """A node: its trainer, the values it began its turn with, and what the codec rounded off its deltas so far."""
-
-    runner: TaskRunner
-    base: Vector
-    step: int = 0
-    delta: Vector = field(init=False)
-    residual: Vector = field(init=False)
-    #: With `overlap`: what was pulled after the last push.
-    pulled: Vector | None = None
-    #: Of its last turn, in virtual seconds.
-    ended_at: float = 0.0
-    seconds: float = 0.0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TURNS))
-    credit: GraceCredit = field(default_factory=GraceCredit)
-    #: When its barrier passed, and until when it waits for others then; None: the barrier has not passed.
-    passed_at: float = 0.0
-    patient_until: float | None = None
-    is_abreast: bool = False
-
-    def __post_init__(self) -> None:
-        self.delta = np.zeros_like(self.base)
-        self.residual = np.zeros_like(self.base)
-
-    @property
-    def step_seconds(self) -> float:
-        """What it announces."""
-        return median(self.recent) if self.recent else 0.0
-
-    def train(self) -> None:
-        self.step += 1
-        self.runner.train(StepOrder(self.step, LOCAL_STEPS, NODES, is_first=False), self.base, self.delta)
-
-    def sent(self, codec: codecs.CodecName) -> Vector:
-        """The delta as its owner gets it, with error feedback."""
-        if codec == "float32":
-            return self.delta.copy()
-        rounded = np.empty_like(self.delta)
-        codecs.decode(codecs.encode_with_feedback(self.delta, self.residual, codec), codec, rounded)
-        return rounded
+    if barrier.synchronous and "late" in options:
+        raise NotMeasured(f'--ways "{text}": under bsp all nodes begin a step with the same values')
+    if not 0.0 <= options.get("late", LATE) <= 1.0:
+        raise NotMeasured(f'--ways "{text}": values enter in the turn after the cut, so late is from 0 to 1')
+    return Way(barrier, rule, **({"late": 0.0 if barrier.synchronous else LATE} | options))
 
 
 def turn_seconds(nodes: int, random: Random, slow: float = 1.0, shape: float = 0.0) -> Callable[[int], float]:
@@ -170,127 +107,105 @@ def turn_seconds(nodes: int, random: Random, slow: float = 1.0, shape: float = 0
     return lambda node: speeds[node] * (1 + TURN_SIGMA * abs(draws[node].gauss(0.0, 1.0)))
 
 
-class Swarm:
-    """One run: events of a virtual clock, in which a node ends a turn or passes its barrier."""
+class Node:
+    """A worker and its place in time, in virtual seconds."""
 
-    def __init__(self, runners: list[TaskRunner], way: Way, seed: int, codec: codecs.CodecName) -> None:
-        self._settings = ExchangeSettings(carry=way.carry, codec=codec)
+    def __init__(self, worker: VirtualWorker, seconds: float) -> None:
+        self.worker = worker
+        #: Of its present turn, or of the next one.
+        self.seconds = seconds
+        self.ended_at = 0.0
+        #: When its last delta is exchanged, and how many optimiser steps of the present turn come before that.
+        self.enters_at = 0.0
+        self.before = 0
+
+
+class Swarm:
+    """One run: events of a virtual clock, in which a node ends a turn, or its delta is added."""
+
+    def __init__(self, runners: list[TaskRunner], way: Way, seed: int, codec: CodecName) -> None:
         first = initial(runners[0])
         self.state = ShardState(first.copy(), runners[0].model_vector.layout.parameter_total)
         self._way = way
-        self._workers = [Worker(runner, first.copy()) for runner in runners]
         self._seconds = turn_seconds(len(runners), Random(1000 * seed + len(runners)), way.slow, way.shape)
+        self._nodes = [Node(VirtualWorker(runner, first), self._seconds(node)) for node, runner in enumerate(runners)]
         self._codec = codec
         self._waiting: list[int] = []
-        self._ends: list[tuple[float, int]] = []
+        #: (when, node, ends): its turn ends, or its last delta is added.
+        self._due: list[tuple[float, int, bool]] = []
         #: Virtual seconds in which all nodes together trained, and waited.
         self.trained_s = self.waited_s = 0.0
-        #: Turns of all nodes that began together with the others, by `barrier.grace`.
-        self.abreast = 0
         self.now = 0.0
 
     def run(self, steps: int) -> Iterator[int]:
-        """Train every node for so many steps; yields the number of deltas that have been pushed, after each."""
-        for node in range(len(self._workers)):
-            self._begin(0.0, node)
-        pushed = 0
-        while self._ends:
-            now, node = heapq.heappop(self._ends)
-            self.now = now
-            if node == GRACE_ENDS:
-                self._pass_barriers(now, steps)
+        """Train every node for so many steps; yields the number of deltas that have been added, after each."""
+        for node in range(len(self._nodes)):
+            self._begin(node)
+        added = 0
+        while self._due:
+            self.now, node, ends = heapq.heappop(self._due)
+            if ends:
+                self._end(node, steps)
                 continue
-            worker = self._workers[node]
-            worker.ended_at = now
-            worker.recent.append(worker.seconds)
-            worker.train()
-            self._push(node)
-            pushed += 1
-            yield pushed
-            if self._way.overlap is not None:
-                self._load_overlapped(worker, self._way.overlap)
-            self._waiting.append(node)
-            self._pass_barriers(now, steps)
-        for step in sorted(self.state.pending):
-            self.state.fold(step, self._way.rule)
+            self._exchange(node)
+            added += 1
+            yield added
 
-    def _push(self, node: int) -> None:
-        worker, way = self._workers[node], self._way
-        if way.correct:
-            correct(worker.delta, worker.base.copy(), self.state.value, way.correct)
-        identity, weight = DeltaId(bytes([node]) * 20, 1, worker.step), 1 / len(self._workers)
-        if way.barrier.synchronous:
-            self.state.add_pending(identity, weight, worker.sent(self._codec))
-        else:
-            self.state.apply(identity, weight, worker.sent(self._codec), way.rule)
+    def _end(self, node: int, steps: int) -> None:
+        """Its turn has ended: train it, and begin the exchange of its delta."""
+        one = self._nodes[node]
+        one.worker.train(len(self._nodes), LOCAL_STEPS, one.before)
+        one.worker.encode(self._codec)
+        one.ended_at = self.now
+        if self._way.barrier.synchronous:
+            self.state.add_pending(*self._pushed(node))
+        one.seconds = self._seconds(node)
+        late_s = self._way.late * one.seconds
+        one.enters_at = self.now + late_s
+        heapq.heappush(self._due, (self.now + ADDED * late_s, node, False))
+        self._waiting.append(node)
+        self._pass_barriers(steps)
 
-    def _pass_barriers(self, now: float, steps: int) -> None:
+    def _exchange(self, node: int) -> None:
+        """Its delta is added, and the value read; under bsp that is done when its barrier passes."""
+        if not self._way.barrier.synchronous:
+            self.state.apply(*self._pushed(node), self._way.rule)
+            self._nodes[node].worker.pulled = self.state.value.copy()
+
+    def _pushed(self, node: int) -> tuple[DeltaId, float, Vector]:
+        worker = self._nodes[node].worker
+        return DeltaId(bytes([node]) * 20, 1, worker.step), 1 / len(self._nodes), worker.delta.copy()
+
+    def _pass_barriers(self, steps: int) -> None:
         """Let every node go on whose barrier passes; one that has finished counts for none."""
         for node in list(self._waiting):
-            worker = self._workers[node]
-            others = [other for other in self._workers if other is not worker and other.step < steps]
-            if worker.patient_until is None:
-                if not self._way.barrier.passes(worker.step, [other.step for other in others]):
-                    continue
-                worker.patient_until = self._has_passed(worker, now)
-            if now < worker.patient_until and any(_is_awaited(worker, other) for other in others):
+            one = self._nodes[node]
+            step = one.worker.step
+            others = [other.worker.step for other in self._nodes if other is not one and other.worker.step < steps]
+            if not self._way.barrier.passes(step, others):
                 continue
             self._waiting.remove(node)
-            self._note_grace(worker, now, [other.step for other in others])
-            self.waited_s += now - worker.ended_at
+            self.waited_s += self.now - one.ended_at
             if self._way.barrier.synchronous:
-                self.state.fold(worker.step, self._way.rule)
-            if worker.step < steps:
-                self._begin(now, node)
+                self.state.fold(step, self._way.rule)
+                one.worker.pulled = self.state.value.copy()
+            if step < steps:
+                self._begin(node)
 
-    def _has_passed(self, worker: Worker, now: float) -> float:
-        """Its barrier has passed: returns until when it waits for those that train the same turn."""
-        worker.passed_at = now
-        if not self._way.grace or not worker.credit.earn():
-            return now
-        ends = now + self._way.grace * worker.step_seconds
-        heapq.heappush(self._ends, (ends, GRACE_ENDS))
-        return ends
-
-    def _note_grace(self, worker: Worker, now: float, others: list[int]) -> None:
-        """As `BarrierWaiter` does after its grace."""
-        had_grace = worker.patient_until is not None and worker.patient_until > worker.passed_at
-        worker.patient_until = None
-        worker.is_abreast = had_grace and is_abreast(worker.step, others)
-        self.abreast += worker.is_abreast
-        if had_grace:
-            worker.credit.pay((now - worker.passed_at) / worker.step_seconds, share_abreast(worker.step, others))
-
-    def _begin(self, now: float, node: int) -> None:
-        worker, way = self._workers[node], self._way
-        if way.overlap is None:
-            weight = 1 / len(self._workers)
-            together = way.barrier.synchronous or worker.is_abreast
-            share = own_carry(self._settings, weight, together=together)
-            worker.base = base_of(self.state.value, worker.delta, share if worker.step else 0.0)
-        worker.seconds = self._seconds(node)
-        self.trained_s += worker.seconds
-        heapq.heappush(self._ends, (now + worker.seconds, node))
-
-    def _load_overlapped(self, worker: Worker, carry: float) -> None:
-        """The turn that begins now: what was pulled after the push before this one, and the delta that it lacks."""
-        before, worker.pulled = worker.pulled, self.state.value.copy()
-        ended_at = worker.base + worker.delta
-        worker.base = ended_at if before is None else before + np.float32(carry) * worker.delta
-
-
-def _is_awaited(worker: Worker, other: Worker) -> bool:
-    return trains_same_step(worker.step, other.step) and is_nearly_as_fast(other.step_seconds, worker.step_seconds)
+    def _begin(self, node: int) -> None:
+        one = self._nodes[node]
+        one.before = max(0, round(LOCAL_STEPS * (one.enters_at - self.now) / one.seconds))
+        self.trained_s += one.seconds
+        heapq.heappush(self._due, (self.now + one.seconds, node, True))
 
 
 class Course(NamedTuple):
-    """One run: (step, validation loss of the shared vector) and when that was, in virtual seconds; the time waited over
-    that trained; and the share of the turns that began together."""
+    """One run: (step, validation loss of the shared vector) and when that was, in virtual seconds; and the time waited
+    over that trained."""
 
     curve: list[tuple[int, float]]
     seconds: list[float]
     waited: float
-    abreast: float
 
     def loss_at(self, seconds: float) -> float:
         """Between two looks it falls evenly."""
@@ -298,17 +213,16 @@ class Course(NamedTuple):
 
 
 def study(options: TextOptions, corpus: Corpus, way: Way, seed: int, steps: int) -> Course:
-    runners = [_runner(options, corpus.files[node], seed, node) for node in range(NODES)]
+    evaluator, *runners = [_runner(options, corpus.files[node], seed, node) for node in (0, *range(NODES))]
     swarm = Swarm(runners, way, seed, LEAST_LOSSY)
     curve, seconds = [], []
-    for pushed in swarm.run(steps):
-        step, others = divmod(pushed, NODES)
+    for added in swarm.run(steps):
+        step, others = divmod(added, NODES)
         if not others and step % 10 == 0 and step < steps:
-            curve.append((step, _loss(runners[0], swarm.state.value)))
+            curve.append((step, metrics_of(evaluator, swarm.state.value)["loss"]))
             seconds.append(swarm.now)
-    curve.append((steps, _loss(runners[0], swarm.state.value)))
-    turns = NODES * steps
-    return Course(curve, [*seconds, swarm.now], swarm.waited_s / swarm.trained_s, swarm.abreast / turns)
+    curve.append((steps, metrics_of(evaluator, swarm.state.value)["loss"]))
+    return Course(curve, [*seconds, swarm.now], swarm.waited_s / swarm.trained_s)
 
 
 def _runner(options: TextOptions, file: Path, seed: int, node: int) -> TaskRunner:
@@ -321,12 +235,6 @@ def _runner(options: TextOptions, file: Path, seed: int, node: int) -> TaskRunne
         device="cpu",
     )
     return TaskRunner("text", task, spec)
-
-
-def _loss(runner: TaskRunner, value: Vector) -> float:
-    evaluation = runner.evaluate(0, value)
-    assert evaluation is not None
-    return evaluation.metrics["loss"]
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
@@ -344,7 +252,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
                 course = study(options, corpus, ways[name], seed, STEPS)
                 courses[name].append(course)
                 shown = " ".join(f"{loss:.3f}" for _, loss in course.curve)
-                told = f"waited {course.waited:.3f}, abreast {course.abreast:.2f}, {course.seconds[-1]:.1f} s"
+                told = f"waited {course.waited:.3f}, {course.seconds[-1]:.1f} s"
                 print(f"  seed {seed}, {name}: {shown}, {told}", file=sys.stderr, flush=True)
     series = [
         Series(
@@ -365,9 +273,6 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         series.append(Series(f"loss of {name} over bsp's{at}", "times", ratios, AIM if name.startswith("pssp") else ""))
         series.append(Series(f"loss of {name} over bsp's, after equal time{at}", "times", at_once))
         series.append(Series(f"time that {name} waits over the time it trains{at}", "", waited))
-        series.append(
-            Series(f"turns that {name} begins together{at}", "", [course.abreast for course in courses[name]])
-        )
     return Outcome(
         "async_rule",
         f"bytes of CPython's reference, a third for each of {NODES} nodes, transformer of {options.layers} layers of "

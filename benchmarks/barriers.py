@@ -2,9 +2,9 @@
 
 One process and a virtual clock stand for the network; real models and optimisers train (`benchmarks.outer_rule`). The
 owner's arithmetic is `training.shards.state`, the barrier is `training.barriers.predicates`. A waiting node draws a
-fresh sample at every re-poll, and under bsp no node gets a delta before the barrier of its step. `barrier.grace` is the
-daemon's default; `pssp grace=0` shows what it costs here, where it hardly ever pays. Step times are
-Gamma(4, 1/4), one second on average; so every figure is in virtual seconds and does not depend on this machine.
+fresh sample at every re-poll, and under bsp no node gets a delta before the barrier of its step. An exchange takes no
+time: values enter where a step begins. Step times are Gamma(4, 1/4), one second on average; so every figure is in
+virtual seconds and does not depend on this machine.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ import argparse
 import heapq
 import statistics
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from random import Random
 
-import msgspec
 import torch
-from training.barriers.grace import GraceCredit, is_nearly_as_fast, share_abreast
 
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.predicates import Barrier, make_barrier, resample_after, trains_same_step
+from training.barriers.predicates import Barrier, make_barrier, resample_after
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.shards.applied import DeltaId
@@ -34,9 +31,6 @@ SLOWER = 4.0
 STEP_SHAPE = 4.0
 SEEDS = 5
 METHODS: tuple[BarrierMethod, ...] = ("asp", "bsp", "ssp", "pbsp", "pssp")
-WITHOUT_GRACE = "pssp grace=0"
-#: A node announces the median of so many steps, as in the daemon (`training.step_loop`).
-RECENT_TURNS = 20
 SAMPLE = 2
 #: Percent of the test images, above what the first steps reach and below where the curve is flat.
 TARGET = 92.0
@@ -51,17 +45,15 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     seeds = range(arguments.repetitions or SEEDS)
     times: dict[str, list[float]] = {}
     curves: dict[str, list[list[tuple[float, float]]]] = {}
-    barriers = {str(method): settings_of(method) for method in METHODS}
-    barriers[WITHOUT_GRACE] = msgspec.structs.replace(barriers["pssp"], grace=0.0)
-    for name, settings in barriers.items():
-        curves[name] = [_curve(study, settings, seed) for seed in seeds]
+    for name in METHODS:
+        curves[name] = [_curve(study, settings_of(name), seed) for seed in seeds]
         times[name] = [curve[-1][0] for curve in curves[name]]
         print(f"  {name}: {times[name]} s", file=sys.stderr, flush=True)
     series = [
         Series(f"virtual seconds to {TARGET:g} %, {name}", "s", times[name], details={"curves": curves[name]})
-        for name in barriers
+        for name in METHODS
     ]
-    for name in barriers:
+    for name in METHODS:
         if name != "bsp":
             sooner = [theirs / ours for theirs, ours in zip(times["bsp"], times[name], strict=True)]
             series.append(Series(f"{name} sooner than bsp", "times", sooner, AIM if name == "pssp" else ""))
@@ -93,25 +85,11 @@ def durations(seed: int) -> list[Iterator[float]]:
     return [draw(node) for node in range(NODES)]
 
 
-class Grace:
-    """The wait of one node whose barrier has passed, from then on, for those of one sample that train its last step."""
-
-    def __init__(self, passed_s: float, longest_s: float, sample: list[int]) -> None:
-        self.passed_s = passed_s
-        self.ends_s = passed_s + longest_s
-        self.sample = sample
-
-
 class Race:
     """Who completes a step and who passes a barrier, in the order of a virtual clock. Trains nothing."""
 
     def __init__(self, barrier: Barrier, settings: BarrierSettings, seed: int) -> None:
         self.steps = [0] * NODES
-        self._grace = 0.0 if barrier.synchronous or not barrier.samples else settings.grace
-        self._credits = [GraceCredit() for _ in range(NODES)]
-        self._graces: dict[int, Grace] = {}
-        #: The last steps of each node, whose median it announces.
-        self._recent: list[deque[float]] = [deque(maxlen=RECENT_TURNS) for _ in range(NODES)]
         self._barrier = barrier
         self._sample = settings.sample
         self._pause_s = resample_after(settings.resample_s, 1.0)
@@ -119,7 +97,6 @@ class Race:
         self._durations = durations(seed)
         #: (when, node, completed): a step is completed, or a barrier is looked at again.
         self._due: list[tuple[float, int, bool]] = []
-        self._lengths = [0.0] * NODES
         for node in range(NODES):
             self._begin(0.0, node)
 
@@ -129,47 +106,20 @@ class Race:
             now_s, node, completed = heapq.heappop(self._due)
             if completed:
                 self.steps[node] += 1
-                self._recent[node].append(self._lengths[node])
                 yield now_s, node, True
-            if (again_s := self._goes_on_at(node, now_s)) is None:
+            if self._passes(node):
                 yield now_s, node, False
                 self._begin(now_s, node)
             else:
-                heapq.heappush(self._due, (again_s, node, False))
+                heapq.heappush(self._due, (now_s + self._pause_s, node, False))
 
     def _begin(self, now_s: float, node: int) -> None:
-        self._lengths[node] = next(self._durations[node])
-        heapq.heappush(self._due, (now_s + self._lengths[node], node, True))
+        heapq.heappush(self._due, (now_s + next(self._durations[node]), node, True))
 
-    def _goes_on_at(self, node: int, now_s: float) -> float | None:
-        """When its barrier or its grace is looked at again; None: it goes on now."""
-        if node not in self._graces:
-            others = [step for other, step in enumerate(self.steps) if other != node]
-            seen = others if self._barrier.complete else self._drawn(others)
-            if self._barrier.samples and not self._barrier.passes(self.steps[node], seen):
-                return now_s + self._pause_s
-            if not self._grace or not self._credits[node].earn():
-                return None
-            sample = self._drawn([other for other in range(NODES) if other != node])
-            self._graces[node] = Grace(now_s, self._grace * self._median_s(node), sample)
-        grace = self._graces[node]
-        if now_s < grace.ends_s and any(self._is_awaited(node, other) for other in grace.sample):
-            return min(now_s + self._pause_s, grace.ends_s)
-        waited = (now_s - grace.passed_s) / self._median_s(node)
-        sampled = [self.steps[other] for other in grace.sample]
-        self._credits[node].pay(waited, share_abreast(self.steps[node], sampled))
-        del self._graces[node]
-        return None
-
-    def _drawn(self, others: list[int]) -> list[int]:
-        return self._random.sample(others, self._sample)
-
-    def _median_s(self, node: int) -> float:
-        return statistics.median(self._recent[node]) if self._recent[node] else 0.0
-
-    def _is_awaited(self, node: int, other: int) -> bool:
-        is_equal = is_nearly_as_fast(self._median_s(other), self._median_s(node))
-        return is_equal and trains_same_step(self.steps[node], self.steps[other])
+    def _passes(self, node: int) -> bool:
+        others = [step for other, step in enumerate(self.steps) if other != node]
+        seen = others if self._barrier.complete else self._random.sample(others, self._sample)
+        return not self._barrier.samples or self._barrier.passes(self.steps[node], seen)
 
 
 def _curve(study: Study, settings: BarrierSettings, seed: int) -> list[tuple[float, float]]:

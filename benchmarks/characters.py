@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.daemons import Daemon, Daemons, daemons, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.tasks.text import Text, TextOptions
 
 NODES = 3
@@ -43,8 +43,6 @@ LIMIT_S = 1800.0
 LOOK_S = 0.2
 AIM = "≤ 1.01"
 LEAVES, KILLED = "three nodes, one late, one leaves", "three nodes, one late, one killed, one stopped"
-#: The rule that `benchmarks.async_rule` found nearest to bsp.
-CORRECTED = ExchangeSettings(outer_lr=1.2, outer_momentum=0.0, carry=0.5, correct=0.5)
 
 Curve = list[tuple[int, float]]
 
@@ -94,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         "characters",
         f"bytes of CPython's reference, transformer of {parameters() / 1e6:.1f} M parameters, AdamW "
         f"{OPTIONS.learning_rate:g}, {STEPS} steps of {LOCAL_STEPS} optimiser steps with batches of "
-        f"{OPTIONS.batch_size} × {OPTIONS.context} bytes per node, default exchange unless named; "
+        f"{OPTIONS.batch_size} × {OPTIONS.context} bytes per node, default exchange; "
         f"validation loss of the final model; late: joins at step {LATE_AT}; killed or leaving at step {KILL_AT}; "
         f"stopped for {STOPPED_S:g} s at step {STOP_AT}",
         series,
@@ -107,7 +105,6 @@ def _runs(corpus: Corpus) -> dict[str, Callable[[int], Curve]]:
         "one process, batches of 24": lambda seed: one_process(corpus.files, seed),
         "one node alone": lambda seed: one_process(corpus.files[:1], seed),
         **{f"three nodes, {method}": partial(swarm, corpus, method) for method in METHODS},
-        "three nodes, pssp, corrected": lambda seed: swarm(corpus, "pssp", seed, exchange=CORRECTED),
         LEAVES: lambda seed: swarm(corpus, "pssp", seed, Leaves()),
         KILLED: lambda seed: swarm(corpus, "pssp", seed, Killed()),
     }
@@ -203,7 +200,6 @@ def swarm(
     method: BarrierMethod,
     seed: int,
     course: Undisturbed | None = None,
-    exchange: ExchangeSettings | None = None,
 ) -> Curve:
     """Train on daemons; the last entry of the curve is the loss of the model that a node exported at the end."""
     course = course or Undisturbed()
@@ -227,9 +223,7 @@ def swarm(
                 options=msgspec.to_builtins(OPTIONS),
             )
             bootstrap = _address(nodes[0]) if nodes else ""
-            nodes.append(
-                here.start(settings, bootstrap=bootstrap, barrier=BarrierSettings(method=method), exchange=exchange)
-            )
+            nodes.append(here.start(settings, bootstrap=bootstrap, barrier=BarrierSettings(method=method)))
 
         for place in range(NODES - course.late):
             start(place)

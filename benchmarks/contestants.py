@@ -198,7 +198,6 @@ def exchange_settings(way: Way) -> ExchangeSettings:
         pull_codec=pull,  # type: ignore[arg-type]
         replicas=way.replicas,
         shards=SHARDS,
-        overlap=False,  # one exchange after the other is timed
         push_deadline_s=60.0,
         tenure_s=0.0,  # the shards come to where they belong before anything is timed
     )

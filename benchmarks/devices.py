@@ -31,6 +31,7 @@ from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.outer_rule import default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.steps import BareLoop, bare_loop, between, node_rate, pause
+from benchmarks.virtual_worker import metrics_of
 from training.devices.arithmetic import weighted_mean, weights_of
 from training.devices.positions import AveragePositions, LeaderPositions
 from training.encoding.codecs import Vector
@@ -200,9 +201,17 @@ class _VirtualHost:
             for index, (runner, delta) in enumerate(zip(self._runners, self._deltas, strict=True)):
                 delta[:] = positions.start(index)
                 order = StepOrder(
-                    step, PERIOD, 1.0, is_first=False, carry=1.0, local_pull=pull, loss_window=self._settings.avg_size
+                    step,
+                    PERIOD,
+                    1.0,
+                    is_first=False,
+                    local_pull=pull,
+                    loss_window=self._settings.avg_size,
+                    at_delta=True,
                 )
-                report = runner.train(order, vector, delta)
+                runner.use(vector, delta)
+                runner.begin_anew()
+                report = runner.train(order)
                 assert report is not None
                 reports[index] = report
             is_last = (cycle + 1) * PERIOD == LOCAL_STEPS
@@ -231,9 +240,7 @@ def _accuracy(rule: str, task: str, data_dir: str, seed: int) -> float:
             host.train(step, vector)
         for number, host in enumerate(hosts):
             state.apply(DeltaId(bytes([number]) * 20, 1, step), 1 / NODES, host.delta, default_rule())
-    found = runners[0].evaluate(STEPS, state.value.copy())
-    assert found is not None
-    return 100 * found.metrics["accuracy"]
+    return 100 * metrics_of(runners[0], state.value.copy())["accuracy"]
 
 
 def _of_rules(task: str, data_dir: str, seeds: range) -> list[Series]:

@@ -55,9 +55,9 @@ class TimedTrainer(InlineTrainer):
 
     async def train(self, order: StepOrder) -> StepReport:
         self.orders.append(order)
-        report = self.runner.train(order)
         seconds = self._seconds()
         await asyncio.sleep(seconds)
+        report = self.runner.train(order)
         # The nodes tell each other how long a step takes: by the clock of this machine no two runs would be the same.
         return msgspec.structs.replace(report, seconds=seconds)
 

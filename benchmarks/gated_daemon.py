@@ -1,9 +1,10 @@
 """A real daemon whose trainer waits at a gate: `python -m benchmarks.gated_daemon --config node.toml`.
 
 Everything is `p2pnode.daemon` (sockets, TLS, disk, HTTP, signals) but the trainer. It has real shared memory, gives the
-same noise as its delta at once, and begins a step on the harness's signal (`benchmarks.gate`). So a step is its
-exchange and nothing else. `[training.options]`: `gate` (path of the socket), `parameters`, `seed`, `free_steps` (steps
-it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see `benchmarks.probed`; none).
+same noise as its delta at once, and begins a step on the harness's signal (`benchmarks.gate`), when the values of the
+last one have arrived. So a step is its exchange and nothing else. `[training.options]`: `gate` (path of the socket),
+`parameters`, `seed`, `free_steps` (steps it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see
+`benchmarks.probed`; none).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from p2pnode.config.load import load
 from training.layout import Layout, LayoutEntry
 from training.settings import TrainingSettings
 from training.trainer_link.interface import (
+    Ranges,
     Resume,
     StepOrder,
     StepReport,
@@ -52,6 +54,8 @@ class GatedTrainer(PlainTrainer):
         self._free_steps = int(options.get("free_steps", 1))
         self._left = 0
         self._began = False
+        self._arrived = asyncio.Event()
+        self._arrived.set()
         self._gate: socket.socket | None = None
         self._wakes_file = str(options.get("wakes", ""))
         self._wakes: Wakes = []
@@ -83,7 +87,11 @@ class GatedTrainer(PlainTrainer):
         assert self._gate is not None
         await asyncio.get_running_loop().sock_sendall(self._gate, line.encode() + b"\n")
 
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:  # noqa: ARG002
+        self._arrived.set()
+
     async def train(self, order: StepOrder) -> StepReport:
+        await self._arrived.wait()
         if not self._left:
             if self._began:
                 await self._say("done")
@@ -94,6 +102,7 @@ class GatedTrainer(PlainTrainer):
             self._began = True
             self._left = self._free_steps
         self._left -= 1
+        self._arrived.clear()
         return StepReport(order.step, 0.0, 1, order.local_steps, 1e-3, {})
 
     async def stop(self, stop_s: float = 0.0) -> TrainerEnd:

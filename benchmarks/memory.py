@@ -77,5 +77,5 @@ def _of(group: Ours, number: int) -> tuple[float, float]:
     memory = found["memory"]
     parts = memory["parts"]
     shared = parts["replica_bytes"] + parts["delta_bytes"]
-    # The base of steps that overlap is the trainer's, whose stub has none.
+    # The base is the trainer's, whose stub has none.
     return peak_bytes(group.pids[number]) - shared, memory["budget_bytes"] - shared - parts["base_bytes"]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.record import Outcome, Series
+from benchmarks.virtual_worker import metrics_of
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.exchange.codec_choice import LEAST_LOSSY
@@ -91,11 +92,7 @@ class VirtualNode:
 
     def accuracy(self, value: Vector) -> float:
         """Of any vector, in percent."""
-        self._runner.use(value, self._delta)
-        self._runner.begin_anew()
-        evaluation = self._runner.evaluate(self.step)
-        assert evaluation is not None
-        return 100 * evaluation.metrics["accuracy"]
+        return 100 * metrics_of(self._runner, value)["accuracy"]
 
 
 class Study:

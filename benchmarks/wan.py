@@ -103,13 +103,13 @@ def measure(arguments: argparse.Namespace) -> Outcome:
 
 
 def settings_of(way: str) -> dict[str, Any]:
-    """`"codec=sparse, overlap=true"` as settings by dotted key; a key without a dot is of the exchange. Raises
+    """`"codec=sparse, replicas=0"` as settings by dotted key; a key without a dot is of the exchange. Raises
     `NotMeasured`."""
     settings: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in way.split(","))):
         key, equals, value = (text.strip() for text in part.partition("="))
         if not equals:
-            raise NotMeasured(f"a way is like “codec=sparse, overlap=true”, not {way!r}")
+            raise NotMeasured(f"a way is like “codec=sparse, replicas=0”, not {way!r}")
         try:
             settings[key if "." in key else f"exchange.{key}"] = json.loads(value)
         except ValueError:

@@ -71,6 +71,7 @@ class RestingTrainer(TorchlessTrainer):
         for done in range(1, local_steps + 1):
             time.sleep(max(0.0, began_s + self._step_s * done / local_steps - time.monotonic()))
             self.connection.progress(done)
+            self.look()
         ended_s = time.monotonic()
         offset = int(self._random.integers(OFFSETS))
         self.own[:] = self._noise[offset : offset + len(self.own)]

@@ -58,6 +58,11 @@ class TorchlessTrainer:
         self._is_exchanging = False
         self.connection.send(messages.ValuesEntered())
 
+    def look(self) -> None:
+        """Between two optimiser steps, and at the end of a turn: apply what the daemon has said."""
+        while (news := self.connection.news()) is not None:
+            self.apply(news)
+
     def _cut(self, report: StepReport, *, asks: bool) -> StepReport:
         """As a real trainer: the progress, unless the last delta is being exchanged; one of several trainers of a node
         writes what it has trained in its turn."""
@@ -84,8 +89,7 @@ class TorchlessTrainer:
                 self.apply(order)
             case messages.Train(turn, order):
                 report = self.train(turn, order) if order.local_steps else StepReport(order.step, 0.0, 0, 0, 0.0, {})
-                while (news := connection.news()) is not None:
-                    self.apply(news)
+                self.look()
                 if report is not None:
                     connection.send(messages.Trained(turn, self._cut(report, asks=order.asks)))
             case messages.Evaluate(turn, _):

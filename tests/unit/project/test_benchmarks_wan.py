@@ -85,9 +85,8 @@ def test_ages_are_turns_since_a_shard_changed() -> None:
 
 def test_a_way_is_settings() -> None:
     """Keys without a dot are of the exchange, values are read as they are written in TOML; anything else is refused."""
-    assert settings_of("codec=sparse, overlap=true, barrier.method=asp, replicas=0") == {
+    assert settings_of("codec=sparse, barrier.method=asp, replicas=0") == {
         "exchange.codec": "sparse",
-        "exchange.overlap": True,
         "barrier.method": "asp",
         "exchange.replicas": 0,
     }
