@@ -1,7 +1,7 @@
 """Decides when a node writes a checkpoint, and writes it beside training: vector, trainer's own state, held shards.
 
 Between two steps a checkpoint only begins. The trainer copies its own state and a thread of it writes the copy; the
-vector is read shard by shard while the next step trains (`training.exchange.store.replica_reading`), and the shards
+vector is read shard by shard while the next step trains (`training.exchange.store.replica`), and the shards
 that the node holds are copied a few at a time. The marker comes last (`training.checkpoint`). A full disk is logged and
 never ends the node.
 """

@@ -28,7 +28,7 @@ from training.exchange import ownership_messages as moves
 from training.exchange.fence_file import FENCES_FILE, _Rows
 from training.exchange.messages import decode, encode
 from training.exchange.store import state_files
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_stream import describe
 from training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
 from training.shards.applied import Applied, DeltaId
 from training.shards.outer_rule import Rule

@@ -91,7 +91,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
         monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
     for name in (
         "client.pull.VALUES_PER_COPY",
-        "owner.inspection.VALUES_AT_ONCE",
+        "owner.validation.VALUES_AT_ONCE",
         "recovery.rebalancing.RANKED_AT_ONCE",
     ):
         monkeypatch.setattr(f"training.exchange.{name}", 1)

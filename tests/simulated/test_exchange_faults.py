@@ -17,7 +17,7 @@ from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.recovery.learners import Learners
+from training.exchange.recovery.handover import Learners
 from training.exchange.store.records import KnownOwner
 from training.exchange.terms import Term
 from training.settings import ExchangeSettings

@@ -26,7 +26,7 @@ from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import PORT, Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
-from training.exchange.store.copy_status import has_known_owner
+from training.exchange.store.copies import has_known_owner
 
 SHARDS = 4
 #: One model on all nodes, so long after the return of the server.

@@ -10,15 +10,21 @@ fewer where the rate at which the vector was received shows that the line carrie
 pushes take less than half of their time, the next less lossy codec is tried; one that takes more than its time is given
 up for a while. A slow line is busy during a probe, and measured then; a fast one ends at bfloat16 within a few steps. A
 measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
-Pure.
+
+`CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 
+from overlay.environment import Log
+from overlay.line_rate import MeasuredLine
 from training.encoding.codecs import CodecName
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings
 from training.step_bytes import StepShape, step_bytes
 
@@ -232,3 +238,80 @@ class TrainingTimes:
     def add(self, seconds: float) -> None:
         """A step was trained."""
         self._recent.append(max(seconds, 1e-6))
+
+
+#: A vector that came in less time shows how busy the machines were, not how slow the line is.
+MIN_RECEIVED_S = 5.0
+
+
+class CodecControl:
+    """Decides the codec of each push of one node."""
+
+    def __init__(
+        self,
+        choice: CodecChoice,
+        line: MeasuredLine,
+        store: ShardStore,
+        view: SwarmView,
+        settings: ExchangeSettings,
+        log: Log,
+        *,
+        is_beside: bool,
+    ) -> None:
+        self._choice = choice
+        self._line = line
+        self._store = store
+        self._view = view
+        self._settings = settings
+        self._log = log
+        self._is_beside = is_beside
+        self._times = TrainingTimes()
+        self._push_s: float | None = None
+        #: Bytes per second of the vector that this node was sent when it joined.
+        self._joined_at: float | None = None
+
+    def before_push(self) -> None:
+        """A delta is about to be encoded: choose its codec, and log a change."""
+        choice, facts = self._choice, self.facts()
+        former = choice.codec
+        is_first = choice.is_automatic and not choice.reason
+        if choice.decide(facts):
+            self._log.info("codec_chosen", codec=choice.codec, former="" if is_first else former, reason=choice.reason)
+
+    def trained(self, seconds: float) -> None:
+        """A step was trained in so long, the exchange not counted."""
+        self._times.add(seconds)
+
+    def received(self, received_bytes: int, seconds: float) -> None:
+        """The vector came in so long. A short time says nothing of the line."""
+        if seconds >= MIN_RECEIVED_S and received_bytes:
+            self._joined_at = received_bytes / seconds
+
+    def pushed(self, seconds: float, *, is_complete: bool) -> None:
+        """A push took so long; `is_complete`: every owner has acknowledged it."""
+        self._push_s = seconds if is_complete else math.inf
+
+    def facts(self) -> LineFacts:
+        """What is known now."""
+        line = self._line
+        return LineFacts(
+            shape=self._shape(),
+            upload_bytes_per_s=line.upload_bytes_per_s,
+            download_bytes_per_s=line.download.bytes_per_s,
+            step_s=self._times.step_s,
+            push_s=self._push_s,
+            is_beside=self._is_beside,
+            joined_bytes_per_s=self._joined_at,
+        )
+
+    def _shape(self) -> StepShape:
+        store, nodes = self._store, self._view.worker_count()
+        parameters = store.bounds[-1][1]
+        total = max(1, parameters)  # a run of named values has no vector
+        return StepShape(
+            parameters=parameters,
+            nodes=nodes,
+            owned=sum(map(store.size, store.owned)) / total,
+            backed=sum(map(store.size, store.backed)) / total,
+            sparse_values=self._settings.sparse_values,
+        )

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
+from training.exchange.client.own_deltas import AcknowledgedDeltas, KeptDeltas
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns
-from training.exchange.counters import Counters
-from training.exchange.kept_deltas import KeptDeltas
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.recovery.acknowledged import AcknowledgedDeltas
+from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica
@@ -19,6 +17,32 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings
 from training.swarm import Swarm
+
+
+@dataclass(slots=True)
+class Counters:
+    """Bytes, refusals and losses since the start, for `/status` and `/metrics`."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    merged: int = 0  # shards of deltas added here as owner
+    refused: int = 0  # this node's deltas, by owners
+    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
+    unusual_norms: int = 0  # shards of deltas with a norm far above the median
+    clipped: int = 0  # shards of deltas that were scaled down
+    lost: int = 0  # this node's deltas dropped from a full outbox
+    repaired: int = 0  # deltas of one shard from the other side of a split, added here
+    followed: int = 0  # shards brought up to date by changes of their published value
+    chains_entered: int = 0  # shards of which the published value was pulled as a whole
+    chain_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled again as a whole
+    lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
+    resigned_shards: int = 0  # of this node whose values were not finite, or out of range
+    values_updated: int = 0  # updates of named values that this node has applied as their owner
+    values_refused: int = 0  # and those that it has refused for ever
+    values_read: int = 0  # keys of which it has answered a read
+    value_batches: int = 0  # batches of updates that it has added
+    lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
+    sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from overlay.transport import TransportError
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
-from training.exchange.store.copy_status import has_state
+from training.exchange.store.copies import has_state
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 
 #: For requests without bodies, which a living node answers at once.

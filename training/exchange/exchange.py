@@ -14,39 +14,35 @@ from overlay.peers import Contact, PeerChange
 from overlay.supervision import supervised
 from overlay.transport import TransportError
 from training.encoding.codecs import Vector
-from training.exchange.backup.handler import BackupHandler
-from training.exchange.client.codec_control import CodecControl
+from training.exchange.backup import BackupHandler
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.client.values import SwarmValues
-from training.exchange.codec_choice import CodecChoice
-from training.exchange.context import ExchangeContext
+from training.exchange.codec_choice import CodecChoice, CodecControl
+from training.exchange.context import Counters, ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
-from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BufferAgreement, FinalValues
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
 from training.exchange.peer_score import PeerScore
-from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
-from training.exchange.store.copy_status import has_known_owner
+from training.exchange.store.copies import has_known_owner
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
-from training.exchange.store.replica import Replica
-from training.exchange.store.replica_reading import ReplicaReading
+from training.exchange.store.replica import Replica, ReplicaReading, VectorSnapshot
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.vector_snapshot import VectorSnapshot
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
 from training.manifest import Manifest
@@ -117,14 +113,16 @@ class Exchange:
         self._is_alone = not settings.enabled
         self._log = environment.log
         self._replica = context.replica
-        self._fences = FenceFile(context)
+        self._fences = FenceFile(store.ownership, genesis, environment)
         self.deltas = DeltaHandler(context)
         final_values, self.publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
         self.reads = ReadHandler(context, final_values, self.publisher, inspector)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)
         self._buffers = BufferAgreement(context, self.directory, final_values)
-        self.codec_control = CodecControl(context)
+        self.codec_control = CodecControl(
+            context.codec, swarm.line, store, context.view, settings, environment.log, is_beside=not context.synchronous
+        )
         self.push_client = PushClient(context, self.directory, self.deltas)
         self.values = SwarmValues(context, self.directory, self.deltas.values)
         self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from training.exchange.context import ExchangeContext
+from overlay.environment import Environment
+from training.exchange.store.ownership import Ownership
 from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term, TermNode, TermNumber
 
 FENCES_FILE = "fences.msgpack"
@@ -18,10 +19,12 @@ _Rows = Annotated[dict[ShardIndex, tuple[TermNumber, TermNode]], Meta(max_length
 class FenceFile:
     """Loads them, and writes them when they change."""
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._context = context
-        self._disk = context.environment.disk
-        self._log = context.environment.log
+    def __init__(self, ownership: Ownership, genesis: bytes, environment: Environment) -> None:
+        self._ownership = ownership
+        self._genesis = genesis
+        self._disk = environment.disk
+        self._executor = environment.executor
+        self._log = environment.log
         self._load()
 
     def _load(self) -> None:
@@ -33,12 +36,12 @@ class FenceFile:
         except msgspec.DecodeError as error:
             self._log.warning("fences_unreadable", reason=str(error))
             return
-        if genesis == self._context.genesis:
+        if genesis == self._genesis:
             for shard, (number, node) in rows.items():
                 if number >= TERM_LIMIT:
                     self._log.warning("fence_passed_over", shard=shard)
                     continue
-                self._context.store.ownership.raise_fence(shard, Term(number, node))
+                self._ownership.raise_fence(shard, Term(number, node))
 
     async def run(self) -> None:
         """Write the fences when they changed, at most once a second; retried until the disk takes them.
@@ -48,12 +51,12 @@ class FenceFile:
         failing = False
         while True:
             await asyncio.sleep(1.0)
-            if (fences := self._context.store.ownership.take_unsaved_fences()) is not None:
-                data = msgspec.msgpack.encode((self._context.genesis, fences))
+            if (fences := self._ownership.take_unsaved_fences()) is not None:
+                data = msgspec.msgpack.encode((self._genesis, fences))
                 try:
-                    await self._context.environment.executor.run(self._disk.write, FENCES_FILE, data)
+                    await self._executor.run(self._disk.write, FENCES_FILE, data)
                 except OSError as error:
-                    self._context.store.ownership.keep_unsaved_fences()
+                    self._ownership.keep_unsaved_fences()
                     if not failing:
                         self._log.error("fences_not_written", reason=str(error))
                     failing = True

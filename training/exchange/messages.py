@@ -1,13 +1,18 @@
-"""Messages of a step: push, pull, forward, and the search for owners, as MessagePack through msgspec. Pure.
+"""Messages of a step: push, pull, forward, and the search for owners, as MessagePack through msgspec.
 
 Decoding checks every struct: types, and the lengths of lists and texts. Arrays travel as frames in the body
 (`training.encoding.frames`). `docs/protocol.md` describes the same messages. Those that move a shard are in
 `training.exchange.ownership_messages`.
+
+The answer to a push may be a stream. An owner that forwards a delta to a backup over a slow line is silent for as long
+as that takes. If the origin knows the stream (`Push.streams`) the owner answers at once: a head without results, then a
+body of small pieces. A piece is its length (4 bytes, big-endian) and a MessagePack list of results; an empty one only
+says that the forward moves. What has arrived of an answer that breaks off is valid. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -46,7 +51,7 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
-    `streams`: the sender reads an answer that comes as a stream (`training.exchange.push_results`). `keeps`: until it
+    `streams`: the sender reads an answer that comes as a stream (`training.exchange.messages`). `keeps`: until it
     has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: how
     many nodes train by the sender's count, which the weight was made with; 0: not said. `apart`: no owner was in reach
     then; the delta may be of many steps, and is added as one from the other side of a split.
@@ -117,7 +122,7 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """With `streams` the results follow in the body (`training.exchange.push_results`), and there are none here.
+    """With `streams` the results follow in the body (`training.exchange.messages`), and there are none here.
     `workers`: how many nodes train by the responder's count; 0: not said."""
 
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
@@ -316,3 +321,35 @@ async def read_record(reader: FrameReader, shard: int, kind: type[S]) -> S:
         return decode(raw, kind)
     except msgspec.DecodeError as error:
         raise BadFrame(f"malformed {kind.__name__}: {error}") from error
+
+
+_LENGTH_BYTES = 4
+#: Longest piece: results of all shards, each with an owner and a reason.
+MAX_PIECE_BYTES = 4 * 1024 * 1024
+#: Says that the owner is at work.
+SIGN_OF_LIFE = bytes(_LENGTH_BYTES)
+
+_DECODER = msgspec.msgpack.Decoder(list[PushResult])
+
+
+def piece_of(results: Sequence[PushResult]) -> bytes:
+    """Some results as one piece of the stream."""
+    data = msgspec.msgpack.encode(list(results))
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+async def read_results(body: AsyncIterator[Buffer]) -> AsyncIterator[list[PushResult]]:
+    """The results of each piece that has some. Raises `BadFrame` for a malformed piece, and what the body raises."""
+    reader, length = FrameReader(body), bytearray(_LENGTH_BYTES)
+    while await reader.fill(memoryview(length), at_end_ok=True):
+        size = int.from_bytes(length, "big")
+        if size > MAX_PIECE_BYTES:
+            raise BadFrame(f"a piece of {size} bytes in the answer to a push")
+        if not size:
+            continue
+        data = bytearray(size)
+        await reader.fill(memoryview(data))
+        try:
+            yield _DECODER.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise BadFrame(f"a malformed piece in the answer to a push: {error}") from error

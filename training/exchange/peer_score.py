@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from overlay.environment import Clock
 from training.encoding.frames import BadFrame
-from training.exchange.member_routes import MemberRoutes
+from training.exchange.indirect import MemberRoutes
 
 Reason = Literal["silent", "refuses", "restarts", "nonsense", "foreign"]
 

@@ -2,16 +2,61 @@
 
 What comes in one turn of the loop is begun together, so that many small pieces of work become few. A shard is *busy*
 from `start` until `free`.
+
+`Staggered` tells when the next of several requests to one receiver may begin. A second one beside the first costs both
+ends as much as the first, and takes what would have gone together. On a quick line the first has its answer before much
+has come. On a slow line, or behind one that waits for something else, the next begins after a moment.
+
+`OwnerPump` sends what waits for shards to their owners in this way. A shard that was not answered rests for a moment,
+while the directory looks for its owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
 from math import inf
 
 from overlay.environment import Log
+from overlay.peers import Contact
+from overlay.transport import TransportError
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+
+#: The next begins when the one before has its answer, or after this.
+STAGGER_S = 0.01
+
+
+class Staggered:
+    """What is under way to each receiver, at most `most` at once."""
+
+    def __init__(self, most: int, stagger_s: float = STAGGER_S) -> None:
+        self._most = most
+        self._stagger_s = stagger_s
+        #: When each of them began, in order.
+        self._began_s: dict[Hashable, list[float]] = {}
+
+    def wait_s(self, receiver: Hashable, now_s: float) -> float:
+        """Seconds until the next may begin; infinite: when one of those under way has ended."""
+        began_s = self._began_s.get(receiver)
+        if not began_s:
+            return 0.0
+        return inf if len(began_s) >= self._most else max(0.0, began_s[-1] + self._stagger_s - now_s)
+
+    def begin(self, receiver: Hashable, now_s: float) -> float:
+        """One begins; `end` follows, with what this returns."""
+        self._began_s.setdefault(receiver, []).append(now_s)
+        return now_s
+
+    def end(self, receiver: Hashable, began_s: float) -> None:
+        """The one that began then has ended."""
+        under_way = self._began_s[receiver]
+        under_way.remove(began_s)
+        if not under_way:
+            del self._began_s[receiver]
+
 
 #: The shards of work that had a fault rest so long: it would have the same fault at once.
 FAULT_PAUSE_S = 1.0
@@ -109,3 +154,71 @@ class ShardTasks(ABC):
         """`halt`, and wait until all have ended."""
         self.halt()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+#: Requests under way to one owner.
+REQUESTS_AT_ONCE = 3
+FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
+
+#: Sends what waits for these shards of one owner, and returns those that are to be sent again after a rest. Raises
+#: `TransportError`.
+Send = Callable[[Contact, list[int]], Awaitable[list[int]]]
+
+
+class OwnerPump(ShardTasks):
+    """`waiting` gives the shards for which something waits; `send` is called for those of one owner."""
+
+    def __init__(
+        self, context: ExchangeContext, directory: OwnerDirectory, waiting: Callable[[], Iterable[int]], send: Send
+    ) -> None:
+        super().__init__("owner-request", context.environment.log)
+        self._context = context
+        self._directory = directory
+        self._waiting = waiting
+        self._send = send
+        self._clock = context.environment.clock
+        self._requests = Staggered(REQUESTS_AT_ONCE)
+        #: How long each shard that was not answered rests next time.
+        self._pauses: dict[int, float] = {}
+
+    def begin(self) -> None:
+        shards = [shard for shard in self._waiting() if shard not in self.busy]
+        if not shards:
+            return
+        groups, unknown = self._directory.by_owner(shards)
+        now_s = self._clock.monotonic()
+        for owner, theirs in groups:
+            if wait_s := self._requests.wait_s(owner.node_id, now_s):
+                self.wake_after(wait_s)
+            else:
+                self.start(theirs, partial(self._request, owner, theirs))
+        if unknown:
+            self.start(unknown, partial(self._rest, unknown))
+
+    async def _request(self, owner: Contact, shards: list[int]) -> None:
+        began_s = self._requests.begin(owner.node_id, self._clock.monotonic())
+        again: list[int] = []
+        try:
+            again = await self._send(owner, shards)
+        except TransportError as error:
+            again = shards
+            self._directory.failed(owner, error)
+        finally:
+            self._requests.end(owner.node_id, began_s)
+            answered = [shard for shard in shards if shard not in again]
+            for shard in answered:
+                self._pauses.pop(shard, None)
+            self.free(answered)
+        if again:
+            await self._rest(again)
+
+    async def _rest(self, shards: list[int]) -> None:
+        """Let shards wait, and look for their owners."""
+        pause_s = max(self._pauses.get(shard, FIRST_RETRY_S) for shard in shards)
+        try:
+            await asyncio.sleep(pause_s * self._context.jitter())
+            await self._directory.refresh(shards)
+        finally:
+            for shard in shards:
+                self._pauses[shard] = min(2 * pause_s, MAX_RETRY_S)
+            self.free(shards)

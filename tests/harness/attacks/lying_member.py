@@ -31,7 +31,7 @@ from training.exchange.exchange import Exchange
 from training.exchange.messages import decode, encode
 from training.exchange.store import state_files
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_stream import describe
 from training.settings import ExchangeSettings
 
 BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]

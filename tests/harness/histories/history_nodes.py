@@ -14,7 +14,7 @@ from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.encoding.codecs import Vector
-from training.exchange.client.delivery import Delivery
+from training.exchange.client.own_deltas import Delivery
 from training.exchange.codec_choice import CHOICES, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from training.encoding.codecs import Vector
 from training.exchange.client.outbox import MAX_RETRY_S
-from training.exchange.timeouts import BACKOFF, QUESTION, REQUEST
+from training.exchange.rpc import BACKOFF, QUESTION, REQUEST
 
 #: The detection bound (docs/faults.md), and the slowest step of a simulated worker.
 BOUND_S = 10.0

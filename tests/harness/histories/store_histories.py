@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.harness.swarms.store_swarm import BY_ID, CONTACTS, DELTAS, IDENTITIES, IDS, NAMES, PLAIN, Node, StoreSwarm
 from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.copy_status import copy_status
+from training.exchange.store.copies import copy_status
 from training.exchange.store.records import Owned
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, Term
 from training.shards.state import ShardState

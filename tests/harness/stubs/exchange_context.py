@@ -24,7 +24,7 @@ from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import decode, encode
 from training.exchange.peer_score import PeerScore
-from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica

@@ -19,14 +19,12 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
-from training.exchange.client.owner_pump import OwnerPump
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import PushResult
 from training.exchange.owner.value_rounds import LATER
-from training.exchange.owner.values import ValueHandler
-from training.exchange.value_messages import (
+from training.exchange.owner.values import (
     MAX_ITEMS,
     ListKeys,
     ListKeysAnswer,
@@ -36,7 +34,9 @@ from training.exchange.value_messages import (
     ShardUpdate,
     UpdateValues,
     UpdateValuesAnswer,
+    ValueHandler,
 )
+from training.exchange.shard_tasks import OwnerPump
 from training.shards.value_batch import KeyUpdate
 from training.shards.value_updates import wrong_timestamp
 from training.values.encoding import (

@@ -5,7 +5,7 @@ origin waits. So the memory of a push is bounded, and the line to the origin and
 part that fills slowly is closed after `PART_S`: behind a slow line the backup gets the first shards while the last are
 far away.
 
-What has become final is given out as it comes (`next_results`), for the stream of `training.exchange.push_results`.
+What has become final is given out as it comes (`next_results`), for the stream of `training.exchange.messages`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from training.encoding.frames import BadFrame
 from training.exchange.cooperative import VALUES_PER_PART
-from training.exchange.messages import Push, PushResult
+from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.push_results import SIGN_OF_LIFE, piece_of
 
 PARTS_AT_ONCE = 2
 PART_S = 0.1

@@ -28,9 +28,9 @@ from training.exchange.messages import (
     record_frames,
 )
 from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import Published
 from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import (
     Fetch,
     FinalBuffers,
@@ -44,10 +44,9 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.store import state_stream
-from training.exchange.store.copy_status import copy_status
+from training.exchange.store.copies import copy_status, replica_copy
 from training.exchange.store.replica import Position
-from training.exchange.store.replica_copies import replica_copy
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_stream import describe
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 

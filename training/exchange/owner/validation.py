@@ -1,16 +1,24 @@
-"""Validates a delta before its owner adds it: finite values, length, weight, and whether its node still has quota.
+"""Promise 7: what an owner adds and what it serves is finite and in range.
 
-Who owns the shard, and whether the delta is in already, is decided in `training.exchange.owner.deltas`. A wrong delta
-is rejected permanently and counted by its reason; one that comes too early is to be sent again. A long one is clipped
+A delta is looked at before it is added: finite values, length, weight, and whether its node still has quota. Who owns
+the shard, and whether the delta is in already, is decided in `training.exchange.owner.deltas`. A wrong delta is
+rejected permanently and counted by its reason; one that comes too early is to be sent again. A long one is clipped
 under the rule `clip`, and is worth a warning under every rule.
+
+No accepted delta makes the values of a shard wrong. Memory, a driver or a kernel may. A shard that is served is looked
+at, if that was not done within `INSPECTION_INTERVAL_S`. The addition of a delta is such a look too
+(`ShardState.note_addition`): a shard that trains is not read once more. A node resigns a broken shard, as by a crash:
+it drops the state, and the backup takes over. A backup drops a broken copy, and its owner sends the state again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from training.exchange.context import ExchangeContext
+from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
 from training.shards import robust
@@ -184,3 +192,62 @@ class DeltaValidator:
         own = 1.0 / max(1.0, self._view.worker_count())
         factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._context.settings.weight == "samples" else 1.0)
         return own / factor, own * factor
+
+
+INSPECTION_INTERVAL_S = 1.0
+#: A thread looks at so many values, or one shard: the way to it and back costs as much as this pass.
+VALUES_AT_ONCE = 1 << 20
+
+
+class ShardInspector:
+    """The inspections of one node."""
+
+    def __init__(self, context: ExchangeContext) -> None:
+        self._store = context.store
+        self._counters = context.counters
+        self._rebalance = context.rebalance
+        self._clock = context.environment.clock
+        self._executor = context.environment.executor
+        self._log = context.environment.log
+
+    async def inspect(self, shards: Iterable[int]) -> None:
+        """Look at those of the shards owned here that were not looked at within `INSPECTION_INTERVAL_S`."""
+        turn, left = LoopYielder(), list(shards)
+        while left:
+            some: dict[int, ShardState] = {}
+            size, now_s = 0, self._clock.monotonic()
+            while left and size < VALUES_AT_ONCE:
+                owned = self._store.owned.get(shard := left.pop(0))
+                if (
+                    owned is not None
+                    and owned.state.value.size
+                    and now_s - owned.state.looked_s >= INSPECTION_INTERVAL_S
+                ):
+                    owned.state.looked_s, some[shard] = now_s, owned.state
+                    size += owned.state.value.size
+            for shard in await off_loop(self._executor, size, _broken, some):
+                if (owned := self._store.owned.get(shard)) is not None and owned.state is some[shard]:
+                    self.resign(shard)
+            await turn.after(size)
+
+    def resign(self, shard: int) -> None:
+        """Own a shard no more, whose values are broken."""
+        self._store.resign(shard)
+        self._counters.resigned_shards += 1
+        self._log.error("shard_resigned", shard=shard)
+        self._rebalance.take_over(shard)  # the ordinary search for the best copy, here without one
+        self._rebalance.wake()
+
+
+def is_good(state: ShardState, now_s: float) -> bool:
+    """Whether the values of a backup's copy, to which a delta may have been added now, are in range: they are looked at
+    once in `INSPECTION_INTERVAL_S`, unless the addition was such a look."""
+    state.note_addition(now_s)
+    if now_s - state.looked_s < INSPECTION_INTERVAL_S:
+        return True
+    state.looked_s = now_s
+    return state.is_in_range()
+
+
+def _broken(states: Mapping[int, ShardState]) -> list[int]:
+    return [shard for shard, state in states.items() if not state.is_in_range()]

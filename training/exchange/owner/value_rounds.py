@@ -20,10 +20,8 @@ from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned
-from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls
-from training.exchange.owner.waiting_update import Waiting
-from training.exchange.shard_tasks import ShardTasks
-from training.exchange.staggered import Staggered
+from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from training.exchange.shard_tasks import ShardTasks, Staggered
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch

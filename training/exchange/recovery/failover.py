@@ -29,11 +29,9 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.peer_score import Nonsense
-from training.exchange.recovery.copy_rank import rank_copy
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.store import state_stream
-from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
-from training.exchange.store.replica_copies import replica_copy
+from training.exchange.store.copies import copy_status, has_known_owner, has_state, rank_copy, replica_copy
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 from training.shards.state import ShardState, last_steps
 

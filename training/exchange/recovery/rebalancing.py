@@ -3,11 +3,10 @@
 A loop checks all shards twice a second, and at once when membership changes. Slow work runs as separate jobs, so that a
 transfer never delays a take-over:
 
-* `learners`: a new backup catches up.
-* `handover`: a backup becomes the owner.
+* `handover`: a new backup catches up; a backup becomes the owner.
 * `failover`: shards without an owner are taken over, and fences are answered.
 * `reconciliation`: diverged copies are reconciled.
-* `backup.confirmation`: silent owners are asked whether they still use this backup.
+* `training.exchange.backup`: silent owners are asked whether they still use this backup.
 * `resending`: what an owner had acknowledged and lost is sent again.
 * `route_finder`: owners and backups that do not answer are asked by way of other members.
 """
@@ -20,7 +19,7 @@ from functools import partial
 
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
-from training.exchange.backup.confirmation import BackupConfirmation
+from training.exchange.backup import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
@@ -28,9 +27,8 @@ from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
-from training.exchange.recovery.handover import ShardHandover
+from training.exchange.recovery.handover import Learners, ShardHandover
 from training.exchange.recovery.jobs import JobKind, Jobs
-from training.exchange.recovery.learners import Learners
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder
@@ -80,7 +78,7 @@ class Rebalancer:
         self._resending = Resending(context, deltas)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
-        self._jobs = Jobs(context)
+        self._jobs = Jobs(context.rebalance, context.environment)
         self._learners = Learners(context, self._jobs, publisher)
         self._handover = ShardHandover(context, deltas, publisher)
 

@@ -13,6 +13,7 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
+from training.exchange.client.own_deltas import Acknowledged, AcknowledgedKey
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import PushStatus, encode
@@ -27,7 +28,6 @@ from training.exchange.ownership_messages import (
     OfferedDeltas,
     OfferedDeltasAnswer,
 )
-from training.exchange.recovery.acknowledged import Acknowledged, AcknowledgedKey
 from training.shards.applied import DeltaId
 
 #: Encoded bytes that are sent again at a time, and how often at most.

@@ -1,6 +1,6 @@
 """Finds a relay to owners and backups that do not answer this node, and the way back to direct requests.
 
-`training.exchange.member_routes` decides when. A look asks the member itself and a few others at the same time whether
+`training.exchange.indirect` decides when. A look asks the member itself and a few others at the same time whether
 they reach it. Of the others, the candidates of a shard that the member owns come first: its backup is one of them, and
 reaches it. Nothing is taken over while a relay is known (`SwarmView.is_gone`).
 """

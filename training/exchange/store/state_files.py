@@ -16,7 +16,7 @@ import numpy as np
 from training.encoding.codecs import Vector
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store.records import StoredState
-from training.exchange.store.state_head import ANY_STEPS, describe, implausible, restore
+from training.exchange.store.state_stream import ANY_STEPS, describe, implausible, restore
 from training.exchange.terms import TERM_LIMIT, Term
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch

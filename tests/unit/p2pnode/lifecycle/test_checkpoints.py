@@ -20,8 +20,7 @@ from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
 from training import checkpoint
 from training.checkpoint import Checkpoint
-from training.exchange.store.replica import Replica
-from training.exchange.store.replica_reading import ReplicaReading
+from training.exchange.store.replica import Replica, ReplicaReading
 from training.exchange.terms import ZERO_TERM, Term
 from training.layout import shard_bounds
 from training.progress import Progress

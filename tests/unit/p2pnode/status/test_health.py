@@ -15,7 +15,7 @@ from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
-from training.exchange.count_comparison import LASTING_S
+from training.exchange.swarm_view import LASTING_S
 from training.trainer_link.interface import Evaluation
 
 

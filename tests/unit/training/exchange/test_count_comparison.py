@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.exchange.count_comparison import LASTING_S, MAX_MEMBERS, CountComparison, corrected
+from training.exchange.swarm_view import LASTING_S, MAX_MEMBERS, CountComparison, corrected
 
 A, B = b"a" * 20, b"b" * 20
 

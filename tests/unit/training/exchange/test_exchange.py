@@ -19,12 +19,11 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, records_of
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.exchange.count_comparison import LASTING_S
 from training.exchange.exchange import Exchange
 from training.exchange.fence_file import FENCES_FILE
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
-from training.exchange.store.replica_reading import ReplicaReading
-from training.exchange.store.vector_snapshot import VectorSnapshot
+from training.exchange.store.replica import ReplicaReading, VectorSnapshot
+from training.exchange.swarm_view import LASTING_S
 from training.exchange.terms import OwnerInfo
 from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest

@@ -21,7 +21,7 @@ def started(files: dict[str, bytes]) -> tuple[Any, FenceFile, MemoryDisk]:
     context: Any = context_of(ScriptedSwarm(contact("a")), store_of("a"))
     disk = context.environment.disk
     disk.files = files
-    return context, FenceFile(context), disk
+    return context, FenceFile(context.store.ownership, context.genesis, context.environment), disk
 
 
 async def written(file: FenceFile, seconds: float) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.exchange.client.delivery import Outgoing
-from training.exchange.kept_deltas import KeptDeltas
+from training.exchange.client.own_deltas import KeptDeltas, Outgoing
 from training.shards.applied import DeltaId
 
 IDENTITY = DeltaId(b"a" * 20, 1, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlay.addresses import Address
-from training.exchange.member_routes import (
+from training.exchange.indirect import (
     CONFIRM_S,
     DOUBTED_LOOK_S,
     FIRST_LOOK_S,

@@ -30,7 +30,14 @@ from training.exchange.messages import (
     read_record,
     record_frames,
 )
-from training.exchange.owner.values import MAX_KEYS_BYTES
+from training.exchange.owner.values import (
+    MAX_ITEMS,
+    MAX_KEYS_BYTES,
+    KeysResult,
+    ListKeys,
+    ReadValues,
+    UpdateValuesAnswer,
+)
 from training.exchange.ownership_messages import (
     MAX_SOUGHT,
     CompareCopies,
@@ -46,13 +53,6 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo
-from training.exchange.value_messages import (
-    MAX_ITEMS,
-    KeysResult,
-    ListKeys,
-    ReadValues,
-    UpdateValuesAnswer,
-)
 from training.values.encoding import MAX_KEY_BYTES
 
 PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlay.addresses import Address
 from overlay.peers import Contact
-from training.exchange.obstacles import Obstacles
+from training.exchange.client.step_wait import Obstacles
 
 B, C = Contact(b"b" * 20, Address("10.0.0.2", 1)), Contact(b"c" * 20, Address("10.0.0.3", 1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.exchange.patience import LEAST_BYTES_PER_S, Patience
+from training.exchange.client.step_wait import LEAST_BYTES_PER_S, Patience
 
 
 def test_what_is_silent_from_the_beginning_ends_at_the_limit() -> None:

@@ -7,8 +7,7 @@ import pytest
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame
-from training.exchange.messages import PushResult
-from training.exchange.push_results import MAX_PIECE_BYTES, SIGN_OF_LIFE, piece_of, read_results
+from training.exchange.messages import MAX_PIECE_BYTES, SIGN_OF_LIFE, PushResult, piece_of, read_results
 
 ONE, TWO = PushResult(1, "ok", 7), PushResult.retry(2, "backup_silent")
 

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.harness.builders.stores import contact, owner_of, term
 from tests.harness.environment.virtual_loop import run
-from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.terms import Fence
 
 

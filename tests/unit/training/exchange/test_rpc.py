@@ -20,9 +20,8 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.peer_score import FIRST_S, PeerScore
-from training.exchange.rpc import ExchangeRpc
+from training.exchange.rpc import REQUEST, ExchangeRpc
 from training.exchange.terms import OwnerInfo
-from training.exchange.timeouts import REQUEST
 
 ME, PEER, RELAY = contact("a"), contact("b"), contact("c")
 

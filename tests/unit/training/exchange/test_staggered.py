@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from training.exchange.staggered import STAGGER_S, Staggered
+from training.exchange.shard_tasks import STAGGER_S, Staggered
 
 
 def test_the_next_begins_with_the_answer_or_after_a_moment() -> None:

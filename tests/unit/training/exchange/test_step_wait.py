@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.harness.environment.virtual_loop import run
-from training.exchange.step_wait import StepWait, together
+from training.exchange.client.step_wait import StepWait, together
 
 
 def now() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.exchange.timeouts import (
+from training.exchange.rpc import (
     DEVIATIONS,
     FORWARD,
     MAX_BACKOFF,

@@ -10,7 +10,7 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.backup.confirmation import CONFIRM_AFTER_S, BackupConfirmation
+from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation
 from training.exchange.ownership_messages import ConfirmBackup, TransferResult
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import OwnerInfo

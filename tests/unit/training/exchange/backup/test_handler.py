@@ -16,8 +16,8 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
-from training.exchange.backup.handler import BackupHandler
-from training.exchange.client.delivery import Outgoing
+from training.exchange.backup import BackupHandler
+from training.exchange.client.own_deltas import Outgoing
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import (
@@ -32,7 +32,7 @@ from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.replica import Position
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_stream import describe
 from training.exchange.terms import OwnerInfo, Term
 from training.shards.applied import DeltaId
 

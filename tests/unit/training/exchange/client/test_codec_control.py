@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.harness.builders.stores import contact, owner_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.client.codec_control import MIN_RECEIVED_S, CodecControl
+from training.exchange.codec_choice import MIN_RECEIVED_S, CodecControl
 from training.exchange.context import ExchangeContext
 from training.settings import ExchangeSettings
 
@@ -14,7 +14,16 @@ def control_of(settings: ExchangeSettings) -> tuple[CodecControl, ExchangeContex
     swarm = ScriptedSwarm(contact("a"), [contact("b")])
     swarm.worker_count = 2.0
     context = context_of(swarm, owner_of("a"), settings=settings)
-    return CodecControl(context), context
+    control = CodecControl(
+        context.codec,
+        context.swarm.line,
+        context.store,
+        context.view,
+        settings,
+        context.environment.log,
+        is_beside=not context.synchronous,
+    )
+    return control, context
 
 
 def test_the_vector_that_was_received_is_a_measure_of_the_line() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.client.delivery import Delivery, Outgoing
+from training.exchange.client.own_deltas import Delivery, Outgoing
 from training.exchange.messages import Push
 
 VALUES = np.arange(4, dtype=np.float32)

@@ -12,7 +12,7 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.client.owner_pump import FIRST_RETRY_S, MAX_RETRY_S, REQUESTS_AT_ONCE, OwnerPump
+from training.exchange.shard_tasks import FIRST_RETRY_S, MAX_RETRY_S, REQUESTS_AT_ONCE, OwnerPump
 
 OWNER, OTHER = contact("b"), contact("c")
 

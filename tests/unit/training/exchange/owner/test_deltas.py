@@ -17,13 +17,13 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice
-from training.exchange.count_comparison import LASTING_S
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import LASTING_S
 from training.settings import ExchangeSettings
 from training.shards.outer_rule import Rule
 

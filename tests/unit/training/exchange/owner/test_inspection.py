@@ -10,8 +10,8 @@ import pytest
 from tests.harness.builders.stores import backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
-from training.exchange.owner import inspection
-from training.exchange.owner.inspection import INTERVAL_S, ShardInspector, is_good
+from training.exchange.owner import validation
+from training.exchange.owner.validation import INSPECTION_INTERVAL_S, ShardInspector, is_good
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 from training.shards.state import ShardState
@@ -36,7 +36,7 @@ def test_a_shard_with_such_values_is_resigned(number: float, array: str) -> None
         getattr(store.owned[0].state, array)[2] = number
         await inspector.inspect([0])
         assert 0 in store.owned, "it was looked at a moment ago"
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(INSPECTION_INTERVAL_S)
         await inspector.inspect([0])
         assert (store.owned, store.superseded) == ({}, {})
         assert store.ownership.fence(0) > former
@@ -54,8 +54,8 @@ def test_the_copy_of_a_backup_is_looked_at_once_a_second() -> None:
     assert state is not None
     assert is_good(state, 1.0)
     state.value[1] = np.nan
-    assert is_good(state, 1.0 + INTERVAL_S / 2)
-    assert not is_good(state, 1.0 + INTERVAL_S)
+    assert is_good(state, 1.0 + INSPECTION_INTERVAL_S / 2)
+    assert not is_good(state, 1.0 + INSPECTION_INTERVAL_S)
 
 
 def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPat
             state.apply(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), store.rule)
             state.note_addition(clock.monotonic())
             await inspector.inspect([0])
-            await asyncio.sleep(INTERVAL_S / 2)
+            await asyncio.sleep(INSPECTION_INTERVAL_S / 2)
         assert looked == []
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(INSPECTION_INTERVAL_S)
         await inspector.inspect([0])
         assert looked == [state]
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(INSPECTION_INTERVAL_S)
         state.value[1] = np.inf
         state.apply(DeltaId(b"x" * 20, 1, 9), 1.0, np.ones(4, np.float32), store.rule)
         state.note_addition(clock.monotonic())
@@ -91,7 +91,7 @@ def test_one_broken_shard_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -
     """Whichever it is of those that are looked at together; the others stay."""
 
     async def scenario(at_once: int, broken: int) -> None:
-        monkeypatch.setattr(inspection, "VALUES_AT_ONCE", at_once)
+        monkeypatch.setattr(validation, "VALUES_AT_ONCE", at_once)
         store = store_of("a")
         for shard in range(4):
             store.own(shard, zeros(store, shard), term(1, "a"), contact("a"), 0.0, by_handover=False)

@@ -13,11 +13,10 @@ from tests.harness.builders.stores import IDS
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS
 from training.encoding.frames import BadFrame
-from training.exchange.messages import Push, PushResult
+from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake, ResultStream
-from training.exchange.push_results import SIGN_OF_LIFE, piece_of
 
 
 class Owner:

@@ -22,10 +22,10 @@ from training.exchange.messages import (
     encode,
 )
 from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.published import digest_of
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import (
     Fetch,
     StateTransfer,
@@ -34,7 +34,7 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import ANY_STEPS
+from training.exchange.store.state_stream import ANY_STEPS
 from training.exchange.terms import ZERO_TERM, Fence
 from training.settings import ExchangeSettings
 

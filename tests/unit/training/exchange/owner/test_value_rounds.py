@@ -20,10 +20,9 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.owner.value_rounds import CHECK_S, LATER
-from training.exchange.owner.values import MAX_WAITING_UPDATES
-from training.exchange.staggered import STAGGER_S
+from training.exchange.owner.values import MAX_WAITING_UPDATES, ShardUpdate
+from training.exchange.shard_tasks import STAGGER_S
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.value_messages import ShardUpdate
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch

@@ -21,10 +21,7 @@ from training.exchange.owner import values as module
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.value_rounds import LATER
-from training.exchange.run_state import Phase
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import OwnerInfo
-from training.exchange.value_messages import (
+from training.exchange.owner.values import (
     KeysResult,
     ListKeys,
     ListKeysAnswer,
@@ -35,6 +32,9 @@ from training.exchange.value_messages import (
     UpdateValues,
     UpdateValuesAnswer,
 )
+from training.exchange.run_state import Phase
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import OwnerInfo
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.environment.virtual_loop import run
 from training.exchange.messages import PushResult
-from training.exchange.owner.waiting_update import Waiting, all_settled
+from training.exchange.owner.script_pulls import Waiting, all_settled
 from training.shards.value_batch import KeyUpdate
 
 OK, REFUSED = PushResult(0, "ok"), PushResult(0, "refused", reason="late")

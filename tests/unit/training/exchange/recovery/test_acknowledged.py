@@ -6,8 +6,7 @@ import dataclasses
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.messages import Push
-from training.exchange.recovery.acknowledged import (
+from training.exchange.client.own_deltas import (
     KEPT_S,
     LARGEST_SHARE,
     MAX_KEPT,
@@ -15,6 +14,7 @@ from training.exchange.recovery.acknowledged import (
     AcknowledgedDeltas,
     AcknowledgedKey,
 )
+from training.exchange.messages import Push
 from training.shards.applied import DeltaId
 
 

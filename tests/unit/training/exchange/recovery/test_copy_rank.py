@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.builders.stores import term
 from training.exchange.ownership_messages import CopyStatus
-from training.exchange.recovery.copy_rank import rank_copy
+from training.exchange.store.copies import rank_copy
 from training.exchange.terms import ZERO_TERM, Role, Term
 
 

@@ -27,7 +27,7 @@ from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
 from training.exchange.store import state_stream
 from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import describe
+from training.exchange.store.state_stream import describe
 from training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
 from training.shards.applied import Applied
 

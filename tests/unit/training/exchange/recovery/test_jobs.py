@@ -8,14 +8,19 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
+from training.exchange.context import ExchangeContext
 from training.exchange.recovery.jobs import JobKind, Jobs
+
+
+def jobs_of(context: ExchangeContext) -> Jobs:
+    return Jobs(context.rebalance, context.environment)
 
 
 def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
     """The second is ignored until the first has ended and was forgotten."""
 
     async def scenario() -> None:
-        jobs = Jobs(context_of(ScriptedSwarm(contact("a")), store_of("a")))
+        jobs = jobs_of(context_of(ScriptedSwarm(contact("a")), store_of("a")))
         ran: list[str] = []
 
         def work(name: str) -> None:
@@ -45,7 +50,7 @@ def test_a_failed_job_is_logged_and_only_one_that_took_time_wakes_the_rebalancer
 
     async def scenario() -> None:
         context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
-        jobs, clock = Jobs(context), context.environment.clock
+        jobs, clock = jobs_of(context), context.environment.clock
 
         async def fails(after_s: float) -> None:
             if after_s:
@@ -71,7 +76,7 @@ def test_every_job_that_took_time_wakes_the_rebalancer() -> None:
 
     async def scenario() -> None:
         context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
-        jobs, clock = Jobs(context), context.environment.clock
+        jobs, clock = jobs_of(context), context.environment.clock
         for kind in JobKind:
             began = clock.monotonic()
             jobs.start(kind, b"", lambda: asyncio.sleep(0.5))
@@ -85,7 +90,7 @@ def test_stop_cancels_what_is_running() -> None:
     """Nothing is left behind."""
 
     async def scenario() -> None:
-        jobs = Jobs(context_of(ScriptedSwarm(contact("a")), store_of("a")))
+        jobs = jobs_of(context_of(ScriptedSwarm(contact("a")), store_of("a")))
         ended = []
 
         async def forever() -> None:
@@ -107,7 +112,7 @@ def test_a_job_with_a_fault_of_this_node_is_logged_and_may_begin_again() -> None
 
     async def scenario() -> None:
         context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
-        jobs = Jobs(context)
+        jobs = jobs_of(context)
         for _ in range(2):
 
             async def fails() -> None:

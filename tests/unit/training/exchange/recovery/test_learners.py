@@ -16,13 +16,13 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
-from training.exchange.backup.handler import BackupHandler
+from training.exchange.backup import BackupHandler
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import encode, read_record
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.recovery.handover import BATCH_S, Learners
 from training.exchange.recovery.jobs import Jobs
-from training.exchange.recovery.learners import BATCH_S, Learners
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
@@ -36,7 +36,7 @@ def learners_of(**answers: Answer) -> tuple[Learners, ShardStore, ScriptedSwarm,
     for name, answer in {"learn": TransferResult([0], []), "state": TransferResult([0], []), **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", pull_codec="int8"))
-    return Learners(context, Jobs(context), Publisher(context)), store, swarm, context
+    return Learners(context, Jobs(context.rebalance, context.environment), Publisher(context)), store, swarm, context
 
 
 async def head_sent(swarm: ScriptedSwarm) -> StateHead:
@@ -248,7 +248,7 @@ def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(learners.batch(everything)) == expected, rate
 
         line.upload = cast(Any, SimpleNamespace(bytes_per_s=None))
-        monkeypatch.setattr("training.exchange.recovery.learners.BATCH_BYTES", 48)
+        monkeypatch.setattr("training.exchange.recovery.handover.BATCH_BYTES", 48)
         await learners.add_learner(LEARNER, everything)
         asked = [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]
         assert asked == [[0, 1], [2, 3]]

@@ -18,9 +18,9 @@ from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.inspection import ShardInspector
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
+from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import FindDeltas
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState

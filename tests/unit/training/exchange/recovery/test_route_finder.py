@@ -12,7 +12,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.member_routes import DOUBTED_LOOK_S, FIRST_LOOK_S
+from training.exchange.indirect import DOUBTED_LOOK_S, FIRST_LOOK_S
 from training.exchange.messages import Indirect, IndirectAnswer, decode
 from training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 

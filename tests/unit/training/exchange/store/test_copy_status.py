@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.harness.builders.stores import IDS, contact, delta, store_of, term, zeros
 from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.copy_status import copy_status
+from training.exchange.store.copies import copy_status
 from training.exchange.terms import ZERO_TERM
 
 

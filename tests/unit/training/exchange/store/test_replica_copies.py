@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.builders.stores import BOUNDS, delta, store_of, term, zeros
+from training.exchange.store.copies import replica_copy, replica_state
 from training.exchange.store.records import StoredState
 from training.exchange.store.replica import Replica
-from training.exchange.store.replica_copies import replica_copy, replica_state
 from training.shards.outer_rule import Rule
 
 SUM = Rule(outer_lr=1.0, outer_momentum=0.0)

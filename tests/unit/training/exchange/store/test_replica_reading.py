@@ -14,9 +14,7 @@ import pytest
 
 from tests.harness.builders.stores import BOUNDS, term
 from training.encoding.codecs import Vector
-from training.exchange.store.replica import Replica
-from training.exchange.store.replica_reading import ATTEMPTS, ReplicaReading
-from training.exchange.store.vector_snapshot import SnapshotClosed
+from training.exchange.store.replica import ATTEMPTS, Replica, ReplicaReading, SnapshotClosed
 
 
 def no_pause() -> None:

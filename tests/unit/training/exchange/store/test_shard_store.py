@@ -10,7 +10,7 @@ from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.copy_status import copy_status, has_known_owner, has_state
+from training.exchange.store.copies import copy_status, has_known_owner, has_state
 from training.exchange.store.records import StoredState
 from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from training.shards.applied import DeltaId

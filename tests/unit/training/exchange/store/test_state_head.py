@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, store_of, term, zeros
 from training.exchange.ownership_messages import ForgottenRows, StateHead
-from training.exchange.store.state_head import DELTAS_PER_STEP, PlausibleSteps, describe, implausible, restore
+from training.exchange.store.state_stream import DELTAS_PER_STEP, PlausibleSteps, describe, implausible, restore
 from training.exchange.terms import MAX_BELIEVED, Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule

@@ -17,7 +17,7 @@ from training.exchange.messages import decode, encode, record_frames
 from training.exchange.ownership_messages import StateHead
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_head import ANY_STEPS, describe
+from training.exchange.store.state_stream import ANY_STEPS, describe
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState

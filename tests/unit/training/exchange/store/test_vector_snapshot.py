@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.exchange.store.vector_snapshot import SnapshotClosed, VectorSnapshot
+from training.exchange.store.replica import SnapshotClosed, VectorSnapshot
 
 TOTAL, SLICE = 23, 4
 

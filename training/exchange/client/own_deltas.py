@@ -1,20 +1,122 @@
-"""This node's deltas that other nodes have acknowledged, for as long as they may have to be sent again. Pure.
+"""The deltas of this node: on their way to the owners, and acknowledged for as long as they may have to be sent again.
+
+The owner of a shard forwards every delta to the backup. Where the backup is the node that the delta came from, it has
+the same encoded bytes until the owner has answered (`KeptDeltas`), and need not be sent them.
 
 The only node that may own shards has no backup. Started again, it goes on with what was on its disk. Where owner and
 backup die at once, the shard goes on from what others have pulled. The owner that is there afterwards is sent what it
-lacks, under the same identity. Each delta is kept `KEPT_S`, and as long as its owner is gone; all of them within
-`KEPT_BYTES` of encoded values: the oldest are dropped first. One that is too large is not kept.
+lacks, under the same identity (`AcknowledgedDeltas`). Each delta is kept `KEPT_S`, and as long as its owner is gone;
+all of them within `KEPT_BYTES` of encoded values: the oldest are dropped first. One that is too large is not kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from training.encoding.codecs import CodecName
+from training.encoding.frames import framed_bytes
+from training.exchange.client.step_wait import StepWait
 from training.exchange.messages import Push
-from training.shards.applied import DeltaId
+from training.exchange.owner.delta_item import IncomingDelta
+from training.shards.applied import Applied, DeltaId
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """One encoded shard of a delta, and the number of values it decodes to.
+
+    `is_borrowed`: it is the trainer's memory, which is valid only while the step waits for its answers.
+    """
+
+    shard: int
+    encoded: bytes | bytearray | memoryview
+    codec: CodecName
+    values: int
+    is_borrowed: bool = False
+    #: Whether it may have been sent: then its owner may have it, under this identity.
+    is_started: bool = False
+
+    @property
+    def framed_bytes(self) -> int:
+        return framed_bytes(self.codec, self.values, len(self.encoded))
+
+    def item(self) -> IncomingDelta:
+        """The same shard as its owner receives it; it refers to no memory of the trainer."""
+        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
+        return IncomingDelta.received(self.shard, encoded, self.codec, self.values)
+
+
+@dataclass(slots=True)
+class Delivery:
+    """The delta of one step: its unacknowledged shards, and the answers for the others."""
+
+    push: Push
+    unacknowledged: dict[int, Outgoing]
+    done: asyncio.Event
+    acknowledged: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    refused_shards: set[int] = field(default_factory=set)
+    #: What the step that made it waits for; None when it waits for nothing.
+    wait: StepWait | None = None
+    #: Cancelled in order to continue from a copy of the trainer's memory.
+    interrupted: bool = False
+    task: asyncio.Task[None] | None = None
+    #: Monotonic seconds; set when it is put into the outbox.
+    since: float = 0.0
+
+    @property
+    def identity(self) -> DeltaId:
+        return DeltaId(self.push.node, self.push.incarnation, self.push.step)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(item.encoded) for item in self.unacknowledged.values())
+
+
+class KeptDelta(Protocol):
+    """One encoded shard of a delta."""
+
+    @property
+    def encoded(self) -> bytes | bytearray | memoryview: ...
+    @property
+    def codec(self) -> CodecName: ...
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether `encoded` is memory that will be written to again: what is kept of it must be a copy."""
+        ...
+
+
+class KeptDeltas:
+    """The deltas of one node that not all owners have acknowledged."""
+
+    def __init__(self) -> None:
+        self._kept: dict[DeltaId, Mapping[int, KeptDelta]] = {}
+
+    def keep(self, identity: DeltaId, shards: Mapping[int, KeptDelta]) -> None:
+        """Offer these shards, as the mapping has them at each moment."""
+        self._kept[identity] = shards
+
+    def drop(self, identity: DeltaId) -> None:
+        """The delta is no longer on its way."""
+        self._kept.pop(identity, None)
+
+    def identities(self) -> Applied:
+        """The identities of those that are on their way."""
+        found = Applied()
+        for identity in self._kept:
+            found.add(identity)
+        return found
+
+    def find(self, identity: DeltaId, shard: int) -> tuple[bytes | bytearray | memoryview, CodecName] | None:
+        """The encoded shard and its codec, as it was sent to the owner; None if it is not kept."""
+        item = self._kept.get(identity, {}).get(shard)
+        if item is None:
+            return None
+        return (bytes(item.encoded) if item.is_borrowed else item.encoded), item.codec
+
 
 KEPT_S = 300.0
 KEPT_BYTES = 16 << 20
