@@ -116,7 +116,7 @@ def is_backed(hosts: list[Host]) -> bool:
 @pytest.mark.promise(10)
 def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
     """The states of the shards are in place before the first deltas are pushed, and no exchange keeps a trainer
-    waiting: without any of overlap, careful codecs and short copies it would, for minutes."""
+    waiting: without careful codecs and short copies it would, for minutes."""
     found = started()
     print(found.shares, found.settled_s)
 

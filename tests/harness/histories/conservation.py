@@ -9,7 +9,7 @@ end, and after a while
 * every shard has one owner, and a backup that has its state;
 * both have every delta that any owner acknowledged, also its own, and their values are the sums of their deltas, each
   once (`tests.harness.histories.delta_ledger`);
-* what a node has trained is acknowledged, refused, or in its residual;
+* what a node has trained is acknowledged, refused, or its progress;
 * every node has the owners' values after a last pull, and the same bits after the final one;
 * and no node waited longer for an acknowledgement or a fresh value than the detection bound allows
   (`tests.harness.histories.progress_clocks`).

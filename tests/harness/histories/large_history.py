@@ -9,7 +9,7 @@ in either direction. When all have made their steps the losses end, and it is ch
 * every shard has one owner, and a backup that has its state;
 * both have every delta that any owner acknowledged, once, and are the sum of their deltas, bit by bit
   (`tests.harness.histories.view_ledger`);
-* what a node has trained is acknowledged, refused, or in its residual;
+* what a node has trained is acknowledged, refused, or its progress;
 * every node has the owners' values after a last pull, and the same bits after the final one;
 * no node waited longer for an acknowledgement or a fresh value than the detection bound and the losses explain
   (`tests.harness.histories.progress_clocks`).
