@@ -12,9 +12,8 @@ import random
 import pytest
 
 from tests.harness.runner.long_run import more
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import Applied, DeltaId, Forgotten
 from training.shards.forgetting import Present, SilenceWatch
-from training.shards.forgotten import Forgotten
 
 SILENT_S = 100.0
 

@@ -7,8 +7,6 @@ error of a value is at most half a scale. The compiled kernels give the same bit
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import numpy.typing as npt
 
@@ -83,16 +81,6 @@ def decode(view: memoryview, into: Vector) -> None:
             rest = np.frombuffer(view[blocks * _BLOCK.itemsize :], dtype=np.uint8)
             levels = _unpacked(rest[None, 2:])[0, : into.size - whole]
             np.multiply(levels, _scales(rest[:2].view("<u2")), out=into[whole:])
-
-
-def cut_block(view: memoryview, values: int, starts: list[int]) -> list[bytes]:
-    """The encodings of parts of one block; `starts` has where each begins, and the end."""
-    levels = _unpacked(np.frombuffer(view, dtype=np.uint8)[None, 2:])[:, :values].astype(np.float32)
-    parts = []
-    for first, last in pairwise(starts):
-        part = np.pad(levels[:, first:last], ((0, 0), (0, (last - first) % 2)))
-        parts.append(bytes(view[:2]) + _packed(part).tobytes())
-    return parts
 
 
 def _scales(codes: npt.NDArray[np.uint16]) -> Vector:

@@ -13,8 +13,6 @@ that the compiled kernels give the same bits. Pure.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import numpy.typing as npt
 
@@ -208,23 +206,6 @@ def block_end(view: memoryview, at: int) -> int:
     """Where the block that begins at this byte ends, for bytes that were checked."""
     count, at = _count(view, at)
     return at + 4 + (3 * count + 1) // 2 + (count + 3) // 4 if count else at
-
-
-def cut_block(view: memoryview, values: int, starts: list[int]) -> list[bytes]:
-    """The encodings of parts of one block, for bytes that were checked; `starts` has where each begins, and the end."""
-    ((places, _),) = _blocks(view, values)
-    _, at = _count(view, 0)
-    data = np.frombuffer(view, dtype=np.uint8)
-    codes = _codes(data[at + 4 + (3 * places.size + 1) // 2 :], places.size)
-    parts = []
-    for first, last in pairwise(starts):
-        is_here = (places >= first) & (places < last)
-        count = int(np.count_nonzero(is_here))
-        if not count:
-            parts.append(b"\x00")
-            continue
-        parts.append(_joined(bytes(view[at : at + 4]), places[is_here] - first, codes[is_here]))
-    return parts
 
 
 def _error(view: memoryview, number: int) -> ValueError:

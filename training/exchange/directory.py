@@ -27,8 +27,6 @@ QUESTION_TIMEOUT_S = 1.0
 PARTNER_TIMEOUT_S = 3.0
 #: After an owner denied that it owns a shard, claims of others that it does are ignored for this long.
 DENIAL_S = 5.0
-#: What others say is checked after this long: what made the member the owner may still be on its way to it.
-CHECK_AFTER_S = 0.1
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
 #: In a swarm of more members what concerns a shard is told to its candidates only.

@@ -27,8 +27,7 @@ from training.exchange.terms import (
     Weight,
     Workers,
 )
-from training.shards.applied import Applied, rows_like
-from training.shards.forgotten import Forgotten
+from training.shards.applied import Applied, Forgotten, rows_like
 from training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
@@ -55,7 +54,7 @@ MAX_FETCHED = 16
 
 
 class ForgottenRows(msgspec.Struct, frozen=True, array_like=True):
-    """`training.shards.forgotten.Forgotten` on the wire and on disk."""
+    """`training.shards.applied.Forgotten` on the wire and on disk."""
 
     floors: Floors
     before: Number

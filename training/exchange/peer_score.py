@@ -98,6 +98,7 @@ class PeerScore:
         if not record.unanswered:
             record.unanswered_s = now_s
         record.unanswered += 1
+        # Promise 3: it may hang, and the failure detector's probes be answered.
         is_silent = record.unanswered >= UNANSWERED and now_s - record.unanswered_s >= SILENT_S
         if is_silent and record.silent_until_s <= now_s and self._others_answered(node, record.unanswered_s):
             record.silent_until_s = self._quarantine(node, record, "silent")
@@ -116,10 +117,12 @@ class PeerScore:
 
     def nonsense(self, node: bytes) -> None:
         """It has sent what no healthy member sends."""
+        # Promise 7.
         self._note(node, "nonsense")
 
     def foreign(self, node: bytes) -> None:
         """It sent a request of another swarm."""
+        # Promise 8.
         if not self.is_ignored(node):
             self._quarantine(node, self._record(node), "foreign")
 

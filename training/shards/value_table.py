@@ -13,8 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from training.shards.applied import Applied, DeltaId
-from training.shards.forgotten import Forgotten
+from training.shards.applied import Applied, DeltaId, Forgotten
 from training.shards.value_batch import MAX_TIMESTAMP, BadBatch, ValueBatch
 from training.values.encoding import MAX_KEY_BYTES
 

@@ -236,6 +236,7 @@ class Outbox:
 
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
         """Those of the shards of which no older delta is on its way."""
+        # Promise 10: what waits has not been sent, and can go back to the trainer.
         older = [one for step, one in self._deliveries.items() if step < delivery.push.step]
         return [
             shard
@@ -254,6 +255,7 @@ class Outbox:
             items = [delivery.unacknowledged[shard] for shard in shards]
             if not items:
                 return not theirs
+            # Promise 1: its owner may have it from now on, so it is sent until it is answered.
             for item in items:
                 item.is_started = True
             push = msgspec.structs.replace(
@@ -352,6 +354,7 @@ class Outbox:
         context = self._context
         if owner.node_id == push.node or (item.is_borrowed and len(item.encoded) > COPIED_BYTES):
             return
+        # Promise 1: an owner without a backup may be started again with less.
         encoded = bytes(item.encoded) if item.is_borrowed else item.encoded
         now_s = context.environment.clock.monotonic()
         if not context.swarm.is_eligible:

@@ -207,10 +207,6 @@ class AcknowledgedDeltas:
             if delta.owner == owner:
                 self.moved(key, b"")
 
-    def in_doubt(self, shard: int) -> bool:
-        """Whether an owner is to be asked about deltas of a shard."""
-        return b"" in self._owners.get(shard, {})
-
     def _count(self, shard: int, owner: bytes) -> None:
         owners = self._owners.setdefault(shard, {})
         owners[owner] = owners.get(owner, 0) + 1

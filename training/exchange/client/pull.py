@@ -134,6 +134,7 @@ class PullClient:
         carry checksums, because all its training builds on them.
         """
         self._run.pass_barrier(step)
+        # Promise 3.
         if deadline_s is not None and not (is_final or self._context.synchronous) and self._directory.is_apart():
             return PullReport(0, [], list(range(len(self._store))))
         if not is_final:
@@ -169,6 +170,7 @@ class PullClient:
 
         shards = list(job.waiting)
         owners, _ = self._directory.by_owner(shards)
+        # Promise 2.
         relief = JoinerRelief(self._context, self._directory, job.waiting, lambda: job.receiving > 0, copies)
         works = [
             asyncio.ensure_future(self._fetch_parts(shards, job)),
@@ -248,6 +250,7 @@ class PullClient:
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
+                    # Promise 7.
                     plausible = self._store.ownership.is_plausible
                     if not (plausible(result.term) and plausible(result.rank_term)):
                         raise BadFrame(f"shard {result.shard} under term {result.term_number}")
@@ -272,11 +275,12 @@ class PullClient:
                     )
                     self._counters.bytes_received += len(encoded)
                     await self._context.turns.take(light(size))
+                    # Promise 7.
                     if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
                         raise BadFrame(f"shard {result.shard} has values out of range")
                     term = result.term
                     if term < self._store.ownership.fence(result.shard):
-                        continue  # this owner was replaced: the next round asks for the higher term
+                        continue  # promise 1: this owner was replaced; the next round asks for the higher term
                     is_copy = result.status == "copy"
                     if is_copy and result.shard not in job.waiting:
                         continue  # the owner was faster
@@ -330,7 +334,7 @@ class PullClient:
         arrays, payload_bytes = await self._follower.read(reader, result, memory, has_checksum=job.is_joiners)
         self._counters.bytes_received += payload_bytes
         if result.term < self._store.ownership.fence(result.shard):
-            return  # this owner was replaced: the next round asks for the higher term
+            return  # promise 1: this owner was replaced; the next round asks for the higher term
         if await self._follower.take(result, arrays):
             self._store.note_owner(result.shard, result.term, owner)
             self._settle(result.shard, job, changed=True)
@@ -340,6 +344,7 @@ class PullClient:
 
         What is added to a shard during the copy has another version, and comes with the next pull.
         """
+        # Promise 11.
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
         turns, store, replica = self._context.turns, self._store, self._replica
@@ -365,6 +370,7 @@ class PullClient:
                         values[part] = value[part]
                     else:
                         replica.set_version(shard, *mark)
+            # Promise 7.
             if not is_good:
                 self._inspector.resign(shard)
                 continue

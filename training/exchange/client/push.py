@@ -122,12 +122,14 @@ class PushClient:
         if is_apart or self._was_apart:
             if self._context.settings.weight != "sum":
                 weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
+            # Promise 7: later steps would be added to it.
             if not await self._executor.run(is_delta_in_range, delta):
                 delta[:] = 0.0
                 on_sent()
                 return PushReport(0, {"not_finite": len(self._store)}, 0, 0, set(range(len(self._store))))
         else:
             self._workers = workers
+        # Promise 5: what is trained while no owner is in reach is added when one is.
         if is_apart and not is_last:
             self._was_apart = True
             self._outbox.note_apart()
@@ -152,6 +154,7 @@ class PushClient:
             delivery.unacknowledged = {item.shard: item for item in encoded}
         on_sent()
         if rest:
+            # Promise 3.
             limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
             delivery.wait = StepWait(limit_s)
             self._outbox.add(delivery)
@@ -201,7 +204,7 @@ class PushClient:
             # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
             is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
             is_finite = is_whole and await self._is_in_range(values)
-            own = self._deltas.unreplicated(shards)  # may have changed meanwhile
+            own = self._deltas.unreplicated(shards)  # promise 1: one may have got a backup meanwhile
             parts = ((shard, delta[slice(*bounds[shard])]) for shard in own)
             results |= self._deltas.add_unreplicated(delivery.push, parts, is_finite=is_finite)
         for result in results.values():
@@ -240,6 +243,7 @@ class PushClient:
             return ()
         if delivery.unacknowledged:
             self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
+        # Promise 10: what the line did not carry in time is trained on, and not refused as late.
         returned = self._outbox.give_back(delivery)
         await self._outbox.detach(delivery)
         return returned

@@ -62,6 +62,7 @@ class DeltaHandler:
     # -- push ---------------------------------------------------------------------------------------------------
 
     async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Response:
+        # Promise 1: under another's identity it would count as that one's delta.
         if push.node != sender.node_id:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
         self._rebalance.challenge(push.fences)
@@ -125,6 +126,7 @@ class DeltaHandler:
             else:
                 fresh.append(item)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Promise 1: the same delta waits for its first copy.
         for item in fresh:
             self._in_flight[item.shard, identity] = done
         try:
@@ -156,7 +158,7 @@ class DeltaHandler:
     def unreplicated(self, shards: Iterable[int]) -> list[int]:
         """Those of the shards that this node owns and need not replicate: own deltas may be added at once."""
         if self._context.settings.replicas and self._view.has_eligible_others():
-            return []  # a shard without a backup is about to get one
+            return []  # promise 1: a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are clipped like all others
         if is_plain(self._context.codec.codec) and self._view.has_met_others():
@@ -214,13 +216,16 @@ class DeltaHandler:
         owned = self._store.owned.get(shard)
         if owned is None:
             return not_owned(self._store, shard)
+        # Promise 1: it is added once.
         if owned.state.knows(identity):
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
             if lacks_backup(self._context, owned):
                 return PushResult.retry(shard, "no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
+        # Promise 4: a move waits for what is in flight, and for no more.
         if owned.moving or self._run.is_closed:
             return PushResult.retry(shard, "moving" if owned.moving else "leaving")
+        # Promise 1: it may have been added before.
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
         if repair and not push.apart:
@@ -228,8 +233,10 @@ class DeltaHandler:
         limit = self._context.stale_limit
         if limit is not None and not repair and self._view.median_step() - push.base_step > limit:
             return self._validator.refuse(shard, "late")
+        # Promise 1: the replica that the state began with may have it.
         if push.base_step < owned.state.era_step:
             return self._validator.refuse(shard, "before_era")
+        # Promise 7.
         if push.step > self._view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         return None

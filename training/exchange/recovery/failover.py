@@ -99,7 +99,7 @@ class Failover:
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
-        await self._routes.search(self._gone_owners(shards))  # first: a survey that is out of date takes too much
+        await self._routes.search(self._gone_owners(shards))  # promise 1: others may reach the owner
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
@@ -107,15 +107,18 @@ class Failover:
             if not self._is_ownerless(shard, copies[shard]):
                 continue
             best = await self._best_copy(shard, copies[shard])
+            # Promise 1: two owners of a shard would each acknowledge deltas.
             # If meanwhile another node took the shard, or this one became its owner or backup, the survey is void.
             if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
             copied, state = best
+            # Promise 7.
             if not await off_loop(self._context.environment.executor, state.value.size, state.is_in_range):
                 self._drop_broken(shard, copied)
                 continue
             if shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
                 continue
+            # Promise 6.
             if self._resuming and state.unlisted:
                 self._era_begins_again(shard, state)
             from_replica += state.era_step > 0
@@ -167,6 +170,7 @@ class Failover:
         Each continues from the best copy of all nodes. Returns how many other nodes answered. One that has trained on
         and could not own a shard has no copy to wait for.
         """
+        # Promise 6: the highest state on any disk that comes in time.
         deadline = self._clock.monotonic() + wait_s
         while True:
             members = self._swarm.members()
@@ -225,6 +229,7 @@ class Failover:
             return True
         owner = known.owner.node_id
         answered_copy = next((copy for contact, copy in found if contact.node_id == owner), None)
+        # Promise 1: a living owner keeps what it has acknowledged.
         return self._view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
 
     async def announce_owners(self, infos: list[OwnerInfo]) -> None:
@@ -345,6 +350,7 @@ class Failover:
         if now - last > REPLICA_GRACE_S:
             since = now  # an earlier search, which has ended
         self._replica_only[shard] = (since, now)
+        # Promise 1: a backup has every delta that was acknowledged.
         if now - since < REPLICA_GRACE_S:
             return False
         del self._replica_only[shard]

@@ -131,6 +131,7 @@ class SplitReconciler:
         for shard, copy in list(self._store.superseded.items()):
             if copy.unclear_at is None or (shard in known and known[shard].term > copy.unclear_at):
                 found.append(shard)
+            # Promise 5: as far as the log reaches.
             elif now - copy.unclear_since_s >= self._store.log.seconds:
                 del self._store.superseded[shard]
         return found
@@ -141,6 +142,7 @@ class SplitReconciler:
         """Send what this node owns: this is how two owners of one shard learn of each other."""
         self._claimed_at = self._clock.monotonic()
         me = self._context.me()
+        # Promise 5.
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         if not claims:
             return
@@ -191,9 +193,11 @@ class SplitReconciler:
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
         known = history.known_deltas()
+        # Promise 6: of two states from before a restart the higher one counts.
         is_of_before = copy.is_stored or generation_of(history.term) > generation_of(copy.term)
         if is_of_before and copy.state.known_count <= known.count() + history.unlisted:
             return False
+        # Promise 5: the side with the whole history goes on.
         newer_era = history.era_step > copy.state.era_step
         # A term with the same number is the other side's: its state cannot descend from this copy.
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
@@ -287,6 +291,7 @@ class SplitReconciler:
 
     def _report_lost(self, shard: int, copy: SupersededCopy, lost: list[Span]) -> None:
         count = sum(high - low + 1 for _, _, low, high in lost)
+        # Promise 5: what the log does not reach is counted.
         self._counters.lost_in_splits += count - copy.reported
         if count > copy.reported:
             named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:MAX_LISTED]]
@@ -300,6 +305,7 @@ class SplitReconciler:
     def _report_stored(self, shard: int, count: int) -> None:
         """How many deltas a copy from this node's disk had that its shard goes on without."""
         if count:
+            # Promise 6.
             self._counters.lost_in_restarts += count
             self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
 

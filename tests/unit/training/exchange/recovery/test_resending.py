@@ -223,7 +223,7 @@ def test_an_owner_that_was_started_again_is_sent_what_its_disk_lacks() -> None:
         await one.work()
         (message,) = one.sent
         assert [(found.step, found.weight, found.workers) for found in message.deltas] == [(5, 0.5, 3.0)]
-        assert not kept.in_doubt(0)
+        assert [b"" in owners for _, owners in kept.owners()] == [False]
         await one.work()
         assert len(one.sent) == 1
 
