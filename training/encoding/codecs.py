@@ -4,9 +4,8 @@ The daemon has no torch and NumPy has no bfloat16, so the conversion works on bi
 (`training.kernels`) need one pass; without them NumPy makes several, with the same bits. bfloat16 is rounded to nearest
 even. An int8 block is a little-endian float32 scale, max|x| / 127, and up to `BLOCK_VALUES` signed bytes. The error of
 a value is at most half a scale. `training.encoding.int4` and `training.encoding.sparse` describe the others. The size
-of a sparse encoding depends on the values. With error feedback (Seide et al., Interspeech 2014) what one delta lacks is
-added to the next, so that none is lost; under sparse it decays meanwhile. The sender keeps it
-(`training.exchange.client`). Pure.
+of a sparse encoding depends on the values. With error feedback (Seide et al., Interspeech 2014) what one delta lacks
+goes out with the next, so that none is lost: it stays progress of the trainer (`training.exchange.client.push`). Pure.
 """
 
 from __future__ import annotations
