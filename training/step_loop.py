@@ -190,16 +190,20 @@ class StepLoop:
         finally:
             if self._exchanging is not None:
                 self._exchanging.cancel()
-                await asyncio.gather(self._exchanging, return_exceptions=True)
+                (failure,) = await asyncio.gather(self._exchanging, return_exceptions=True)
+                if isinstance(failure, Exception):
+                    self._log.error("service_failed", service="exchange", error=repr(failure))
         self._log.info("training_ended", step=self.progress.step, reason=end)
         return end
 
     async def _exchange_beside(self, trained: TrainedStep) -> None:
-        """Exchange the delta of a step while the next one is trained."""
+        """Exchange the delta of a step while the next one is trained. Raises what the exchange before has raised: after
+        it no step would have a delta."""
+        if trained.report.has_delta or (self._exchanging is not None and self._exchanging.done()):
+            await self._settle()  # its end is why there is a delta
         if not trained.report.has_delta:
             self._rows.append(trained.row())
             return
-        await self._settle()  # its end is why there is a delta
         self._all_counted.clear()
         self._exchanging = asyncio.create_task(self._exchanged(trained), name=f"exchange-step-{trained.step}")
 
@@ -297,6 +301,7 @@ class StepLoop:
 
     async def _goes_back(self) -> bool:
         """Whether the run goes on, because the step that would end it is not true."""
+        await self._settle()  # an exchange would count its step after the return
         if await self._steps.go_back_before_the_end():
             self._trained_step = self.progress.step
         return self._ended() is None
@@ -311,7 +316,7 @@ class StepLoop:
         self._announce_activity()
         # The deltas of the others since the pause are in the new values, and this node continues at their step.
         await self._steps.catch_up()
-        self._trained_step = self.progress.step
+        self._trained_step = max(self._trained_step, self.progress.step)
         self._turn_ended = None
         self._log.info("resumed", step=self.progress.step)
 
@@ -319,6 +324,8 @@ class StepLoop:
 
     def _note_training(self, report: StepReport) -> None:
         progress = self.progress
+        if not report.optimizer_steps:
+            return  # it has waited for data
         progress.loss = report.loss
         progress.samples += report.samples
         progress.optimizer_steps += report.optimizer_steps
@@ -339,9 +346,6 @@ class StepLoop:
                 raise
             except TrainerFailed as error:
                 self._records.abandon(self._trained_step + 1)
-                self._forget_added_up()
-                # It begins with the shared values: the delta under way has to be in them.
-                await self._settle()
                 await self._restart(error)
                 continue
             finally:
@@ -388,6 +392,9 @@ class StepLoop:
 
         Raises the failure if another start would fail too, or if it has failed too often (`training.failures`).
         """
+        self._forget_added_up()
+        # It begins with the shared values: the delta under way has to be in them, and what is said of it to be past.
+        await self._settle()
         while True:
             count = self._failures.note(error.cause, self._clock.monotonic())
             self.progress.trainer_failures += 1
@@ -415,8 +422,6 @@ class StepLoop:
         """
         reason = f"the deltas of {self._not_finite} steps in a row have values that are not finite"
         hint = "it starts again from its last saved state; lower the learning rate or clip the gradients"
-        self._forget_added_up()
-        await self._settle()
         await self._restart(TrainerFailed(reason, hint))
 
     async def _evaluate(self, step: int) -> None:

@@ -164,3 +164,81 @@ def test_a_delta_that_is_not_finite_is_not_pushed() -> None:
         assert Activity.STALLED not in bench.swarm.activities()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_fault_in_an_exchange_ends_the_run(synchronous: bool) -> None:
+    """Beside training too: without its end no step would have a delta again, and the node would train by itself."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=50)
+        bench.exchange.context.synchronous = synchronous
+        bench.loop = bench.make_loop()
+
+        async def pull(_step: int) -> Any:
+            raise OSError("a fault")
+
+        bench.exchange.pull = pull  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="a fault"):
+            await bench.run()
+        assert len(bench.trainer.orders) <= 2
+
+    run(scenario())
+
+
+def test_a_trainer_that_starts_again_is_told_nothing_of_the_delta_of_the_one_before() -> None:
+    """An evaluation fails while a delta is exchanged: what was sent of it would be taken from what the new one begins
+    with, and pushed as its negative. Nor does it read values that a pull is writing."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=4, eval_steps=1)
+        bench.exchange.push_s = 0.7
+        history = bench.exchange.history
+        failures = [1]
+
+        async def evaluate(_step: int) -> None:
+            if failures:
+                failures.pop()
+                raise TrainerFailed("evaluate() raised")
+
+        start, sent = bench.trainer.start, bench.trainer.sent
+
+        async def noted(restore: str = "", **named: Any) -> Any:
+            history.append(("started", len(history)))
+            return await start(restore, **named)
+
+        def told() -> None:
+            history.append(("sent", 0))
+            sent()
+
+        bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
+        bench.trainer.start = noted  # type: ignore[method-assign]
+        bench.trainer.sent = told  # type: ignore[method-assign]
+        await bench.run()
+
+        parts = [part for part, _ in history if part in ("sent", "entered", "started")]
+        assert parts.count("started") == 2
+        again = len(parts) - 1 - parts[::-1].index("started")
+        assert parts[again - 1] == "entered"
+        assert np.array_equal(handed_over(bench), bench.trainer.expected([1, 2, 3, 4]))
+
+    run(scenario())
+
+
+def test_a_turn_that_only_waited_for_data_changes_no_loss() -> None:
+    """It reports what has added up, without an optimiser step."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=2)
+        train = bench.trainer.train
+
+        async def waited(order: Any) -> Any:
+            report = await train(order)
+            is_first = order.step == 1
+            return report if is_first else msgspec.structs.replace(report, optimizer_steps=0, loss=float("nan"))
+
+        bench.trainer.train = waited  # type: ignore[method-assign]
+        await bench.run()
+        assert bench.progress.loss == 1.0
+
+    run(scenario())
