@@ -242,6 +242,23 @@ def test_a_long_evaluation_is_not_taken_for_a_hang(world: World) -> None:
     assert "hung" not in world.states
 
 
+def test_a_trainer_that_hangs_between_its_turns_is_killed_while_values_are_to_enter(world: World) -> None:
+    """Under bsp no order is under way then, and the next one waits until they have entered."""
+
+    async def scenario(world: World) -> None:
+        trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.1)
+        hello = await trainer.start()
+        await trainer.train(order(1, 1))
+        trainer.sent()
+        os.kill(hello.pid, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            await trainer.arrived(1)
+        with pytest.raises(TrainerFailed, match="so it was killed"):
+            await trainer.train(order(2, 1))
+
+    world.run(scenario)
+
+
 def test_a_hung_trainer_is_stopped_in_time(world: World) -> None:
     """A process that hears nothing is killed: nobody waits for it to end by itself."""
 

@@ -317,8 +317,9 @@ class HostTrainer:
     # -- one for all ---------------------------------------------------------------------------------------------
 
     async def evaluate(self, step: int) -> Evaluation | None:
-        """See `Trainer.evaluate`: one trainer evaluates for all."""
-        return await self._first.trainer.evaluate(step)
+        """See `Trainer.evaluate`: one trainer evaluates for all, with values that do not change meanwhile."""
+        async with self._at_work:
+            return await self._first.trainer.evaluate(step)
 
     async def save(self, path: str) -> Awaitable[None]:
         """See `Trainer.save`: each trainer has a file of its own, that of the first has the given name."""

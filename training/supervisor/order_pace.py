@@ -35,9 +35,9 @@ class OrderPace:
         """Whether a turn was completed."""
         return bool(self._durations_s[messages.Train])
 
-    def limits(self, order: messages.Order) -> Limits:
-        """How long the trainer may be silent in this order."""
-        kind = type(order)
+    def limits(self, order: messages.Order | None) -> Limits:
+        """How long the trainer may be silent in this order; None: until values have entered, as in a turn."""
+        kind = messages.Train if order is None else type(order)
         medians = [statistics.median(known) for known in self._durations_s.values() if known]
         pace_s = max(medians, default=0.0) if kind in self._done_before else None
         return Limits.of(self._hang_s, pace_s, writes_file=kind not in self._durations_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -111,7 +111,7 @@ class ProcessTrainer:
         self._one_order = asyncio.Lock()
         self._turn = 0
         #: Done when the model has moved to the values that arrived last, or its process has ended.
-        self._entered = asyncio.Event()
+        self._entered: asyncio.Future[None] | None = None
         self._silence = TrainerSilence(clock.monotonic())
         self._busy: BusyWith | None = None
         self._has_left = False
@@ -273,7 +273,7 @@ class ProcessTrainer:
 
     async def _end_session(self, *, polite_s: float) -> None:
         session, self._session = self._session, None
-        self._entered.set()
+        self._note_entered()
         if session is not None:
             self._measured += session.take_measured()
             await session.close(polite_s=polite_s)
@@ -318,11 +318,17 @@ class ProcessTrainer:
 
     async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
         """See `Trainer.arrived`."""
-        if self._session is None or self._session.failure is not None:
+        session = self._session
+        if session is None or session.failure is not None:
             return
-        self._entered.clear()
-        self._send(messages.ValuesArrived(step, list(held), list(returned)))
-        await self._entered.wait()
+        self._entered = asyncio.get_running_loop().create_future()
+        session.send(messages.ValuesArrived(step, list(held), list(returned)))
+        # Under bsp no order is under way, and nobody else finds out that it hangs.
+        await self._watch(session, self._entered, self._pace.limits(None))
+
+    def _note_entered(self) -> None:
+        if self._entered is not None and not self._entered.done():
+            self._entered.set_result(None)
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """See `Trainer.evaluate`."""
@@ -374,9 +380,7 @@ class ProcessTrainer:
 
     # --- watching -----------------------------------------------------------------------------------------------
 
-    async def _watch(
-        self, session: TrainerSession, reply: asyncio.Future[messages.FromTrainer], limits: Limits
-    ) -> None:
+    async def _watch(self, session: TrainerSession, reply: asyncio.Future[Any], limits: Limits) -> None:
         """Wait for the reply or a failure; mark a trainer that is silent too long as hung, and later kill it."""
         silence = self._silence
         silence.heard(self._clock.monotonic())
@@ -431,7 +435,7 @@ class ProcessTrainer:
                 if what:
                     self._findings[event] = (what, do)
             case messages.ValuesEntered():
-                self._entered.set()
+                self._note_entered()
             case messages.LeaveRequested():
                 self._has_left = True
                 session.fail_order(TrainerLeft(LEAVE_CALLED))
@@ -442,7 +446,7 @@ class ProcessTrainer:
             return
         self._failure = failure
         self._has_ended.set()
-        self._entered.set()
+        self._note_entered()
         if self._state not in ("running", "hung"):
             return
         self._busy = None

@@ -312,7 +312,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                     self._devices.load(self._vector, self._delta)
                 self._ranks.share_weights(self._model_vector)
         self._count.loaded()
-        self._given.loaded()
         if turn is None:
             self._done = True
             return
@@ -335,16 +334,23 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._given.seek(position)
         self._loads.seek(position)
 
-    def _end_turn(self) -> None:
+    def _end_turn(self) -> bool:
         """Report the optimiser steps since the last turn, if there are any, without waiting for `local_steps`; and take
-        the next order, if the daemon waits for this turn no more."""
+        the next order, if the daemon waits for this turn no more. Returns whether some of what is reported is in no
+        delta yet."""
         if self._done:
-            return
+            return False
         if self._turn_steps:
             self._report_turn()
             self._next_turn()
         elif self._connection is not None and self._connection.interrupted():
             self._next_turn()
+        else:
+            self._apply_news()
+            if self._entry.has_rest and not self._entry.is_exchanging:
+                self._report_rest(self.step_number)
+                self._next_turn()
+        return self._entry.has_rest
 
     def _apply_news(self) -> None:
         """Between two optimiser steps: move the model by what has come of the last exchange. Several ranks look at
@@ -367,26 +373,29 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         return found
 
     def _wait(self) -> Turn | None:
+        try:
+            turn = self._receive_turn()
+        except DaemonGone:
+            self._ranks.lead_lost()
+            raise
+        self._ranks.lead(turn)
+        return turn
+
+    def _receive_turn(self) -> Turn | None:
         assert self._connection is not None
         self._warn.flush(self._connection.send)
         while True:
             try:
                 message = self._connection.receive(RANKS_WAIT_S if self._ranks.count > 1 else None)
             except StopAsked:
-                self._ranks.lead(None)
                 return None
-            except DaemonGone:
-                self._ranks.lead_lost()
-                raise
             match message:
                 case None:
                     self._ranks.still_waiting()
                 case messages.Train(turn, order):
                     self._turn = turn
                     self._devices.ordered(order)
-                    found = Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
-                    self._ranks.lead(found)
-                    return found
+                    return Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                 case messages.DeltaSent() | messages.ValuesArrived():
                     self._ranks.lead_values()
                     self._apply(message)
@@ -415,9 +424,9 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         loss, metrics, samples, statements = self._ranks.combine(self._means.means(), self._samples, statement)
         self._warn.finding("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
-        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
-            self._data.report(self._turn, self.step_number, samples)
         is_finite, has_delta = self._cut()
+        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+            self._data.report(self._turn, self.step_number, samples, has_delta=has_delta)
         if self._connection is None:
             return
         if not math.isfinite(loss) and "loss" in self._means:
@@ -437,6 +446,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         if self._connection is not None:
             report = StepReport(step, math.nan, 0, 0, 0.0, {}, None, is_finite, has_delta)
             with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+                self._data.report_rest(self._turn)
                 self._connection.send(messages.Trained(self._turn, report))
 
     def _cut(self) -> tuple[bool, bool]:
@@ -446,10 +456,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             return self._devices.report(self._delta), True
         while self._apply(self._connection.news() if self._connection is not None else None):
             pass
-        if self._entry.is_exchanging:
-            return True, False
-        with self._loads.exchanging():
-            return self._entry.cut(), True
+        return self._entry.cut(self._loads)
 
     def _report_progress(self) -> None:
         connection = self._connection

@@ -140,7 +140,7 @@ class TaskRunner:
 
     def begin_anew(self) -> None:
         """The next turn, or evaluation, loads the vector: what was trained since the last delta is gone."""
-        self._has_loaded = self.entry.is_exchanging = False
+        self._has_loaded = self.entry.is_exchanging = self.entry.has_rest = False
 
     def apply(self, news: News, link: TurnLink = ALONE) -> None:
         """Apply what the daemon has said of the last delta."""
@@ -169,18 +169,19 @@ class TaskRunner:
         interrupted. Values that `link` brings enter between two optimiser steps."""
         began_s = time.perf_counter()
         self._begin(order)
-        position = (order.step - 1) * order.local_steps + order.done
-        self.given.seek(position)
-        self.loads.seek(position)
+        if order.local_steps:
+            position = (order.step - 1) * order.local_steps + order.done
+            self.given.seek(position)
+            self.loads.seek(position)
         self._leaders.begin(order, self.merge.leader)
         tally = _Tally()
         while (answer := _next(order, tally, link)) is not StepAnswer.DISTRIBUTED:
             if answer is StepAnswer.STOP or interrupted():
                 return None
-            if self.records is not None and not self._has_records(self.records, tally, interrupted):
-                if tally.batches:
-                    break  # reported now, or what it waits for may wait for that report
-                return None
+            if self.records is not None and not self._await_records(self.records, tally, interrupted, link):
+                if interrupted() and not tally.batches:
+                    return None
+                break  # reported now, or what it waits for may wait for that report
             self._optimizer_step(tally, order.workers)
             self._apply_news(link)
             self._progress(tally.steps)
@@ -205,21 +206,38 @@ class TaskRunner:
         there is one."""
         if order.asks:
             return self.merge.report(order, self._delta), True
-        if self.entry.is_exchanging:
-            return True, False
-        with self.loads.exchanging():
-            return self.entry.cut(), True
+        return self.entry.cut(self.loads)
 
-    def _has_records(self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool]) -> bool:
+    def _await_records(
+        self, records: RecordBatches, tally: _Tally, interrupted: Callable[[], bool], link: TurnLink
+    ) -> bool:
+        """Have a batch ready. False: there is something to report, and no batch can be had now; or the order was
+        interrupted."""
+        while True:
+            has_rest = self.entry.has_rest
+            if self._has_records(records, wait=not (tally.batches or has_rest), interrupted=interrupted):
+                return True
+            if tally.batches or not has_rest or interrupted():
+                return False
+            self._apply_news(link)
+            if not self.entry.is_exchanging:
+                return False
+            records.idle()
+
+    def _has_records(self, records: RecordBatches, *, wait: bool, interrupted: Callable[[], bool]) -> bool:
         with user_code_errors(self._name, "decode()", fatal=False):
-            return records.prepare(wait=not tally.batches, interrupted=interrupted)
+            return records.prepare(wait=wait, interrupted=interrupted)
 
     def _optimizer_step(self, tally: _Tally, workers: float) -> None:
         spec, scaler = self.spec, self.given.scaler
         for optimizer in self.given.optimizers:
             optimizer.zero_grad(set_to_none=True)
         for index in range(spec.accumulate):
-            if index and self.records is not None and not self._has_records(self.records, tally, never):
+            if (
+                index
+                and self.records is not None
+                and not self._has_records(self.records, wait=False, interrupted=never)
+            ):
                 break
             batch = self._next_batch()
             with user_code_errors(self._name, "loss()", fatal=False):

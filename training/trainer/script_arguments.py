@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from torch.amp import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from training.trainer.accelerated import bare_optimizer, bare_scheduler
 from training.trainer.rank_states import optimizer_state
@@ -79,13 +79,6 @@ class ScriptArguments(NamedTuple):
         """Move all schedules to `position` optimiser steps of the swarm."""
         for schedule in self.schedules:
             schedule.seek(position)
-
-    def loaded(self) -> None:
-        """Other weights have been loaded. L-BFGS estimates curvature from the change of the gradient between its own
-        positions: across a load that change is another one, and its next step may be 10^6 times too long."""
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, LBFGS):
-                optimizer.state.clear()
 
     def end_turn(self, steps: int, warnings: ScriptWarnings) -> None:
         """Compare the script's own calls of its schedules with the optimiser steps of the turn."""

@@ -22,7 +22,7 @@ SAVE_S = 60.0
 class SwarmData:
     """A script's way to its data. `flush` ends the turn under way, if it has optimiser steps."""
 
-    def __init__(self, data: SharedData, flush: Callable[[], None]) -> None:
+    def __init__(self, data: SharedData, flush: Callable[[], bool]) -> None:
         self._data = data
         self._flush = flush
         self.workers = 1.0

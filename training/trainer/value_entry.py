@@ -35,6 +35,9 @@ class ValueEntry:
         self._delta: Vector = np.zeros(0, np.float32)
         #: From a cut to the arrival of the values that contain it.
         self.is_exchanging = False
+        #: Whether the last cut took nothing, because the last delta was being exchanged: all that was reported since
+        #: is in none yet.
+        self.has_rest = False
         #: The step whose shared values the model began with or has taken.
         self.known_step = 0
 
@@ -42,18 +45,24 @@ class ValueEntry:
         """The buffers that rank 0 shares with the daemon, `float32[total]`."""
         self._vector, self._delta = vector, delta
 
-    def cut(self) -> bool:
-        """Write the progress into `delta`. False for one that no owner would add, because a value is not finite or
-        absurd: the model is at its base again."""
+    def cut(self, loads: WeightLoads) -> tuple[bool, bool]:
+        """Write the progress into `delta`, unless the exchange of the last one has not ended. Returns whether it is one
+        that owners add, and whether there is one. Where a value is not finite or absurd the model is at its base
+        again."""
+        self.has_rest = self.is_exchanging
+        if self.is_exchanging:
+            return True, False
         is_finite = True
         if self._ranks.is_first:
-            self._model_vector.cut(self._delta)
+            with loads.exchanging():
+                self._model_vector.cut(self._delta)
             is_finite = is_delta_in_range(self._delta)
         is_finite = bool(self._ranks.share_number(int(is_finite)))
         if not is_finite:
-            self._model_vector.load_base()
+            with loads.load():
+                self._model_vector.load_base()
         self.is_exchanging = is_finite
-        return is_finite
+        return is_finite, True
 
     def apply(self, news: News | None, loads: WeightLoads) -> bool:
         """Apply what the daemon has said; False if nothing. `news` is None on all ranks but the first."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from torch.optim import LBFGS
+
 from training.trainer.optimizer_positions import OptimizerPositions, with_inner
 from training.trainer.own_copies import TURNS, OwnCopies
 from training.trainer.schedule_free import ScheduleFree
@@ -36,6 +38,7 @@ class WeightLoads:
         entries = zip(model_vector.named_tensors(), model_vector.layout.entries, strict=True)
         self._copies = OwnCopies([named for named, entry in entries if entry.kind == "parameter"], optimizers)
         self._has_stepped = False
+        self._lbfgs = [optimizer for optimizer in all_optimizers if isinstance(optimizer, LBFGS)]
 
     @contextmanager
     def load(self, *, ends: bool = False) -> Iterator[None]:
@@ -45,6 +48,10 @@ class WeightLoads:
             yield
             self._copies.after_load()
         self._has_stepped = False
+        # It estimates curvature from the change of the gradient between its own positions: across a load that change is
+        # another one, and its next step may be 10^6 times too long.
+        for optimizer in self._lbfgs:
+            optimizer.state.clear()
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Around reading what the swarm is to have of the model."""

@@ -1,4 +1,5 @@
 """A swarm in one process, without its daemons: nodes that train a small model, and merge their deltas after each turn.
+The merged values enter while the next turn is trained.
 
 What loads the weights is what a script's node has, `training.trainer.weight_loads`.
 """
@@ -60,10 +61,14 @@ class LocalNode:
 
 
 class LocalSwarm:
-    """`differs`: each node has classes of its own."""
+    """`differs`: each node has classes of its own. `late`: the optimiser steps of a turn before the values of the last
+    turn enter; those of the last turn of a run enter at once."""
 
-    def __init__(self, seed: int, count: int, *, differs: bool, local_steps: int, batch: int = 32) -> None:
+    def __init__(
+        self, seed: int, count: int, *, differs: bool, local_steps: int, batch: int = 32, late: int = 0
+    ) -> None:
         self.seed, self.local_steps, self.batch = seed, local_steps, batch
+        self.late = min(late, local_steps - 1)
         self.nodes: list[LocalNode] = []
         inputs, classes = data(seed)
         own = classes if differs else torch.arange(len(classes))
@@ -86,7 +91,10 @@ class LocalSwarm:
     def _load(self, node: LocalNode, *, ends: bool = False) -> None:
         with node.loads.load(ends=ends):
             node.vector.load(self.value)
-        node.loads.seek(self.turn * self.local_steps)
+
+    def _enter(self, node: LocalNode) -> None:
+        with node.loads.load():
+            node.vector.enter(torch.from_numpy(self.value))
 
     def run(
         self, turns: int, rate: float = 0.7, momentum: float = 0.5, *, check: bool = True, ends: bool = False
@@ -94,19 +102,26 @@ class LocalSwarm:
         """Raises `TrainerFailed` as `WeightLoads.check` does. The owner's rule is that of the settings."""
         for turn in range(turns):
             for node, (inputs, classes), generator in zip(self.nodes, self._data, self._generators, strict=False):
-                for _ in range(self.local_steps):
+                node.loads.seek(self.turn * self.local_steps)
+                for step in range(self.local_steps):
+                    if turn and step == self.late:
+                        self._enter(node)
                     chosen = torch.randint(0, len(inputs), (self.batch or len(inputs),), generator=generator)
                     rows = chosen if self.batch else slice(None)
                     node.step(inputs[rows], classes[rows], len(self.nodes))
                 if check:
                     node.loads.check()
                 node.vector.cut(node.delta)
+                node.vector.settle(torch.from_numpy(node.delta))
             mean = np.mean([node.delta for node in self.nodes], axis=0)
             self._momentum = momentum * self._momentum + mean
             self.value += rate * (mean + momentum * self._momentum)
             self.turn += 1
-            for node in self.nodes:
-                self._load(node, ends=ends and turn == turns - 1)
+        for node in self.nodes:
+            if ends:
+                self._load(node, ends=True)
+            else:
+                self._enter(node)
 
     @torch.no_grad()
     def accuracy(self, node: LocalNode) -> float:

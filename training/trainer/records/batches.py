@@ -46,6 +46,10 @@ class RecordBatches:
             self._ready.append(found[0])
         return True
 
+    def idle(self) -> None:
+        """Wait a moment, as a trainer that has nothing to do."""
+        self._tasks.idle()
+
     def take(self) -> Any:
         """The batch that is ready."""
         samples, self._ready = self._ready, []

@@ -29,11 +29,12 @@ DROPPED = (
 
 class SwarmRecords(IterableDataset[Any]):
     """Belongs to one script; made by `AttachedSwarm.records`. `flush` reports the optimiser steps since the last turn,
-    if there are any, and takes the next order then, or where the daemon has cancelled this turn."""
+    if there are any, and takes the next order then, or where the daemon has cancelled this turn; it returns whether
+    some of what is reported is in no delta yet: then it has to be called again."""
 
-    def __init__(self, draws: RecordDraws, flush: Callable[[], None]) -> None:
+    def __init__(self, draws: RecordDraws, flush: Callable[[], bool]) -> None:
         self._draws: RecordDraws | None = draws
-        self._flush: Callable[[], None] | None = flush
+        self._flush: Callable[[], bool] | None = flush
         self._idle = 0
         self._trained = True
         #: The node ended while the script waited for records.
@@ -48,7 +49,7 @@ class SwarmRecords(IterableDataset[Any]):
             raise RuntimeError(WORKERS)
         return self._samples(self._draws, self._flush)
 
-    def _samples(self, draws: RecordDraws, flush: Callable[[], None]) -> Iterator[Any]:
+    def _samples(self, draws: RecordDraws, flush: Callable[[], bool]) -> Iterator[Any]:
         draws.restart()
         self._idle = 0 if self._trained else self._idle + 1
         if self._idle >= MAX_IDLE_ITERATIONS:
@@ -63,14 +64,14 @@ class SwarmRecords(IterableDataset[Any]):
             yield found[0]
             found = draws.draw(wait=False)
 
-    def _wait(self, draws: RecordDraws, flush: Callable[[], None]) -> tuple[Any] | None:
+    def _wait(self, draws: RecordDraws, flush: Callable[[], bool]) -> tuple[Any] | None:
         """Until there is a record; None: the node ends."""
         tasks = draws.tasks
         while True:
-            flush()
+            has_rest = flush()
             if tasks.stopped:
                 break
-            found = draws.draw(wait=True)
+            found = draws.draw(wait=not has_rest)
             if found is not None:
                 return found
             tasks.idle()

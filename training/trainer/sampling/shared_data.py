@@ -86,7 +86,7 @@ class SharedData:
         self._reader = shard = SwarmShard(link, source)
         return shard
 
-    def records(self, decode: Decode | None, flush: Callable[[], None]) -> IterableDataset[Any]:
+    def records(self, decode: Decode | None, flush: Callable[[], bool]) -> IterableDataset[Any]:
         """See `SwarmData.records`."""
         if self._ranks.count > 1:
             raise ValueError(
@@ -165,7 +165,7 @@ class SharedData:
             "number of samples of the data set since the last call, on this rank",
         )
 
-    def report(self, turn: int, step: int, samples: int) -> None:
+    def report(self, turn: int, step: int, samples: int, *, has_delta: bool = True) -> None:
         """A turn with so many samples, which trains `step`, is about to be reported. Raises `DaemonGone`."""
         if self._records is not None:
             if samples <= 0:
@@ -177,7 +177,13 @@ class SharedData:
         if samples <= 0:
             self._warn_once("data_not_counted", NOT_COUNTED)
             self._reader.count(MAX_SEED)
-        self._link.report(turn, self._reader.report())
+        if has_delta:  # Else it is trained again where this process fails before there is one.
+            self.report_rest(turn)
+
+    def report_rest(self, turn: int) -> None:
+        """A delta is about to be reported that has all that was trained until now. Raises `DaemonGone`."""
+        if self._reader is not None and self._link is not None:
+            self._link.report(turn, self._reader.report())
 
     def _warn_once(self, event: str, text: str) -> None:
         if event not in self._warned:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Make = Callable[[nn.Module], Sequence[Any]]
 
 
-def trained(make: Make, turns: int = 3) -> LocalSwarm:
+def trained(make: Make, turns: int = 3, late: int = 0) -> LocalSwarm:
     """Two nodes with classes of their own, after some turns."""
-    swarm = LocalSwarm(0, 2, differs=True, local_steps=7)
+    swarm = LocalSwarm(0, 2, differs=True, local_steps=7, late=late)
     for _ in range(2):
         swarm.add(make)
     swarm.run(turns)
@@ -48,15 +48,20 @@ KINDS: dict[str, tuple[Make, str]] = {
 }
 
 
+@pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_position_is_as_far_from_the_weights_after_a_load_as_before(kind: str) -> None:
-    """Whatever is loaded: the values of the others, or of another swarm."""
+def test_a_position_is_as_far_from_the_weights_after_a_load_as_before(kind: str, late: int) -> None:
+    """Whatever is loaded, or enters: the values of the others, or of another swarm."""
     make, name = KINDS[kind]
-    node = trained(make).nodes[0]
+    node = trained(make, late=late).nodes[0]
     before = offsets(node, name)
 
+    values = np.random.default_rng(1).normal(size=node.delta.size).astype(np.float32)
     with node.loads.load():
-        node.vector.load(np.random.default_rng(1).normal(size=node.delta.size).astype(np.float32))
+        if late:
+            node.vector.enter(torch.from_numpy(values))
+        else:
+            node.vector.load(values)
 
     assert before
     assert any(bool(one.abs().max() > 1e-3) for one in before)

@@ -302,16 +302,32 @@ class Late:
         self.entered_count += 1
 
 
-@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed"])
-def test_a_node_alone_whose_values_enter_late_trains_as_the_bare_loop(kind: str) -> None:
-    """Its values are its own deltas: when they enter, they move nothing but by rounding."""
-    plain = Node(kind)
+@pytest.mark.parametrize(
+    ("kind", "options", "rounding"),
+    [
+        ("Line", {}, 1e-6),
+        ("Plain", {"batch_size": 8, "accumulate": 4}, 1e-6),
+        ("Adaptive", {}, 1e-6),
+        ("Normed", {}, 1e-6),
+        ("SlowWeights", {}, 1e-5),
+        ("ScheduleFree", {}, 1e-5),
+        ("Copying", {}, 1e-5),
+        ("OneCycle", {}, 1e-5),
+        ("Halves", {}, 1e-5),
+    ],
+)
+def test_a_node_alone_whose_values_enter_late_trains_as_the_bare_loop(
+    kind: str, options: dict[str, Any], rounding: float
+) -> None:
+    """Its values are its own deltas: when they enter, they move nothing but by rounding, and positions and copies
+    neither."""
+    plain = Node(kind, **options)
     plain.train(range(1, 11))
-    node = Node(kind)
+    node = Node(kind, **options)
     late = Late(node)
     reports = late.train(range(1, 11))
 
-    np.testing.assert_allclose(node.vector, plain.vector, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(node.vector, plain.vector, rtol=0, atol=rounding)
     assert all(report.seconds > 0 and report.has_delta for report in reports)
     assert late.entered_count == 10
 
@@ -334,6 +350,19 @@ def test_a_turn_has_no_delta_while_the_last_one_is_exchanged() -> None:
     plain = Node("Line")
     plain.train(range(1, 3))
     np.testing.assert_allclose(node.vector, plain.vector, rtol=0, atol=1e-6)
+
+
+def test_an_order_that_trains_nothing_leaves_schedules_where_they_are() -> None:
+    """It only takes what has added up; a checkpoint after it has the schedule of the last step."""
+    node = Node("OneCycle")
+    order = partial(StepOrder, workers=1.0, is_first=True)
+    before = node.runner.train(order(3, 5))
+    assert before is not None
+    node.runner.apply(DeltaSent())
+    node.runner.apply(ValuesArrived(3))
+    rest = node.runner.train(order(3, 0))
+    assert rest is not None
+    assert rest.metrics["learning_rate"] == before.metrics["learning_rate"]
 
 
 def test_values_that_are_held_stay_out_and_what_was_returned_stays_progress() -> None:

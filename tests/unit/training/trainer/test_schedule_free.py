@@ -22,8 +22,8 @@ def make(model: nn.Module) -> list[Any]:
     return [SGDScheduleFree(model.parameters(), lr=0.5)]
 
 
-def swarm(count: int = 2, *, differs: bool = True) -> LocalSwarm:
-    found = LocalSwarm(0, count, differs=differs, local_steps=5)
+def swarm(count: int = 2, *, differs: bool = True, late: int = 0) -> LocalSwarm:
+    found = LocalSwarm(0, count, differs=differs, local_steps=5, late=late)
     for _ in range(count):
         found.add(make)
     return found
@@ -35,9 +35,10 @@ def values(node: LocalNode) -> np.ndarray:
     return found
 
 
-def test_at_the_end_eval_changes_nothing() -> None:
+@pytest.mark.parametrize("late", [0, 2])
+def test_at_the_end_eval_changes_nothing(late: int) -> None:
     """All nodes have the shared weights then, in both modes of the optimiser, as its file has them."""
-    found = swarm()
+    found = swarm(late=late)
 
     found.run(40, ends=True)
 

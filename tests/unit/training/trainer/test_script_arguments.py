@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnneali
 
 from training.trainer.script_arguments import ScriptArguments, require_model
 from training.trainer.script_warnings import ScriptWarnings
+from training.trainer.vector import ModelVector
+from training.trainer.weight_loads import WeightLoads
 from training.trainer_link.interface import TrainerFailed
 from training.trainer_link.messages import FromTrainer
 
@@ -108,7 +110,8 @@ def test_lbfgs_goes_on_from_weights_that_were_loaded() -> None:
     inputs = torch.rand(64, 2) * 2 - 1
     targets = torch.sin(3 * inputs[:, :1]) * inputs[:, 1:]
     optimizer = LBFGS(net.parameters())
-    given = of(optimizer)
+    vector = ModelVector(net)
+    loads = WeightLoads(vector, of(optimizer).optimizers)
 
     def closure() -> Any:
         optimizer.zero_grad()
@@ -121,10 +124,9 @@ def test_lbfgs_goes_on_from_weights_that_were_loaded() -> None:
         optimizer.step(closure)
         optimizer.step(closure)
         assert closure() < 0.1 * before
-        with torch.no_grad():
+        with torch.no_grad(), loads.load():
             for parameter in net.parameters():
                 parameter.add_(torch.randn(parameter.shape) * 0.3)
-        given.loaded()
 
 
 def test_a_schedule_of_schedules_belongs_to_its_optimiser() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from training.manifest import NOTHING_FROZEN
 from training.trainer.value_entry import ValueEntry
 from training.trainer.vector import ModelVector, bare_model, canonical_name
+from training.trainer.weight_loads import WeightLoads
 from training.trainer_link.interface import TrainerFailed
 
 
@@ -354,15 +355,21 @@ def test_progress_that_no_owner_would_add_is_taken_back(value: float) -> None:
     model = nn.Linear(3, 2)
     vector = ModelVector(model)
     entry = ValueEntry(vector)
+    copies: list[list[float]] = []
+    loads = WeightLoads(vector, [], on_load=lambda: copies.append(values_of(vector)))
     shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     entry.use(shared, delta)
     vector.load(shared)
     stepped(model, value)
-    assert not entry.cut()
+    assert entry.cut(loads) == (False, True)
     assert not entry.is_exchanging
     assert values_of(vector) == shared.tolist()
+    assert copies == [shared.tolist()]  # else a copy of the script's would bring them back
     stepped(model, 1.0)
-    assert entry.cut()
+    assert entry.cut(loads) == (True, True)
+    assert not entry.has_rest
+    assert entry.cut(loads) == (True, False)
+    assert entry.has_rest
     assert delta.tolist() == [1.0] * 8
 
 

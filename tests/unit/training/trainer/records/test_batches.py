@@ -19,6 +19,7 @@ from training.trainer.records.batches import RecordBatches
 from training.trainer.records.task_source import DispatchedTasks, LocalTasks
 from training.trainer.runner import TaskRunner
 from training.trainer_link.interface import StepOrder
+from training.trainer_link.messages import ValuesArrived
 from training.trainer_link.record_messages import RecordSource
 
 VALUES = np.arange(40 * 6, dtype=np.float32).reshape(40, 6) / 240
@@ -90,6 +91,45 @@ def test_a_turn_that_waits_for_records_ends_when_it_is_cancelled(path: Path) -> 
     asked = iter([False, False, True])
 
     assert trained(runner, 1, interrupted=lambda: next(asked, True)) is None
+
+
+class Exchanging:
+    """A daemon that says after some looks that the values of the last delta are there."""
+
+    def __init__(self) -> None:
+        self.looks = self.entered_count = 0
+
+    def next_step(self) -> Any:
+        raise AssertionError("a single trainer asks nobody")
+
+    def news(self) -> ValuesArrived | None:
+        self.looks += 1
+        return ValuesArrived(1) if self.looks == 6 else None
+
+    def entered(self) -> None:
+        self.entered_count += 1
+
+
+def test_a_turn_that_waits_for_records_hands_over_what_has_added_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last records are trained while a delta is exchanged: their master waits for the next delta, and the trainer
+    would wait for its master."""
+    connection = RecordConnection(tasks_of(path, 8))
+    tasks = DispatchedTasks(cast(DaemonConnection, connection))
+    monkeypatch.setattr(tasks, "idle", lambda: None)
+    runner = runner_of(tasks)
+    link = Exchanging()
+
+    assert trained(runner, 1, 3).has_delta
+    second = trained(runner, 2, 3, link=link)
+    assert (second.optimizer_steps, second.has_delta) == (2, False)
+    third = runner.train(StepOrder(3, 3, 1.0, True), link=link)
+
+    assert third is not None
+    assert (third.optimizer_steps, third.has_delta, link.entered_count) == (0, True, 1)
+    connection.cancelled = True
+    assert runner.train(StepOrder(4, 3, 1.0, True), connection.interrupted, link) is None
 
 
 def test_accumulated_batches_end_where_the_records_do(path: Path) -> None:

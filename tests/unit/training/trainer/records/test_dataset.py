@@ -27,9 +27,10 @@ class Loop:
         draws = RecordDraws(DispatchedTasks(cast(DaemonConnection, connection)), decode)
         self.records = SwarmRecords(draws, self.flush)
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         self.flushed += 1
         self.report()
+        return False
 
     def report(self) -> None:
         self.turn += 1
@@ -71,10 +72,11 @@ def test_the_next_iteration_reports_first_and_then_waits(path: Path) -> None:
     assert connection.trained == {}
     seen: list[dict[int, int]] = []
 
-    def flush() -> None:
+    def flush() -> bool:
         loop.report()
         seen.append(dict(connection.trained))
         connection.tasks.append(second)
+        return False
 
     loop.records._flush = flush
     batches = loop.run(DataLoader(loop.records, batch_size=8))
@@ -104,7 +106,7 @@ def test_a_stop_ends_an_iteration_that_waits(path: Path) -> None:
     """The node ends: the loop is left, and `stopped` says why."""
     connection = RecordConnection([])
     loop = Loop(connection)
-    loop.records._flush = lambda: setattr(connection, "stopping", True)
+    loop.records._flush = lambda: bool(setattr(connection, "stopping", True))
 
     assert loop.run(DataLoader(loop.records, batch_size=6)) == []
     assert loop.records.stopped
@@ -135,7 +137,7 @@ def test_a_missing_file_is_said_to_be_missing(path: Path) -> None:
     path.unlink()
     connection = RecordConnection(tasks)
     loop = Loop(connection)
-    loop.records._flush = lambda: setattr(connection, "stopping", True)
+    loop.records._flush = lambda: bool(setattr(connection, "stopping", True))
 
     assert loop.run(DataLoader(loop.records, batch_size=4)) == []
     assert [(one.task, one.missing) for one in connection.unreadable] == [(0, True)]
