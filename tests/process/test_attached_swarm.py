@@ -17,7 +17,7 @@ import pytest
 from tests.harness.project.repository import ROOT
 from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import Forked, with_torch
-from tests.process.harness.trainer_world import World, is_running, until
+from tests.process.harness.trainer_world import World, add, is_running, until
 from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
@@ -110,7 +110,7 @@ def test_a_script_resumes_as_if_it_had_not_been_interrupted(world: World, tmp_pa
         await trainer.start()
         for step in range(1, 7):
             await trainer.train(order(step))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         return trainer.vector.copy()
 
     async def halves(world: World) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_a_script_resumes_as_if_it_had_not_been_interrupted(world: World, tmp_pa
         await trainer.start()
         for step in range(1, 7):
             await trainer.train(order(step))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
             if step == 3:
                 await (await trainer.save(str(world.state_dir / "saved")))
                 await trainer.stop()
@@ -182,7 +182,7 @@ def test_a_script_can_let_its_node_leave(world: World) -> None:
         await trainer.start()
         for step in (1, 2):
             await trainer.train(order(step))
-            trainer.vector += trainer.delta
+            await add(trainer, step)
         with pytest.raises(TrainerLeft, match=r"swarm\.leave\(\)"):
             await trainer.train(order(3))
         with pytest.raises(TrainerLeft):

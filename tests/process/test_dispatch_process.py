@@ -77,6 +77,9 @@ class ReportReader:
     def interrupted(self) -> bool:
         return False
 
+    def news(self) -> None:
+        """No delta is exchanged."""
+
     def progress(self, steps: int) -> None:
         """Nobody watches."""
 
@@ -95,6 +98,8 @@ def test_a_trainer_of_these_tests_writes_records_down_before_it_reports_them(tmp
     end_torn_line(log)
     trainer = RecordTrainer.__new__(RecordTrainer)
     trainer.connection, trainer.delta = connection, np.zeros(1, np.float32)
+    trainer.own, trainer._progress = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    trainer.is_exchanging = trainer.has_rest = False
     trainer._draws = RecordDraws(DispatchedTasks(connection))
     trainer._log, trainer._step_s, trainer._batch = log, 0.0, 5
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import with_torch
-from tests.process.harness.trainer_world import World, descriptors, is_running, until, wait_until
+from tests.process.harness.trainer_world import World, add, descriptors, is_running, until, wait_until
 from training.layout import Layout
 from training.supervisor import process
 from training.supervisor.process_trainer import ProcessTrainer
@@ -68,13 +68,6 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
     world.run(scenario, uvloop=uvloop)
     assert world.states == ["starting", "running", "stopped"]
     assert not (world.state_dir / "trainer").exists()
-
-
-async def add(trainer: ProcessTrainer, step: int) -> None:
-    """Add the delta to the vector, as the owner of all would, and let the value enter."""
-    trainer.vector += trainer.delta
-    trainer.sent()
-    await trainer.arrived(step)
 
 
 async def train_beside(trainer: ProcessTrainer, steps: range) -> None:

@@ -37,12 +37,15 @@ class RecordTrainer(TorchlessTrainer):
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
         connection, lines, steps = self.connection, [], 0
         while steps < order.local_steps:
-            drawn = self._take(wait=not lines)
+            drawn = self._take(wait=not lines and not self.has_rest)
             if not drawn:
                 if lines:
                     break
                 if connection.interrupted():
                     return None
+                self.look()
+                if self.has_rest and not self.is_exchanging:
+                    break  # its master waits for a delta that has the last records
                 self._draws.tasks.idle()
                 continue
             lines += drawn

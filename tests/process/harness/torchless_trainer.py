@@ -37,7 +37,9 @@ class TorchlessTrainer:
         #: What it has trained and not handed over, and what its present step trains.
         self._progress = np.zeros_like(self.vector)
         self.own = np.zeros_like(self.vector)
-        self._is_exchanging = False
+        self.is_exchanging = False
+        #: Whether some of what is reported is in no delta yet.
+        self.has_rest = False
         connection.send(messages.Ready())
 
     def initial(self, total: int) -> Vector | float:
@@ -55,7 +57,7 @@ class TorchlessTrainer:
             return
         for first, end in news.returned:
             self._progress[first:end] += self.delta[first:end]
-        self._is_exchanging = False
+        self.is_exchanging = False
         self.connection.send(messages.ValuesEntered())
 
     def look(self) -> None:
@@ -71,10 +73,11 @@ class TorchlessTrainer:
             return report
         self._progress += self.own
         self.own[:] = 0.0
-        if self._is_exchanging:
+        self.has_rest = self.is_exchanging
+        if self.is_exchanging:
             return msgspec.structs.replace(report, has_delta=False)
         self.delta[:] = self._progress
-        self._is_exchanging = True
+        self.is_exchanging = True
         return report
 
     def serve(self) -> None:
