@@ -101,6 +101,7 @@ class Exchange:
                 run,
                 score,
                 has_steps=not store.holds_values,
+                has_backups=bool(settings.replicas),
                 stale_limit=stale_limit,
             ),
             rpc=ExchangeRpc(swarm, genesis, environment.clock, score),
@@ -115,7 +116,8 @@ class Exchange:
         self._replica = context.replica
         self._fences = FenceFile(store.ownership, genesis, environment)
         self.deltas = DeltaHandler(context)
-        final_values, self.publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
+        final_values, self.publisher = FinalValues(context), Publisher(context)
+        inspector = ShardInspector(store, context.counters, context.rebalance, environment)
         self.reads = ReadHandler(context, final_values, self.publisher, inspector)
         self.backup = BackupHandler(context, self.publisher)
         self.directory = OwnerDirectory(context)

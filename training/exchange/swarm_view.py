@@ -88,12 +88,15 @@ class SwarmView:
         score: PeerScore | None = None,
         *,
         has_steps: bool = True,
+        has_backups: bool = True,
         stale_limit: int | None = None,
     ) -> None:
         """`has_steps`: deltas are numbered by the steps of their nodes, so the median step bounds these numbers.
-        `stale_limit`: the most steps by which the barrier lets nodes differ; None: there is no such limit."""
+        `has_backups`: a shard has a backup where another node can be one. `stale_limit`: the most steps by which the
+        barrier lets nodes differ; None: there is no such limit."""
         self._swarm = swarm
         self.has_steps = has_steps
+        self._has_backups = has_backups
         #: Members that send nonsense, and those that are alive and answer no requests, count as gone.
         self.score = PeerScore(clock) if score is None else score
         #: Members that count the workers differently.
@@ -263,6 +266,10 @@ class SwarmView:
         if not self._has_met_others:
             self._has_met_others = bool(self._swarm.members() or self._swarm.remembered())
         return self._has_met_others
+
+    def expects_backups(self) -> bool:
+        """Whether every shard has a backup, or is about to get one."""
+        return self._has_backups and self.has_eligible_others()
 
     def has_eligible_others(self) -> bool:
         """Whether another known node could own or back up a shard."""

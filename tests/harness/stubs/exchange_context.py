@@ -197,7 +197,7 @@ def context_of(
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,
-        view=SwarmView(view, clock, run, score),
+        view=SwarmView(view, clock, run, score, has_backups=bool((settings or plain).replicas)),
         rpc=ExchangeRpc(view, GENESIS, clock, score),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings or plain),

@@ -7,14 +7,16 @@ memory of its own. Only a large shard is copied in turns, and has no version whi
 
 from __future__ import annotations
 
+from overlay.environment import Environment
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
-from training.exchange.context import ExchangeContext
+from training.exchange.context import Counters
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.messages import PullResult
 from training.exchange.owner.published import Published, apply_all, whole
 from training.exchange.peer_score import Nonsense
-from training.exchange.store.replica import Position
+from training.exchange.store.replica import Position, Replica
+from training.exchange.store.shard_store import ShardStore
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Values decoded, added and compared on the event loop: fewer than a thread is worth.
@@ -27,12 +29,12 @@ Arrays = list[tuple[CodecName, memoryview]]
 class ChainFollower:
     """Takes published values into this node's replica."""
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._store = context.store
-        self._replica = context.replica
-        self._counters = context.counters
-        self._executor = context.environment.executor
-        self._log = context.environment.log
+    def __init__(self, store: ShardStore, replica: Replica, counters: Counters, environment: Environment) -> None:
+        self._store = store
+        self._replica = replica
+        self._counters = counters
+        self._executor = environment.executor
+        self._log = environment.log
         self._yielder = LoopYielder()
         #: The digest of each shard that is in a chain.
         self._digests: dict[int, bytes] = {}

@@ -107,7 +107,7 @@ class PullClient:
         self._directory = directory
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = ChainFollower(context)
+        self._follower = ChainFollower(context.store, context.replica, context.counters, context.environment)
         #: The number of the last update of each shard, counted over all shards.
         self._updates: dict[int, int] = {}
         self._update_count = 0

@@ -46,7 +46,9 @@ class DeltaHandler:
         self._log = context.environment.log
         self._executor = context.environment.executor
         self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
-        self._validator = DeltaValidator(context)
+        self._validator = DeltaValidator(
+            context.store, context.view, context.counters, context.settings, context.environment
+        )
         self._replicator = DeltaReplicator(context, self._validator)
         #: Pushes on their way in.
         self._intakes: dict[PushIntake, None] = {}
@@ -157,7 +159,7 @@ class DeltaHandler:
 
     def unreplicated(self, shards: Iterable[int]) -> list[int]:
         """Those of the shards that this node owns and need not replicate: own deltas may be added at once."""
-        if self._context.settings.replicas and self._view.has_eligible_others():
+        if self._view.expects_backups():
             return []  # promise 1: a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are clipped like all others
@@ -219,7 +221,7 @@ class DeltaHandler:
         # Promise 1: it is added once.
         if owned.state.knows(identity):
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
-            if lacks_backup(self._context, owned):
+            if lacks_backup(self._view, owned):
                 return PushResult.retry(shard, "no_backup_yet")
             return PushResult(shard, "ok", owned.state.version)
         # Promise 4: a move waits for what is in flight, and for no more.

@@ -77,7 +77,7 @@ class FinalValues:
             return False
         if owned.backup is None:
             # A learner is none: it has no state yet, and the former backup would take over with other bits.
-            return not (self._context.settings.replicas and self._view.has_eligible_others())
+            return not self._view.expects_backups()
         return self._confirmed.get(shard) == self._mark(shard, owned, owned.backup)
 
     def _mark(self, shard: int, owned: Owned, backup: Contact) -> _Mark:
@@ -96,7 +96,7 @@ class FinalValues:
                     self._store.fold(shard, step)
                 if owned.backup is not None and not self.is_final(shard) and not owned.moving:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
-                elif lacks_backup(self._context, owned):
+                elif lacks_backup(self._view, owned):
                     self._context.rebalance.wake()
             await asyncio.gather(*(self._compare(backup, theirs) for backup, theirs in asked.values()))
 

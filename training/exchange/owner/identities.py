@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from training.exchange.context import ExchangeContext
+from overlay.environment import Environment
 from training.exchange.cooperative import LoopYielder
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
 from training.shards.forgetting import Present, SilenceWatch
 from training.shards.state import ShardState
 
@@ -24,13 +26,16 @@ VALUES_PER_ROW = 1 << 9
 class IdentityKeeper:
     """Forgets identities of the states that this node owns or backs up. Each node does so by itself."""
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._store = context.store
-        self._view = context.view
-        self._settings = context.settings
-        self._stale_limit = context.stale_limit or 0
-        self._clock = context.environment.clock
-        self._log = context.environment.log
+    def __init__(
+        self, store: ShardStore, view: SwarmView, log_s: float, stale_limit: int | None, environment: Environment
+    ) -> None:
+        """`log_s`: seconds of a split that is repaired."""
+        self._store = store
+        self._view = view
+        self._log_s = log_s
+        self._stale_limit = stale_limit or 0
+        self._clock = environment.clock
+        self._log = environment.log
         self._looked_s = self._clock.monotonic()
         #: Per shard the state that was looked at last, and the watches of its deltas and of its updates of values.
         self._watches: dict[int, tuple[ShardState, SilenceWatch, SilenceWatch]] = {}
@@ -41,7 +46,7 @@ class IdentityKeeper:
     def silent_s(self) -> float:
         """After how long a start of a node counts as silent."""
         steps_s = SILENT_STEPS * self._view.median_step_seconds()
-        return max(LEAST_SILENT_S, SILENT_LOGS * self._settings.log_seconds, steps_s)
+        return max(LEAST_SILENT_S, SILENT_LOGS * self._log_s, steps_s)
 
     async def forget(self) -> None:
         """Look at the sets of all shards."""

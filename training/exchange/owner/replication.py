@@ -20,6 +20,7 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
 from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import is_plain
@@ -46,9 +47,9 @@ def not_owned(store: ShardStore, shard: int) -> PushResult:
     return PushResult.retry(shard, "owner_unknown") if info is None else PushResult(shard, "redirect", owner_info=info)
 
 
-def lacks_backup(context: ExchangeContext, owned: Owned) -> bool:
+def lacks_backup(view: SwarmView, owned: Owned) -> bool:
     """Whether a shard has no backup although another node could be one."""
-    return not owned.has_targets and bool(context.settings.replicas) and context.view.has_eligible_others()
+    return not owned.has_targets and view.expects_backups()
 
 
 class DeltaReplicator:
@@ -157,7 +158,7 @@ class DeltaReplicator:
         """Add a delta that every target has, unless this node is leaving or the shard has lost its backup."""
         if self._run.is_drained:
             return PushResult.retry(item.shard, "leaving")
-        if lacks_backup(self._context, owned):
+        if lacks_backup(self._view, owned):
             self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
         version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))

@@ -17,10 +17,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from training.exchange.context import ExchangeContext
+from overlay.environment import Environment
+from training.exchange.context import Counters
 from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.recovery.jobs import RebalanceRequests
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.settings import ExchangeSettings
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
@@ -62,13 +67,20 @@ class _Lengths:
 class DeltaValidator:
     """Validates the deltas of the shards that one node owns."""
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._context = context
-        self._store = context.store
-        self._view = context.view
-        self._counters = context.counters
-        self._clock = context.environment.clock
-        self._log = context.environment.log
+    def __init__(
+        self,
+        store: ShardStore,
+        view: SwarmView,
+        counters: Counters,
+        settings: ExchangeSettings,
+        environment: Environment,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._counters = counters
+        self._settings = settings
+        self._clock = environment.clock
+        self._log = environment.log
         self._first = FirstNorms()
         self._warned_s: dict[bytes, float] = {}
         self._lengths: dict[bytes, _Lengths] = {}
@@ -177,7 +189,7 @@ class DeltaValidator:
         origin counts fewer `workers`. Plain deltas may weigh `SPARSE_FACTOR` times as much as others, but none more
         than 1."""
         low, high = self._weights()
-        if self._context.settings.weight != "sum":
+        if self._settings.weight != "sum":
             weight = self._view.corrected(weight, workers)
         if plain:
             high = max(high, min(1.0, SPARSE_FACTOR * high))
@@ -187,10 +199,10 @@ class DeltaValidator:
 
     def _weights(self) -> tuple[float, float]:
         """The lowest and the highest weight that an honest delta may have here."""
-        if self._context.settings.weight == "sum":
+        if self._settings.weight == "sum":
             return 1.0, 1.0
         own = 1.0 / max(1.0, self._view.worker_count())
-        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._context.settings.weight == "samples" else 1.0)
+        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._settings.weight == "samples" else 1.0)
         return own / factor, own * factor
 
 
@@ -202,13 +214,15 @@ VALUES_AT_ONCE = 1 << 20
 class ShardInspector:
     """The inspections of one node."""
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._store = context.store
-        self._counters = context.counters
-        self._rebalance = context.rebalance
-        self._clock = context.environment.clock
-        self._executor = context.environment.executor
-        self._log = context.environment.log
+    def __init__(
+        self, store: ShardStore, counters: Counters, rebalance: RebalanceRequests, environment: Environment
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self._rebalance = rebalance
+        self._clock = environment.clock
+        self._executor = environment.executor
+        self._log = environment.log
 
     async def inspect(self, shards: Iterable[int]) -> None:
         """Look at those of the shards owned here that were not looked at within `INSPECTION_INTERVAL_S`."""

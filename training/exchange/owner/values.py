@@ -233,7 +233,7 @@ class ValueHandler:
         fate = owned.state.table.fate(identity)
         if fate is not None:
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
-            if lacks_backup(self._context, owned):
+            if lacks_backup(self._context.view, owned):
                 return PushResult.retry(shard, "no_backup_yet")
             return result_of(shard, fate)
         if (waiting := self.rounds.find(shard, identity)) is not None:

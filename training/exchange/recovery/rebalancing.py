@@ -74,7 +74,9 @@ class Rebalancer:
         self._routes = RouteFinder(context, directory)
         self._failover = Failover(context, directory)
         self._confirmation = BackupConfirmation(context)
-        self._identities = IdentityKeeper(context)
+        self._identities = IdentityKeeper(
+            context.store, context.view, context.settings.log_seconds, context.stale_limit, context.environment
+        )
         self._resending = Resending(context, deltas)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0

@@ -73,7 +73,7 @@ class RepairHandler:
         owned = self._store.owned.get(shard)
         if owned is None:
             return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
-        if owned.moving or lacks_backup(self._context, owned):
+        if owned.moving or lacks_backup(self._view, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
         known = identities_of(state)

@@ -69,8 +69,8 @@ class Following:
     """A follower and its replica."""
 
     def __init__(self) -> None:
-        self.context = context_of(ScriptedSwarm(contact("b")), store_of("b"))
-        self.follower = ChainFollower(self.context)
+        self.context = context = context_of(ScriptedSwarm(contact("b")), store_of("b"))
+        self.follower = ChainFollower(context.store, context.replica, context.counters, context.environment)
         self.replica = self.context.replica
 
     async def take(self, result: PullResult, body: list[bytes]) -> bool:

@@ -143,7 +143,8 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         failed=lambda *_: None,
         refresh=refresh,
     )
-    final_values, publisher, inspector = FinalValues(context), Publisher(context), ShardInspector(context)
+    final_values, publisher = FinalValues(context), Publisher(context)
+    inspector = ShardInspector(context.store, context.counters, context.rebalance, context.environment)
     return PullClient(context, finding, final_values, publisher, inspector), context, log
 
 

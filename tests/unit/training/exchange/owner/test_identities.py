@@ -34,7 +34,9 @@ def keeper_of(store: ShardStore, settings: ExchangeSettings | None = None) -> tu
     for peer in swarm.peers.values():
         peer.incarnation = 1
     context = context_of(swarm, store, settings=settings or settings_of(60.0))
-    return IdentityKeeper(context), context, swarm
+    log_s = context.settings.log_seconds
+    keeper = IdentityKeeper(context.store, context.view, log_s, context.stale_limit, context.environment)
+    return keeper, context, swarm
 
 
 def add(state: ShardState, incarnation: int, *steps: int, node: bytes = NODE) -> None:

@@ -19,7 +19,7 @@ from training.shards.state import ShardState
 
 def inspector_of(store: ShardStore):
     context = context_of(ScriptedSwarm(contact("a")), store)
-    return ShardInspector(context), context
+    return ShardInspector(context.store, context.counters, context.rebalance, context.environment), context
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -3e38])

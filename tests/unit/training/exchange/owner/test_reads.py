@@ -47,7 +47,12 @@ def handler_of(
 ) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(contact(name))
     context = context_of(swarm, store, settings=settings)
-    ReadHandler(context, FinalValues(context), Publisher(context), ShardInspector(context)).register()
+    ReadHandler(
+        context,
+        FinalValues(context),
+        Publisher(context),
+        ShardInspector(context.store, context.counters, context.rebalance, context.environment),
+    ).register()
     return swarm, context
 
 

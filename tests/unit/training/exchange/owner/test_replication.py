@@ -37,11 +37,16 @@ def forwarded(status: str = "ok", fence: tuple[int, bytes] = (0, b"")) -> Callab
     return answer
 
 
+def replicator_in(context: ExchangeContext) -> DeltaReplicator:
+    validator = DeltaValidator(context.store, context.view, context.counters, context.settings, context.environment)
+    return DeltaReplicator(context, validator)
+
+
 def replicator_of(store: ShardStore, *others: Contact) -> tuple[DeltaReplicator, ScriptedSwarm, ExchangeContext]:
     swarm = ScriptedSwarm(ME, list(others))
     swarm.answers["forward"] = forwarded()
     context = context_of(swarm, store)
-    return DeltaReplicator(context, DeltaValidator(context)), swarm, context
+    return replicator_in(context), swarm, context
 
 
 async def replicate(replicator: DeltaReplicator, *shards: int) -> list[PushResult]:
@@ -88,7 +93,7 @@ def test_a_sparse_delta_may_weigh_more_than_another(codec: CodecName, weight: fl
         swarm.answers["forward"] = forwarded()
         swarm.worker_count = 8.0
         context = context_of(swarm, store, settings=ExchangeSettings(codec="sparse", weight="population"))
-        replicator = DeltaReplicator(context, DeltaValidator(context))
+        replicator = replicator_in(context)
         values = np.ones(4, np.float32)
         item = IncomingDelta(0, values, bytes(codecs.encode(values, codec, 4096)), codec)
 
@@ -118,7 +123,7 @@ def test_a_delta_that_is_sent_again_keeps_the_weight_that_its_backup_may_have_ad
 
         swarm.answers["forward"] = answer
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="population"))
-        replicator = DeltaReplicator(context, DeltaValidator(context))
+        replicator = replicator_in(context)
         values = np.ones(4, np.float32)
 
         async def sent(step: int, scale: float) -> PushResult:
@@ -263,7 +268,7 @@ def test_without_a_backup_that_could_exist_the_delta_waits() -> None:
     async def scenario() -> None:
         store = owner_of("a")
         replicator, _, context = replicator_of(store, B)
-        assert lacks_backup(context, store.owned[0])
+        assert lacks_backup(context.view, store.owned[0])
         assert await replicate(replicator, 0) == [PushResult.retry(0, "no_backup_yet")]
 
         context.run.enter(Phase.DRAINED)

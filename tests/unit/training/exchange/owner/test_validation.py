@@ -39,7 +39,7 @@ def validator_of(store: ShardStore, *, workers: float = 1.0, **options: Any) -> 
     swarm = ScriptedSwarm(ME)
     swarm.worker_count = workers
     context = context_of(swarm, store, **options)
-    return DeltaValidator(context), context
+    return DeltaValidator(context.store, context.view, context.counters, context.settings, context.environment), context
 
 
 def item_of(*values: float, repair: bool = False) -> IncomingDelta:

@@ -42,7 +42,8 @@ class Side:
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
         deltas, directory = DeltaHandler(self.context), OwnerDirectory(self.context)
         deltas.register()
-        inspector = ShardInspector(self.context)
+        context = self.context
+        inspector = ShardInspector(context.store, context.counters, context.rebalance, context.environment)
         ReadHandler(self.context, FinalValues(self.context), Publisher(self.context), inspector).register()
         self.reconciler = SplitReconciler(self.context, directory, deltas)
 
