@@ -1,4 +1,7 @@
-"""The choice of the codec: by the measured line, by probes before that, and without back and forth."""
+"""The choice of the codec: by the measured line, by probes before that, and without back and forth.
+
+What the choice of the codec is told: the line, as it was measured or as the vector came over it.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.builders.stores import contact, owner_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.encoding.codecs import CodecName
 from training.exchange.codec_choice import (
     CHOICES,
     CLIMB,
     CONFIRMATIONS,
+    MIN_RECEIVED_S,
     PART_ALONE,
     PART_BESIDE,
     PROBE_BYTES,
     TRY_AGAIN_STEPS,
     CodecChoice,
+    CodecControl,
     LineFacts,
     TrainingTimes,
 )
+from training.exchange.context import ExchangeContext
 from training.settings import ExchangeSettings
 from training.step_bytes import StepShape, step_bytes
 
@@ -233,3 +242,40 @@ def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
     for _ in range(7):
         times.add(2.0)
     assert times.step_s == 2.0
+
+
+def control_of(settings: ExchangeSettings) -> tuple[CodecControl, ExchangeContext]:
+    swarm = ScriptedSwarm(contact("a"), [contact("b")])
+    swarm.worker_count = 2.0
+    context = context_of(swarm, owner_of("a"), settings=settings)
+    control = CodecControl(
+        context.codec,
+        context.swarm.line,
+        context.store,
+        context.view,
+        settings,
+        context.environment.log,
+        is_beside=not context.synchronous,
+    )
+    return control, context
+
+
+def test_the_vector_that_was_received_is_a_measure_of_the_line() -> None:
+    """Unless it came within seconds; bursts that a busy machine received show less than its line."""
+
+    async def scenario() -> None:
+        control, context = control_of(ExchangeSettings())
+        control.received(10**9, MIN_RECEIVED_S / 2)
+        control.received(0, 100.0)
+        assert control.facts().rates is None
+        _other, around = control_of(ExchangeSettings())
+        for _ in range(4):
+            around.swarm.line.received(0.25, 200_000, is_busy=True)
+
+        control.received(1000, 10.0)
+        assert control.facts().rates == (100.0, 100.0)
+        for _ in range(4):
+            context.swarm.line.received(0.25, 200_000, is_busy=True)
+        assert control.facts().rates == (100.0, 800_000.0)
+
+    run(scenario())

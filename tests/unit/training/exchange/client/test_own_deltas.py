@@ -1,8 +1,17 @@
-"""Acknowledged deltas are kept for a while, within a bound of bytes."""
+"""A shard of a delta on its way: its parts, and what others are handed of it, are no memory of the trainer.
+
+A node's own deltas on their way, as its backup role finds them.
+
+Acknowledged deltas are kept for a while, within a bound of bytes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
@@ -13,9 +22,72 @@ from training.exchange.client.own_deltas import (
     Acknowledged,
     AcknowledgedDeltas,
     AcknowledgedKey,
+    Delivery,
+    KeptDeltas,
+    Outgoing,
 )
 from training.exchange.messages import Push
 from training.shards.applied import DeltaId
+
+VALUES = np.arange(4, dtype=np.float32)
+
+
+def borrowed() -> tuple[bytearray, Outgoing]:
+    """The trainer's memory, and shard 3 of a delta in it."""
+    memory = bytearray(VALUES.tobytes())
+    return memory, Outgoing(3, memoryview(memory), "float32", 4, is_borrowed=True, is_started=True)
+
+
+def test_what_the_owner_in_this_node_is_given_is_a_copy_of_the_trainers_memory() -> None:
+    memory, item = borrowed()
+    made = item.item()
+    memory[:] = bytes(len(memory))
+    np.testing.assert_array_equal(np.frombuffer(bytes(made.delta), np.float32), VALUES)
+
+
+def test_a_delivery_is_known_by_its_push_and_as_large_as_what_is_not_acknowledged() -> None:
+    """Its identity is node, incarnation and step."""
+    _, item = borrowed()
+    delivery = Delivery(Push(GENESIS, IDS["a"], 2, 7, 6, 1.0, []), {3: item}, asyncio.Event())
+    assert tuple(delivery.identity) == (IDS["a"], 2, 7)
+    assert delivery.size_bytes == 16
+    delivery.unacknowledged.clear()
+    assert delivery.size_bytes == 0
+
+
+IDENTITY = DeltaId(b"a" * 20, 1, 3)
+
+
+def test_a_kept_shard_is_found_while_it_is_on_its_way() -> None:
+    """By identity and shard; a shard that was answered is gone at once, for the mapping is the sender's own."""
+    kept, shards = KeptDeltas(), {0: Outgoing(0, b"abcd", "bfloat16", 2), 1: Outgoing(1, b"efgh", "bfloat16", 2)}
+    kept.keep(IDENTITY, shards)
+    assert kept.find(IDENTITY, 1) == (b"efgh", "bfloat16")
+    assert kept.find(IDENTITY, 2) is None
+    assert kept.find(IDENTITY._replace(step=4), 1) is None
+    del shards[1]
+    assert kept.find(IDENTITY, 1) is None
+    kept.drop(IDENTITY)
+    kept.drop(IDENTITY)
+    assert kept.find(IDENTITY, 0) is None
+
+
+def test_borrowed_memory_is_copied() -> None:
+    """The trainer will write to it, and the backup keeps what it finds."""
+    memory = bytearray(b"abcd")
+    kept = KeptDeltas()
+    kept.keep(IDENTITY, {0: Outgoing(0, memoryview(memory), "float32", 1, is_borrowed=True)})
+    found: Any = kept.find(IDENTITY, 0)
+    memory[:] = b"xxxx"
+    assert found == (b"abcd", "float32")
+
+
+def test_those_on_their_way_are_listed() -> None:
+    kept = KeptDeltas()
+    for step in (5, 6, 8):
+        kept.keep(IDENTITY._replace(step=step), {})
+    kept.drop(IDENTITY._replace(step=6))
+    assert kept.identities().rows() == [(IDENTITY.node, IDENTITY.incarnation, [(5, 5), (8, 8)])]
 
 
 def delta(step: int, size: int = 10, at_s: float = 0.0) -> Acknowledged:
