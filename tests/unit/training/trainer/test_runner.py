@@ -146,6 +146,26 @@ def test_a_resumed_node_equals_one_that_was_not_interrupted(tmp_path: Path, kind
     assert resumed.runner.samples_seen == whole.runner.samples_seen
 
 
+@pytest.mark.parametrize("kind", ["Adaptive", "SlowWeights", "ScheduleFree"])
+def test_a_node_that_was_saved_in_the_middle_of_an_exchange_goes_on_from_its_end(tmp_path: Path, kind: str) -> None:
+    """The trainer's state is that of the cut; the values of the exchange come from the swarm."""
+    whole = Node(kind)
+    whole.train(range(1, 9))
+    first = Node(kind)
+    first.train(range(1, 4))
+    assert first.runner.train(StepOrder(4, 5, 1.0, True)).has_delta
+    first.runner.apply(DeltaSent())
+    first.save(tmp_path / "state")
+    first.vector += first.delta
+    resumed = Node(kind)
+
+    resumed.runner.restore(tmp_path / "state")
+    resumed.vector[:] = first.vector
+    resumed.train(range(5, 9))
+
+    np.testing.assert_allclose(resumed.vector, whole.vector, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["SlowWeights", "ScheduleFree", "Copying"])
 def test_an_evaluation_between_two_turns_changes_no_training(kind: str) -> None:
     """It loads the shared weights too: positions go there and back, and copies are those of the weights that count."""
