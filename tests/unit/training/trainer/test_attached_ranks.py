@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.process.harness.trainer_world import wait_until
 from training.trainer import attached_swarm
 from training.trainer.attached_swarm import AttachedSwarm, SwarmLost
 from training.trainer.connection import DaemonConnection
@@ -258,3 +259,38 @@ def test_both_ranks_lose_a_daemon_that_ends_while_values_are_to_enter() -> None:
     node.send(messages.DeltaSent(), messages.ValuesArrived(1))
     node.socket.shutdown(socket.SHUT_RDWR)
     node.end()
+
+
+def test_a_script_that_waits_for_data_hands_over_what_has_added_up() -> None:
+    """What it waits for may wait for the delta that has it (`SwarmRecords`)."""
+    rests: list[bool] = []
+
+    def waiting(swarm: AttachedSwarm, step: Callable[[], None]) -> None:
+        for _ in range(10):
+            step()
+            swarm.step(samples=8)
+        while rest := swarm._end_turn():
+            rests.append(rest)
+            time.sleep(0.01)
+        assert swarm.done
+
+    node = Node(waiting)
+    began = node.vector.copy()
+    node.order(1)
+    assert node.next(messages.Trained).report.has_delta
+    node.vector += node.delta
+    node.order(2)
+    assert not node.next(messages.Trained).report.has_delta
+    node.order(3)
+    assert wait_until(lambda: bool(rests), 30)
+    node.send(messages.DeltaSent(), messages.ValuesArrived(1))
+    node.next(messages.ValuesEntered)
+    report = node.next(messages.Trained).report
+    assert (report.step, report.optimizer_steps, report.has_delta) == (3, 0, True)
+    assert node.delta.any()
+    node.vector += node.delta
+    node.send(messages.RunEnded("passes", 10.0))
+
+    first, second = node.end()
+    assert np.array_equal(first, second)
+    assert not np.allclose(node.vector, began, atol=1e-3)
