@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.harness.stubs.shared_data import DirectConnection, Script
 from training.sharing.messages import ShareData
-from training.trainer_link.data_messages import DataWanted
+from training.trainer_link.data_messages import DataTrained, DataWanted
 
 
 class Numbers(Dataset[int]):
@@ -284,6 +284,21 @@ def test_a_script_that_begins_anew_has_the_same_sampler() -> None:
     again = DataLoader(Numbers(64), batch_size=8, sampler=script.data.sampler(64, shuffle=True, nodes=1.0))
 
     assert sorted(before + epoch(script, again)) == list(range(64))
+
+
+def test_what_is_in_no_delta_yet_is_reported_with_the_next_one() -> None:
+    """A trainer that fails before has lost it: the swarm has to train it again."""
+    script = Script()
+    loader = DataLoader(Numbers(64), batch_size=16, sampler=script.data.sampler(64, shuffle=True, nodes=1.0))
+
+    for turn, _ in enumerate(loader, 1):
+        script.data.count(16)
+        script.data.report(turn, turn, 16, has_delta=turn % 4 == 3)
+    script.data.report_rest(5)
+
+    reported = [message for message in script.connection.sent if isinstance(message, DataTrained)]
+    assert [message.turn for message in reported] == [3, 5]
+    assert script.member.ledger.first == (1, 0)
 
 
 def test_a_stopped_node_ends_the_iteration() -> None:
