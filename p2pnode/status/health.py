@@ -21,8 +21,8 @@ from p2pnode.status.refused import refusal_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
-from training.exchange.client.step_wait import Obstacles
 from training.exchange.exchange import Exchange
+from training.exchange.step_wait import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0

@@ -4,6 +4,6 @@
 pulls, `backup` receives forwarded deltas and states, `client` pushes and pulls. `recovery` moves shards, takes over
 those without an owner, and reconciles the two sides of a split. `exchange` composes the services.
 
-Imports run one way: terms and messages, store, rpc and context, directory and owner, backup and client, recovery,
+Imports run one way: terms and messages, store, rpc and jobs, context, directory and owner, backup and client, recovery,
 exchange. The protocol is described in `docs/protocol.md`, its reasons in `docs/architecture.md`.
 """

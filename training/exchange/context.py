@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
-from training.exchange.client.own_deltas import AcknowledgedDeltas, KeptDeltas
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.cooperative import LoopTurns
-from training.exchange.recovery.jobs import RebalanceRequests
+from training.exchange.jobs import RebalanceRequests
+from training.exchange.own_deltas import AcknowledgedDeltas, KeptDeltas
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica

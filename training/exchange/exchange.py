@@ -23,6 +23,7 @@ from training.exchange.context import Counters, ExchangeContext
 from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BufferAgreement, FinalValues
 from training.exchange.owner.publishing import Publisher
@@ -33,7 +34,6 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.peer_score import PeerScore
-from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.rpc import ExchangeRpc

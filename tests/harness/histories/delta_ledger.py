@@ -29,10 +29,10 @@ import numpy.typing as npt
 
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.client.own_deltas import Delivery
 from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
+from training.exchange.own_deltas import Delivery
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.store.records import BufferedDelta
 from training.settings import ExchangeSettings

@@ -14,10 +14,10 @@ from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.encoding.codecs import Vector
-from training.exchange.client.own_deltas import Delivery
 from training.exchange.codec_choice import CHOICES, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
+from training.exchange.own_deltas import Delivery
 from training.exchange.store import state_files
 from training.exchange.store.records import StoredState
 from training.exchange.terms import Term

@@ -43,9 +43,9 @@ from tests.harness.histories.view_ledger import ViewLedger
 from tests.harness.swarms.exchange_swarm import Links, Member, World
 from training.barriers.predicates import make_barrier
 from training.barriers.waiter import BarrierWaiter
-from training.exchange.client.own_deltas import Delivery
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
+from training.exchange.own_deltas import Delivery
 from training.layout import shard_bounds
 from training.settings import BarrierSettings
 from training.shards.applied import DeltaId

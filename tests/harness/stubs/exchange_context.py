@@ -22,9 +22,9 @@ from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import decode, encode
 from training.exchange.peer_score import PeerScore
-from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica

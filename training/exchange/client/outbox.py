@@ -20,14 +20,14 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.encoding.frames import BadFrame, Part, encoded_frames, sized
-from training.exchange.client.own_deltas import KEPT_BYTES, Acknowledged, Delivery, Outgoing
-from training.exchange.client.step_wait import Obstacles, together
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult, read_results
+from training.exchange.own_deltas import KEPT_BYTES, Acknowledged, Delivery, Outgoing
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.step_wait import Obstacles, together
 
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 0.5

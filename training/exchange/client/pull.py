@@ -24,7 +24,6 @@ from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from training.exchange.client.step_wait import Obstacles, StepWait, together
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, light
 from training.exchange.directory import OwnerDirectory
@@ -32,6 +31,7 @@ from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.validation import ShardInspector
+from training.exchange.step_wait import Obstacles, StepWait, together
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length

@@ -24,13 +24,13 @@ import numpy as np
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
-from training.exchange.client.own_deltas import Delivery, Outgoing
-from training.exchange.client.step_wait import Obstacles, StepWait
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
+from training.exchange.own_deltas import Delivery, Outgoing
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.step_wait import Obstacles, StepWait
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 

@@ -22,10 +22,10 @@ from training.encoding.low_bits import LowBits
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S
+from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, StateHead, StateTransfer, TransferResult
-from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.store import state_stream
 from training.exchange.store.state_stream import describe
 from training.exchange.terms import OwnerInfo, Term

@@ -23,12 +23,12 @@ from training.exchange.backup import BackupConfirmation
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
+from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import Learners, ShardHandover
-from training.exchange.recovery.jobs import JobKind, Jobs
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder

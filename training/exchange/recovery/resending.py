@@ -13,10 +13,10 @@ import msgspec
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding.frames import Part, encoded_frames, framed_bytes, sized
-from training.exchange.client.own_deltas import Acknowledged, AcknowledgedKey
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import PushStatus, encode
+from training.exchange.own_deltas import Acknowledged, AcknowledgedKey
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (

@@ -20,8 +20,8 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, BackupHandler
-from training.exchange.client.own_deltas import Outgoing
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
+from training.exchange.own_deltas import Outgoing
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import ConfirmBackup, HandOver, Learn, Release, StateTransfer, TransferResult
 from training.exchange.peer_score import LIMITS

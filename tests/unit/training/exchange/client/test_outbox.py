@@ -16,10 +16,10 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
 from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import COPIED_BYTES, Outbox
-from training.exchange.client.own_deltas import KEPT_BYTES, Delivery, Outgoing
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import SIGN_OF_LIFE, LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, piece_of
+from training.exchange.own_deltas import KEPT_BYTES, Delivery, Outgoing
 from training.exchange.ownership_messages import TransferResult
 from training.exchange.store.repair_log import RepairLog
 from training.settings import ExchangeSettings

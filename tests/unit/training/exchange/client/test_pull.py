@@ -25,11 +25,11 @@ from training.exchange.client.pull import PullClient
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.cooperative import LoopTurns
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.validation import ShardInspector
-from training.exchange.recovery.jobs import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import KnownOwner, Ownership
 from training.exchange.store.records import Owned

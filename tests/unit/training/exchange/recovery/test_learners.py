@@ -18,11 +18,11 @@ from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
 from training.exchange.backup import BackupHandler
 from training.exchange.context import ExchangeContext
+from training.exchange.jobs import Jobs
 from training.exchange.messages import encode, read_record
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
 from training.exchange.recovery.handover import BATCH_S, Learners
-from training.exchange.recovery.jobs import Jobs
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings

@@ -14,8 +14,8 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.client.own_deltas import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
 from training.exchange.messages import Push, decode
+from training.exchange.own_deltas import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
     AskedDelta,

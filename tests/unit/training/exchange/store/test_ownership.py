@@ -7,7 +7,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
-from training.exchange.recovery.jobs import RebalanceRequests
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.store.ownership import Ownership
 from training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
 

@@ -14,7 +14,7 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.environment.virtual_loop import run
-from training.exchange.client.step_wait import LEAST_BYTES_PER_S, Obstacles, Patience, StepWait, together
+from training.exchange.step_wait import LEAST_BYTES_PER_S, Obstacles, Patience, StepWait, together
 
 
 def now() -> float:

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 
 from training.encoding.codecs import CodecName
 from training.encoding.frames import framed_bytes
-from training.exchange.client.step_wait import StepWait
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.step_wait import StepWait
 from training.shards.applied import Applied, DeltaId
 
 

@@ -12,7 +12,7 @@ from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
-from training.exchange.recovery.jobs import JobKind, Jobs, RebalanceRequests
+from training.exchange.jobs import JobKind, Jobs, RebalanceRequests
 from training.exchange.terms import Fence
 
 

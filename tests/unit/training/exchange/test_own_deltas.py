@@ -15,7 +15,8 @@ import numpy as np
 
 from tests.harness.builders.stores import IDS
 from tests.harness.stubs.exchange_context import GENESIS
-from training.exchange.client.own_deltas import (
+from training.exchange.messages import Push
+from training.exchange.own_deltas import (
     KEPT_S,
     LARGEST_SHARE,
     MAX_KEPT,
@@ -26,7 +27,6 @@ from training.exchange.client.own_deltas import (
     KeptDeltas,
     Outgoing,
 )
-from training.exchange.messages import Push
 from training.shards.applied import DeltaId
 
 VALUES = np.arange(4, dtype=np.float32)
