@@ -14,7 +14,7 @@ import pytest
 from overlay.environment import Environment
 from overlay.system import SystemClock
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, SeededEntropy
-from tests.process.harness.trainer_world import World, until
+from tests.process.harness.trainer_world import World, add, until
 from tests.process.test_attached_swarm import BEGIN, LAUNCHER
 from tests.unit.training.sharing.test_service import FakeSwarm
 from training.sharing.service import DataService
@@ -111,6 +111,7 @@ def test_a_restarted_script_goes_on_within_its_epoch(world: World) -> None:
             await trainer.start()
             for step in range(1, 4):
                 await trainer.train(order(step))
+                await add(trainer, step)
             await trainer.save(str(world.state_dir / "saved"))
             await trainer.stop()
         # A new daemon: all that is known comes from the file.
@@ -118,6 +119,7 @@ def test_a_restarted_script_goes_on_within_its_epoch(world: World) -> None:
             await trainer.start(str(world.state_dir / "saved"))
             for step in range(4, 7):
                 await trainer.train(order(step))
+                await add(trainer, step)
             assert service.member is not None
             assert service.member.ledger.trained[0, 0].bit_count() == 180
             await trainer.stop()
@@ -156,6 +158,7 @@ def test_the_ranks_of_a_node_share_its_part(world: World, tmp_path: Path) -> Non
             await trainer.start()
             report = await trainer.train(order(1))
             assert report.samples == 2 * 30
+            await add(trainer, 1)
             await trainer.train(order(2))
             assert service.member is not None
             # Five batches of twenty; the sample that is left comes first in the next epoch.

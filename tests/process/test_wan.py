@@ -21,7 +21,7 @@ from tests.process.test_swarm_process import DETECTION_BOUND_S
 LINE = Cable(4.0, 4.0, delay_s=0.02)
 PARAMETERS = 120_000
 STEP_S = 0.7
-STEPS = 5
+STEPS = 8
 NODES = 3
 SHARDS = 16
 SETTINGS = {
@@ -82,7 +82,8 @@ def test_slow_lines_delay_and_nothing_else(tmp_path: Path) -> None:
             for number, node in enumerate(nodes):
                 exchange = node.status()["exchange"]
                 assert (exchange["lost"], exchange["refused"]) == (0, 0)
-                made = [row for row in rows(node) if row["step"] > 2]
+                made = [row for row in rows(node) if row["step"] > 2 and "acknowledged" in row]
+                assert made
                 print([(row["acknowledged"], row["outstanding"], row["pull_missing"]) for row in made])
                 assert [row["pull_missing"] for row in made] == [0] * len(made)
                 assert max(note["oldest"] for note in noted(tmp_path / f"notes-{number}")[3:]) <= 2
