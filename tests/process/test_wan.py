@@ -70,8 +70,8 @@ def rows(node: LanNode) -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 @pytest.mark.promise(10)
 def test_slow_lines_delay_and_nothing_else(tmp_path: Path) -> None:
-    """On lines that need longer for a step than it takes no node is suspected, every delta is acknowledged, every shard
-    is pulled and none is older than two exchanges. One that is killed is known to be dead within the detection bound."""
+    """On lines that need longer for a step than it takes no node is suspected, every delta is acknowledged, and every
+    shard is pulled and at most two exchanges old. A killed node is known to be dead within the detection bound."""
     try:
         with wan([LINE] * NODES, seed=5) as world, swarm(world, tmp_path) as nodes:
             until(lambda: all(len(noted(tmp_path / f"notes-{n}")) >= STEPS for n in range(NODES)), 60, "steps", nodes)
