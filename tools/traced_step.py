@@ -43,6 +43,13 @@ class TracedSteps(list[int]):
             self.windows.append(set())
             sys.setprofile(self._note)
 
+    def __iadd__(self, steps: Iterable[int]) -> TracedSteps:  # type: ignore[misc,override]
+        """Of one delta."""
+        *others, last = steps
+        self.extend(others)
+        self.append(last)
+        return self
+
     @property
     def is_over(self) -> bool:
         return len(self.windows) > WINDOWS
