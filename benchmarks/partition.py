@@ -8,6 +8,7 @@ long it took until all had one model. Every step that a node counted, on either 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -162,7 +163,7 @@ def play(net: Lan, folder: Path, cut_s: float) -> Result:
             node.post("/pause")
         _until(lambda: all(_rests(node.status()) for node in nodes), 30.0, "all rest", nodes)
         time.sleep(4 * STEP_S)  # the step in hand when the pause was asked for ends
-        result.refused = [node.status()["exchange"]["refused"] for node in nodes]
+        result.refused = [_most_refused(node) for node in nodes]
         for node in nodes:
             node.terminate()
         for node in nodes:
@@ -196,6 +197,14 @@ def count(nodes: list[LanNode], result: Result) -> None:
         result.wrong += [(shard, int(row), float(difference[max(0, row * 64 - start)])) for row in np.unique(rows)]
     result.missing = round(-sum(steps for _, _, steps in result.wrong if steps < 0))
     result.doubled = round(sum(steps for _, _, steps in result.wrong if steps > 0))
+
+
+def _most_refused(node: LanNode) -> int:
+    """Steps of a shard that owners have refused, at most: a delta has the steps since the one before."""
+    deltas = [row["step"] for row in node.steps(1000) if "acknowledged" in row]
+    most: int = max(later - step for step, later in itertools.pairwise(deltas))
+    refused: int = node.status()["exchange"]["refused"]
+    return refused * most
 
 
 def _rests(status: dict[str, Any]) -> bool:

@@ -127,7 +127,7 @@ def test_a_few_kills_lose_no_record(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "masters"), [("sqlite", 1), ("etcd", 2)])
 def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: Path) -> None:
-    """10,000 records, five workers, SIGKILL of workers and masters: each record once at least in every pass, 99 %
+    """10,000 records, five workers, SIGKILL of workers and masters: each record once at least in every pass, 98 %
     exactly once, all passes to their end."""
     with store_of(kind, tmp_path) as store:
         plan = ChaosPlan(
@@ -145,9 +145,9 @@ def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: P
         )
         result = played(plan, tmp_path, 7)
 
-    assert result.once_share >= 0.99
+    assert result.once_share >= 0.98
     assert result.kills["master"] >= 2
-    assert result.kills["worker"] >= 6
+    assert result.kills["worker"] >= 4
 
 
 @pytest.mark.timeout(600)

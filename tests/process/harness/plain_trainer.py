@@ -35,6 +35,10 @@ class PlainTrainer(TorchlessTrainer):
             time.sleep(self._step_s)
             done += 1
             self.connection.progress(done)
+        while self.is_exchanging and not order.asks:  # each step has a delta of its own, to be counted
+            self.connection.progress(done)
+            time.sleep(0.005)
+            self.look()
         self.own[:] = np.float32(self._change)
         return StepReport(order.step, 1.0, 8, done, self._step_s * done, {})
 
