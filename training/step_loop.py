@@ -149,6 +149,10 @@ class StepLoop:
         except TimeoutError:
             self._log.warning("step_cut_short", step=self.progress.step + 1)
 
+    async def counted(self) -> None:
+        """Wait until the last delta is pushed, and its step counted."""
+        await self._all_counted.wait()
+
     def set_stalled(self, stalled: bool) -> None:
         """Callback of the trainer's supervisor: the trainer hangs, or makes progress again."""
         if stalled != self.progress.stalled:
@@ -165,7 +169,8 @@ class StepLoop:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     async def run(self, start_step: int, after_step: Callable[[], Awaitable[None]]) -> End:
-        """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints."""
+        """Train from `start_step` completed steps until the run ends; returns why. `after_step` writes checkpoints: the
+        trainer has trained nothing that is in no delta."""
         self._begin(start_step)
         try:
             while (end := self._ended()) is None or (end == "max_steps" and await self._goes_back()):
@@ -174,7 +179,8 @@ class StepLoop:
                 await self._exchange_beside(trained)
                 await self._pass_barrier(trained.step)
                 await self._between_turns()
-                await after_step()
+                if trained.report.has_delta:
+                    await after_step()
             await self._push_the_rest()
             await self._between_turns()
         except RecordsOver:
@@ -249,7 +255,7 @@ class StepLoop:
         await self._all_counted.wait()
 
     async def _push_the_rest(self) -> None:
-        """At the end of a run: exchange what was trained while the last delta was under way."""
+        """Exchange what was trained while the last delta was under way: the trainer trains no more, or not soon."""
         await self._settle()
         if not self._added_up:
             return
@@ -311,7 +317,7 @@ class StepLoop:
             return
         self._announce_activity()
         self._log.info("paused", step=self.progress.step)
-        await self._settle()
+        await self._push_the_rest()  # it may never go on
         await self._resumed.wait()
         self._announce_activity()
         # The deltas of the others since the pause are in the new values, and this node continues at their step.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -39,17 +39,22 @@ VALUE_BYTES = 4
 READ_AGAIN_S = 0.002
 
 
-class _Begun(NamedTuple):
-    """A checkpoint that is being written. `saving` ends when the trainer's own state is saved, or cannot be."""
+class _Saving(NamedTuple):
+    """The first part of a checkpoint. `task` ends when the trainer's own state is saved, or cannot be."""
 
     folder: str
     began_s: float
-    state: CheckpointState
-    reading: Reading
-    saving: asyncio.Task[None]
+    task: asyncio.Task[None]
     #: When the trainer was free for its next order; empty until then.
     copied_s: list[float]
-    #: Which deltas the vector has, as its owners answered when it had been read.
+
+
+class _Begun(NamedTuple):
+    """A checkpoint that is being written."""
+
+    saving: _Saving
+    state: CheckpointState
+    reading: Reading
 
 
 @dataclass(slots=True)
@@ -59,6 +64,10 @@ class _Work:
     began_s: float
     total: int
     done: int = 0
+
+
+async def _at_once() -> None:
+    """No delta is on its way."""
 
 
 class BrokenValues(OSError):
@@ -116,24 +125,28 @@ class CheckpointWriter:
         work = self._work
         return None if work is None else (work.done, work.total, self._clock.monotonic() - work.began_s)
 
-    async def write_if_due(self) -> None:
-        """Begin a checkpoint if the last one was written `training.checkpoint_s` ago."""
+    async def write_if_due(self, counted: Callable[[], Awaitable[object]] = _at_once) -> None:
+        """Begin a checkpoint if the last one was written `training.checkpoint_s` ago.
+
+        The trainer has just handed over a delta, and copies its own state before it trains on. `counted` waits until
+        that delta is in the shared values, which are read then: a restart neither loses nor repeats training."""
         period_s = self._config.training.checkpoint_s
         if not period_s or self._clock.monotonic() - self._ended_s < period_s:
             return
         if self._writing is None or self._writing.done():
-            begun = await self._begin(trainer_s=None)
-            if begun is not None:
-                self._writing = asyncio.create_task(self._write(begun), name="checkpoint")
+            saving = await self._begin_saving(trainer_s=None)
+            if saving is not None:
+                self._writing = asyncio.create_task(self._write(saving, counted), name="checkpoint")
 
     async def begin_last(self, trainer_s: float) -> None:
         """Begin the last checkpoint; the trainer has `trainer_s` to copy its state, while the node leaves."""
         if not self._config.training.checkpoint_s:
             return
         await self.stop()
-        self._last = begun = await self._begin(trainer_s=trainer_s)
-        if begun is not None:
-            self._work = _Work(begun.began_s, VALUE_BYTES * self._manifest.layout.total)
+        saving = await self._begin_saving(trainer_s=trainer_s)
+        if saving is not None:
+            self._last = begun = self._begin_reading(saving)
+            self._work = _Work(saving.began_s, VALUE_BYTES * self._manifest.layout.total)
             self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
     async def finish_last(self) -> None:
@@ -163,7 +176,7 @@ class CheckpointWriter:
 
     # -- one checkpoint -----------------------------------------------------------------------------------------
 
-    async def _begin(self, trainer_s: float | None) -> _Begun | None:
+    async def _begin_saving(self, trainer_s: float | None) -> _Saving | None:
         """What the next step must not change; the step waits for this. None if the disk cannot be read."""
         began_s, progress = self._clock.monotonic(), self._progress
         try:
@@ -174,6 +187,10 @@ class CheckpointWriter:
         copied_s: list[float] = []
         saving = asyncio.create_task(self._save_trainer(folder, trainer_s, copied_s), name="save-trainer")
         await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
+        return _Saving(folder, began_s, saving, copied_s)
+
+    def _begin_reading(self, saving: _Saving) -> _Begun:
+        progress = self._progress
         state = CheckpointState(
             run=self._config.swarm.run,
             genesis=self._manifest.genesis,
@@ -184,17 +201,22 @@ class CheckpointWriter:
             marks=[],
         )
         reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
-        return _Begun(folder, began_s, state, reading, saving, copied_s)
+        return _Begun(saving, state, reading)
 
-    async def _write(self, begun: _Begun) -> None:
+    async def _write(self, saving: _Saving, counted: Callable[[], Awaitable[object]]) -> None:
+        begun = None
         try:
+            await counted()
+            begun = self._begin_reading(saving)
             await self._write_vector(begun)
             await self._finish(begun, None)
         except Exception as error:  # training goes on, and the next checkpoint may be written
-            self._not_written(begun.state.step, error)
+            self._not_written(self._progress.step, error)
         finally:
             self._ended_s = self._clock.monotonic()
-            await self._abandon(begun)
+            if begun is not None:
+                begun.reading.close()
+            await self._give_up(saving)
 
     def _not_written(self, step: int, error: Exception) -> None:
         reason = str(error) if isinstance(error, OSError) else repr(error)
@@ -203,32 +225,35 @@ class CheckpointWriter:
 
     async def _abandon(self, begun: _Begun) -> None:
         begun.reading.close()
-        begun.saving.cancel()
-        await asyncio.gather(begun.saving, return_exceptions=True)
+        await self._give_up(begun.saving)
+
+    async def _give_up(self, saving: _Saving) -> None:
+        saving.task.cancel()
+        await asyncio.gather(saving.task, return_exceptions=True)
 
     async def _write_vector(self, begun: _Begun) -> None:
         slices, layout = begun.reading.slices(), self._manifest.layout
         try:
             await self._executor.run(
-                checkpoint.write_vector, self._disk, begun.folder, layout, _counted(slices, self._work)
+                checkpoint.write_vector, self._disk, begun.saving.folder, layout, _counted(slices, self._work)
             )
         finally:
             begun.reading.close()
 
     async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
-        await self._write_states(begun.folder)
+        await self._write_states(begun.saving.folder)
         try:
             async with asyncio.timeout(trainer_s):
-                await asyncio.shield(begun.saving)
+                await asyncio.shield(begun.saving.task)
         except TimeoutError:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
         marks = [(term.number, term.node.hex(), version) for term, version in begun.reading.versions]
         state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state, marks=marks)
         keep = self._config.training.keep_checkpoints
-        await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
-        began_s, ended_s = begun.began_s, self._clock.monotonic()
-        held_s = (begun.copied_s or [began_s])[0] - began_s
+        await self._executor.run(checkpoint.finish, self._disk, begun.saving.folder, state, keep)
+        began_s, ended_s = begun.saving.began_s, self._clock.monotonic()
+        held_s = (begun.saving.copied_s or [began_s])[0] - began_s
         self._log.info(
             "checkpoint_written", step=state.step, seconds=round(ended_s - began_s, 3), held_seconds=round(held_s, 3)
         )

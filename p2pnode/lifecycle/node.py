@@ -310,8 +310,9 @@ class Node:
 
     async def _after_step(self) -> None:
         assert self.checkpoints is not None
+        assert self.loop is not None
         await self._export.describe_if_due()
-        await self.checkpoints.write_if_due()
+        await self.checkpoints.write_if_due(self.loop.counted)
 
     async def _start(self) -> TrainerHello:
         """Connect and start the trainer side by side."""

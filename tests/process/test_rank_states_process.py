@@ -200,11 +200,11 @@ def trained(folder: Path, kind: str, end: Callable[[Node, ProcessTrainer], Await
     return node
 
 
-def assert_alike(restored: list[dict[str, Any]], undisturbed: list[dict[str, Any]], *, apart: float = 1e-6) -> None:
+def assert_alike(restored: list[dict[str, Any]], undisturbed: list[dict[str, Any]]) -> None:
     """Weights, buffers and moments to the rounding of a delta, which stays progress where nothing is loaded; all else
     to the bit."""
     for again, as_before in zip(restored, undisturbed, strict=True):
-        assert again["numbers"] == pytest.approx(as_before["numbers"], rel=1e-5, abs=apart)
+        assert again["numbers"] == pytest.approx(as_before["numbers"], rel=1e-5, abs=1e-6)
         assert {name: again[name] for name in EXACT} == {name: as_before[name] for name in EXACT}
 
 
@@ -321,8 +321,8 @@ def test_ranks_that_train_apart_are_found(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_node_under_torchrun_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """A real daemon and torchrun, SIGKILL to all of them at any moment behind a checkpoint: the second start ends
-    where an undisturbed node ends, on both ranks."""
+    """A real daemon and torchrun, SIGKILL to all of them at any moment behind a checkpoint: the second start ends with
+    what an undisturbed node ends with, on both ranks."""
     settings = {"training.max_steps": 24, "training.local_steps": 2, "training.checkpoint_s": 0.3, "log.format": "json"}
 
     def started(name: str) -> ProcessNode:
@@ -352,6 +352,5 @@ def test_a_node_under_torchrun_that_is_killed_goes_on(tmp_path: Path) -> None:
     [loaded] = again.events("checkpoint_loaded")
     assert loaded["step"] >= 2
     assert loaded["trainer_state"]
-    # It trains again what no owner had, from the moments of its file: its weights are near those.
-    assert_alike(results("killed"), results("undisturbed"), apart=0.02)
+    assert_alike(results("killed"), results("undisturbed"))
     assert not [entry for entry in again.events("trainer_warned") if entry["about"] == "ranks_not_restored"]

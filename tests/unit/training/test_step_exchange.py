@@ -242,3 +242,22 @@ def test_a_turn_that_only_waited_for_data_changes_no_loss() -> None:
         assert bench.progress.loss == 1.0
 
     run(scenario())
+
+
+def test_a_paused_node_holds_back_nothing_that_it_has_trained() -> None:
+    """It may never go on: what it trained while its last delta was exchanged goes out before it rests."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=20)
+        bench.trainer.waits, bench.exchange.push_s = False, 2.5
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.5)
+        bench.loop.pause()
+        await asyncio.sleep(30.0)
+
+        assert bench.trainer.trained == [1, 2]
+        assert np.array_equal(handed_over(bench), bench.trainer.expected())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    run(scenario())

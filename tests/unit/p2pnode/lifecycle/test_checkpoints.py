@@ -240,6 +240,7 @@ def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
         await world.writer.write_if_due()
         assert world.clock.monotonic() - began < 1.5  # one look into the folder; none of the files
         assert world.writer._writing is not None
+        await asyncio.sleep(0)  # it begins to read
         assert not world.writer._writing.done()
 
         with world.replica.writing(0) as values:
@@ -254,6 +255,30 @@ def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
         assert world.events("checkpoint_written")[0]["seconds"] > 30.0
 
     in_world(tmp_path, scenario, disk_s=1.0)
+
+
+def test_a_checkpoint_has_the_delta_that_its_trainer_has_trained(tmp_path: Path) -> None:
+    """The trainer copies its state at once and trains on; vector and step are those when its delta is counted."""
+
+    async def scenario(world: World) -> None:
+        world.progress.step = 7
+        counted = asyncio.Event()
+        await asyncio.sleep(PERIOD_S)
+        await world.writer.write_if_due(counted.wait)
+        await asyncio.sleep(5.0)
+        assert len(world.saved) == 1, "the trainer's state is copied when its delta is cut"
+
+        with world.replica.writing(0) as values:
+            values[:] = 5.0
+            world.replica.set_version(0, TERM, 9)
+        world.progress.step = 8
+        counted.set()
+        assert world.writer._writing is not None
+        await world.writer._writing
+        assert world.newest().state.step == 8
+        assert world.vector()[0] == 5.0
+
+    in_world(tmp_path, scenario)
 
 
 def test_a_delta_that_is_added_while_a_shard_is_copied_is_in_all_of_it(tmp_path: Path) -> None:
