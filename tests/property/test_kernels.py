@@ -157,32 +157,6 @@ def test_deltas_are_encoded_alike(
 
 @pytest.mark.parametrize("codec", LOSSY)
 @FIXED
-@given(st.integers(0, 2**32), COUNTS, SCALES, SCALES)
-def test_residuals_move_alike(
-    compiled: kernels.CompiledKernels, codec: CodecName, seed: int, count: int, scale: float, owed_scale: float
-) -> None:
-    """A delta has the same bits with its residual, which is zero afterwards, and no value beside them changes."""
-    given, owed = values_of(seed, count, scale), values_of(seed + 1, count, owed_scale)
-
-    def made() -> Vector:
-        delta, residual = (np.full(count + 2 * AROUND, 7.0, np.float32) for _ in range(2))
-        inner = slice(AROUND, AROUND + count)
-        delta[inner], residual[inner] = given, owed
-        codecs.move_residual(delta[inner], residual[inner], codec)
-        assert not residual[inner].any()
-        residual[inner] = 7.0
-        assert (residual == 7.0).all()
-        return delta
-
-    first, second = both(compiled, made)
-
-    assert same_bits(first, second)
-    assert same_bits(first[AROUND : AROUND + count], given + np.float32(codecs.decay(codec)) * owed)
-    assert (np.delete(first, slice(AROUND, AROUND + count)) == 7.0).all()
-
-
-@pytest.mark.parametrize("codec", LOSSY)
-@FIXED
 @given(st.integers(0, 2**32), COUNTS, SCALES, st.integers(0, 3))
 def test_bytes_are_decoded_alike(
     compiled: kernels.CompiledKernels, codec: CodecName, seed: int, count: int, scale: float, at: int
@@ -453,7 +427,6 @@ def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.CompiledKer
         lambda: compiled.decode(data, codec, values),
         lambda: compiled.encode_sparse_with_feedback(values, values.copy(), 1.0, data[:200], 128),
         lambda: compiled.encode_sparse_with_feedback(short, values, 1.0, data, 128),
-        lambda: compiled.move_residual(values, short, 0.95),
         lambda: compiled.add(values, short, 1.0, 0.7),
         lambda: compiled.add_and_accumulate(values, short, values.copy(), 1.0, 0.7),
         lambda: compiled.add_with_momentum(values, short, values.copy(), 1.0, 0.7, 0.5, 0.35),

@@ -62,11 +62,6 @@ def max_bytes(codec: CodecName, values: int, sparse_values: int = sparse.BLOCK_V
     return sparse.max_bytes(values, sparse_values) if codec == "sparse" else size_bytes(codec, values)
 
 
-def decay(codec: CodecName) -> float:
-    """What a residual is multiplied by when it is added to the next delta."""
-    return sparse.DECAY if codec == "sparse" else 1.0
-
-
 def count_values(codec: CodecName, payload_bytes: int) -> int:
     """Values in this number of bytes, of int4 one too many where their number is odd. Raises `ValueError` if it is not
     a whole number of values, and for sparse."""
@@ -156,8 +151,8 @@ def as_bytes(values: Vector) -> memoryview:
 def encode_with_feedback(
     delta: Vector, residual: Vector, codec: CodecName, sparse_values: int = SPARSE_VALUES
 ) -> Encoded:
-    """Encode `delta + decay · residual` with a lossy codec; both are `float32[n]`, and `decay(codec)` is 1 except for
-    sparse, which sends the `sparse_values` largest of each 4,096 values.
+    """Encode `delta + residual` with a lossy codec, both `float32[n]`. Sparse sends the `sparse_values` largest of each
+    4,096 values, and adds `sparse.DECAY · residual`.
 
     `residual` becomes what the encoding lacks. A delta that is not finite is encoded too, for its owner to refuse, and
     sets the residual to zero.
@@ -181,17 +176,6 @@ def encode_with_feedback(
     if not all_finite(residual):
         residual[:] = 0.0
     return data
-
-
-def move_residual(delta: Vector, residual: Vector, codec: CodecName) -> None:
-    """Add a residual to the delta that is encoded next, both `float32[n]`, with the decay that encoding would apply;
-    then it is zero."""
-    if kernels.COMPILED is not None and kernels.fits(delta, residual):
-        kernels.COMPILED.move_residual(delta, residual, decay(codec))
-        return
-    residual *= np.float32(decay(codec))
-    delta += residual
-    residual[:] = 0.0
 
 
 def _encode_sparse(delta: Vector, residual: Vector, per_block: int) -> Encoded:

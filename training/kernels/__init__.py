@@ -47,7 +47,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_int4": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_bfloat16": (None, [_POINTER, _POINTER, _SIZE]),
     "decode_int8": (None, [_POINTER, _POINTER, _SIZE]),
-    "move_residual": (None, [_POINTER, _POINTER, _FLOAT, _SIZE]),
     "largest_bfloat16": (_BITS, [_POINTER, _SIZE]),
     "add": (_BITS, [_POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
     "add_and_accumulate": (_BITS, [_POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _SIZE]),
@@ -127,11 +126,6 @@ class CompiledKernels:
     def decode_sparse(self, data: Data, into: Vector) -> int:
         """sparse to float32. Returns 0, or the negative number of an error: then nothing is written."""
         return int(self._library.decode_sparse(_at(data), data.nbytes, _into(into), _count(into)))
-
-    def move_residual(self, delta: Vector, residual: Vector, decay: float) -> None:
-        """delta += decay · residual, and residual = 0."""
-        count = _count(delta, residual)
-        self._library.move_residual(_into(delta), _into(residual), decay, count)
 
     def largest_bfloat16(self, data: Data) -> int:
         """The largest magnitude of bfloat16 values, as its 15 bits; a NaN is larger than all others."""

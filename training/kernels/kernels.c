@@ -399,14 +399,6 @@ PASS ptrdiff_t encode_sparse_with_feedback(const float *restrict delta, float *r
     return is_finite ? at - data : data - at;
 }
 
-/* delta += decay * residual, as when it is encoded; then the residual is zero. */
-PASS void move_residual(float *restrict delta, float *restrict residual, float decay, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        delta[i] += residual[i] * decay;
-        residual[i] = 0.0f;
-    }
-}
-
 /* Errors in a sparse encoding, as in training/encoding/sparse.py. */
 enum { TRUNCATED = -1, TRAILING = -2, BAD_COUNT = -3, BAD_MAGNITUDE = -4, BAD_INDEX = -5, NOT_RISING = -6, BAD_PADDING = -7 };
 
