@@ -22,6 +22,8 @@ from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, un
 #: A worker that starts again within the first is not noticed to be dead; after the second it is.
 SOON_S, LATE_S = (0.1, 1.0), (8.0, 12.0)
 MASTER_S = (0.3, 3.0)
+#: A worker exchanges a delta for so many turns at most, on a machine that has more processes than cores.
+TURNS_PER_EXCHANGE = 3
 
 
 @dataclass
@@ -89,10 +91,11 @@ class ChaosResult:
 
     @property
     def bound(self) -> float:
-        """The share that is trained exactly once at worst: a killed worker repeats the tasks that it has begun and
-        not reported. Those are what a turn trains, the task under way, and one that is reported just then."""
+        """The share that is trained exactly once at worst: a killed worker repeats what it has begun and not reported.
+        That is the delta under way and what has added up since, each of the turns that an exchange lasts, the task
+        under way, and one that is reported just then."""
         turn = self.plan.batch * self.plan.local_steps
-        tasks = -(-turn // self.plan.records_per_task) + 2
+        tasks = -(-2 * TURNS_PER_EXCHANGE * turn // self.plan.records_per_task) + 2
         return 1.0 - self.kills["worker"] * tasks * self.plan.records_per_task / self.places
 
     def line(self) -> str:
