@@ -119,10 +119,13 @@ class Node:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         generator = torch.Generator().manual_seed(1)
 
-        def step() -> None:
-            inputs = torch.randn(8, 4, generator=generator)
+        def step(between: Callable[[], None] | None = None) -> None:
+            """One of the optimiser; with `between` the batch is accumulated in two parts."""
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+            for inputs in torch.randn(8, 4, generator=generator).split(8 if between is None else 4):
+                nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
+                if between is not None:
+                    between()
             optimizer.step()
 
         try:
@@ -219,6 +222,45 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
     assert np.array_equal(first, second)
     np.testing.assert_allclose(node.vector, expected, atol=1e-5)
     assert not np.allclose(node.vector, began, atol=1e-3)
+
+
+def test_values_that_arrive_while_gradients_accumulate_enter_after_the_optimiser_step() -> None:
+    """Both parts of a batch have the gradients of the same weights, also where the script calls `step` after each."""
+    has_arrived = threading.Event()
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def accumulating(swarm: AttachedSwarm, step: Callable[..., None]) -> None:
+        model = swarm._model_vector
+
+        def between() -> None:
+            if swarm.step_number == 2:
+                assert has_arrived.wait(30)
+                before = torch.cat([one.detach().flatten() for one in model.tensors])
+                swarm.step(samples=4)
+                seen.append((before, torch.cat([one.detach().flatten() for one in model.tensors])))
+
+        while not swarm.done:
+            step(between)
+            swarm.step(samples=8)
+
+    node = Node(accumulating)
+    node.order(1)
+    assert node.next(messages.Trained).report.has_delta
+    node.vector += node.delta + 1.0  # that of others
+    node.order(2)
+    node.send(messages.DeltaSent(), messages.ValuesArrived(1))
+    has_arrived.set()
+    node.next(messages.ValuesEntered)
+    assert node.next(messages.Trained).report.has_delta
+    node.vector += node.delta
+    node.send(messages.RunEnded("max_steps", 10.0))
+
+    first, second = node.end()
+    assert np.array_equal(first, second)
+    assert len(seen) >= 4
+    for before, after in seen:
+        assert torch.equal(before, after)
+    assert max(float(weights.mean()) for weights, _ in seen) > 0.8  # they have entered in that turn
 
 
 def test_both_ranks_leave_in_the_middle_of_a_turn_and_of_an_exchange() -> None:
