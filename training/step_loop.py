@@ -198,7 +198,7 @@ class StepLoop:
                 self._exchanging.cancel()
                 (failure,) = await asyncio.gather(self._exchanging, return_exceptions=True)
                 if isinstance(failure, Exception):
-                    self._log.error("service_failed", service="exchange", error=repr(failure))
+                    self._log.error("last_exchange_failed", step=self._trained_step, error=repr(failure))
         self._log.info("training_ended", step=self.progress.step, reason=end)
         return end
 

@@ -95,7 +95,7 @@ def attach(
             report_failure(connection, failure)
         raise NotAttached(f"{failure.reason}: {failure.hint}" if failure.hint else failure.reason) from failure
     except (DaemonGone, StopAsked) as gone:
-        raise NotAttached("the p2pnode daemon has ended while the script was starting") from gone
+        raise NotAttached(str(gone) or "the p2pnode daemon has ended while the script was starting") from gone
     _attached[path] = bare_model(model), swarm
     return swarm
 

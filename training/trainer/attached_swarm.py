@@ -133,7 +133,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 self._next_turn()
             except DaemonGone as gone:
                 self._done = True
-                raise SwarmLost(LOST) from gone
+                raise SwarmLost(str(gone) or LOST) from gone
         return self._done
 
     # --- called by the script -----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         try:
             self._connection.send(messages.Measurement(step, values, int(samples)))
         except DaemonGone as gone:
-            raise SwarmLost(LOST) from gone
+            raise SwarmLost(str(gone) or LOST) from gone
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
@@ -210,7 +210,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                 self._next_turn()
         except DaemonGone as gone:
             self._done = True
-            raise SwarmLost(LOST) from gone
+            raise SwarmLost(str(gone) or LOST) from gone
 
     def leave(self) -> None:
         """Let this node leave the swarm. Returns with `done` set and the swarm's weights in the model, without the
@@ -226,7 +226,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             self._next_turn()
         except DaemonGone as gone:
             self._done = True
-            raise SwarmLost(LOST) from gone
+            raise SwarmLost(str(gone) or LOST) from gone
 
     def _take(self, given: ScriptArguments) -> None:
         """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""

@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class DaemonGone(TrainingError):
-    """The daemon has closed the socket or ended."""
+    """The daemon has closed the socket or ended; or the link to it is broken, and the text says how."""
 
 
 class StopAsked(TrainingError):
@@ -49,6 +49,8 @@ class DaemonConnection:
     def __init__(self, connection: socket.socket, on_lost: Callable[[], None] | None = None) -> None:
         self.stopping = False
         self.lost = False
+        #: How the link broke; empty where the daemon has closed it.
+        self.broken = ""
         self._socket = connection
         self._on_lost = on_lost
         self._inbox: queue.SimpleQueue[messages.FromDaemon | None] = queue.SimpleQueue()
@@ -89,7 +91,7 @@ class DaemonConnection:
             with self._sending:
                 self._socket.sendall(messages.encode(message))
         except OSError as error:
-            raise DaemonGone from error
+            raise DaemonGone(self.broken) from error
 
     def progress(self, optimizer_steps: int) -> None:
         """Report progress, at most once per interval. Raises `StopAsked`, `DaemonGone`."""
@@ -129,7 +131,7 @@ class DaemonConnection:
                 return None
         if message is None:
             self._inbox.put(None)  # The next call raises too.
-            raise DaemonGone
+            raise DaemonGone(self.broken)
         if isinstance(message, messages.RunEnded | messages.Stop):
             self._inbox.put(message)
             raise StopAsked
@@ -163,7 +165,7 @@ class DaemonConnection:
         """The daemon's first message."""
         message = self.receive()
         if not isinstance(message, messages.Start):
-            raise DaemonGone
+            raise DaemonGone(self.broken)
         return message
 
     def next_step(self) -> StepAnswer:
@@ -194,7 +196,7 @@ class DaemonConnection:
 
     def _listen(self) -> None:
         decoder = messages.Decoder()
-        with contextlib.suppress(OSError, messages.LinkBroken):
+        try:
             while data := self._read():
                 for message in decoder.from_daemon(data):
                     if isinstance(message, messages.Cancel):
@@ -220,6 +222,10 @@ class DaemonConnection:
                     self._inbox.put(message)
                     if self.stopping:
                         self._answers.put(None)
+        except ConnectionError:
+            pass  # The daemon was killed.
+        except (OSError, messages.LinkBroken) as error:
+            self.broken = f"the link to the p2pnode daemon broke: {error!r}"
         self.lost = True
         self._answers.put(None)
         self._inbox.put(None)

@@ -186,6 +186,26 @@ def test_a_fault_in_an_exchange_ends_the_run(synchronous: bool) -> None:
     run(scenario())
 
 
+def test_a_fault_in_the_last_exchange_of_a_script_that_leaves_is_logged() -> None:
+    """The run ends as the script has wanted; that the shared model may lack its last delta is said."""
+
+    async def scenario() -> None:
+        bench = bench_of()
+
+        async def push(_step: int, *_: Any, **__: Any) -> Any:
+            await asyncio.sleep(3.0)
+            raise OSError("a fault")
+
+        bench.exchange.push = push  # type: ignore[method-assign]
+        bench.trainer.leave_after(1)
+        assert await bench.run() == "script"
+        assert ["a fault" in one.fields["error"] for one in bench.records if one.event == "last_exchange_failed"] == [
+            True
+        ]
+
+    run(scenario())
+
+
 def test_a_trainer_that_starts_again_is_told_nothing_of_the_delta_of_the_one_before() -> None:
     """An evaluation fails while a delta is exchanged: what was sent of it would be taken from what the new one begins
     with, and pushed as its negative. Nor does it read values that a pull is writing."""

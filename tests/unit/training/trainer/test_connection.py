@@ -59,6 +59,14 @@ def test_messages_arrive_in_order_and_time_out(daemon: Daemon) -> None:
     assert daemon.connection.receive(0.001) is None
 
 
+def test_a_broken_link_says_how_it_broke(daemon: Daemon) -> None:
+    """No daemon has ended then: the script is not told so."""
+    daemon.socket.sendall(b"\xff" * 64)
+
+    with pytest.raises(DaemonGone, match="the link to the p2pnode daemon broke: LinkBroken"):
+        daemon.connection.receive(60)
+
+
 def test_a_cancelled_turn_is_interrupted_and_the_next_is_not(daemon: Daemon) -> None:
     """`Cancel` is noticed while the order is executed, without a call of `receive`."""
     daemon.send(order(1))
