@@ -90,7 +90,7 @@ class Daemons:
             log=LogSettings(format="console"),
         )
         file = place / "node.toml"
-        file.write_text(documentation.node_toml(config, explain=False), encoding="utf-8")
+        file.write_text(documentation.node_toml(config), encoding="utf-8")
         return self._launched(name, [sys.executable, "-m", *command, "--config", str(file)], config.state_folder)
 
     def _launched(self, name: str, command: list[str], state_folder: Path) -> Daemon:

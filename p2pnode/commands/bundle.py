@@ -61,7 +61,7 @@ def bundle(
     def texts() -> Iterator[tuple[str, str]]:
         node = running_in(folder)
         yield "about.json", json.dumps(_about(), indent=1)
-        yield "config.toml", documentation.node_toml(found.config, found.origins, explain=False)
+        yield "config.toml", documentation.node_toml(found.config, found.origins)
         yield "doctor.json", json.dumps(_findings(found, node), indent=1)
         for place in places:
             below = "" if place == folder else f"{LOCAL}/{place.name}/"

@@ -41,14 +41,14 @@ def init(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Write a node.toml with every setting, its default and a line of explanation.
+    """Write a node.toml with the settings that matter, each with its default and a line of explanation.
 
     Example: p2pnode init && p2pnode start
     """
     if path.is_dir():
         path = path / "node.toml"
     with new_file(path, force) as draft:
-        draft.write_text(documentation.node_toml(), encoding="utf-8")
+        draft.write_text(documentation.template(), encoding="utf-8")
     if as_json:
         print_json({"path": str(path)})
     else:
@@ -71,19 +71,19 @@ def config_show(
         answer = {"schema": 1, "config": documentation.as_json(found.config)}
         print_line(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
     else:
-        print_line(documentation.node_toml(found.config, found.origins if origin else None, explain=False).rstrip())
+        print_line(documentation.node_toml(found.config, found.origins if origin else None).rstrip())
     return 0
 
 
 @config_app.command("default")
 def config_default(as_json: JsonOption = False) -> int:
     """Print every setting with its default and its explanation."""
-    from p2pnode.config.settings import Config
+    from p2pnode.config.settings import KEYS, Config
 
     if as_json:
         print_line(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))
     else:
-        print_line(documentation.node_toml().rstrip())
+        print_line(documentation.template(KEYS).rstrip())
     return 0
 
 

@@ -7,7 +7,7 @@ the code. Apart from that command every function is pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,26 @@ from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
 from p2pnode.config.values import allowed, description_of
 from p2pnode.errors import LASTING, MEANINGS, SCRIPTS_OWN, ExitCode
 
-_FILE_HEAD = """\
-# Every setting of p2pnode with its default. You may delete every line you do not change: a missing key has its default.
+_TEMPLATE_HEAD = """\
+# Each line shows a default; without its "# " it counts. docs/config.md and `p2pnode config default` have every setting.
 # Environment variables override this file (P2PNODE_NODE__PORT=8469), flags override both (--set node.port=8469).
 """
+
+#: The settings that most people change, in `node.toml`.
+WHAT_MATTERS = (
+    "node.host",
+    "node.port",
+    "swarm.run",
+    "swarm.bootstrap",
+    "swarm.key_file",
+    "training.task",
+    "training.data_dir",
+    "training.local_steps",
+    "training.device",
+    "training.max_steps",
+    "barrier.method",
+    "exchange.codec",
+)
 
 _PAGE_HEAD = """\
 # Configuration
@@ -41,7 +57,7 @@ Values of flags and variables are read as TOML (`true`, `0.5`, `["a:8468", "b:84
 value is read as plain text, and a list of texts may be written with commas (`a:8468,b:8468`).
 
 `p2pnode config show --origin` prints each value and its source, `p2pnode config check` checks all of them without
-starting a node, and `p2pnode init` writes a file to start from.
+starting a node, and `p2pnode init` writes a file to start from, which changes nothing as it is.
 
 A state directory belongs to one run and one model. A start that needs another is refused (exit code 5). Once a node is
 in its swarm, the directory keeps in `node.json` what the start was told: every setting of the command line, and, also
@@ -55,24 +71,34 @@ An unknown key, a value outside its range and a combination that cannot work are
 """
 
 
-def node_toml(config: Config | None = None, origins: Mapping[str, str] | None = None, *, explain: bool = True) -> str:
+def node_toml(config: Config, origins: Mapping[str, str] | None = None) -> str:
     """A configuration as TOML that `load` reads back equal. `origins` adds where each value came from."""
-    config = config or Config()
-    parts = [_FILE_HEAD] if explain else []
+    parts = []
     for section in SECTIONS:
-        lines = [f"# {summary_of(section)}"] if explain else []
-        lines.append(f"[{section}]")
-        settings = getattr(config, section)
+        lines = [f"[{section}]"]
         for name in keys_of(section):
-            value = getattr(settings, name)
-            if explain:
-                lines.append(f"# {description_of(KEYS[f'{section}.{name}'].type)}")
+            value = getattr(getattr(config, section), name)
             origin = "" if origins is None else f"  # {origins.get(f'{section}.{name}', 'default')}"
             # TOML requires tables at the end of a section; the settings structs declare them last.
             lines.append((f"[{section}.{name}]" if isinstance(value, dict) else f"{name} = {toml(value)}") + origin)
             if isinstance(value, dict):
                 lines.extend(f"{_bare(key)} = {toml(entry)}" for key, entry in value.items())
         parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def template(keys: Container[str] = WHAT_MATTERS) -> str:
+    """A file to start from: these settings, each explained and with its default in a comment. It changes nothing where
+    it is read as it is."""
+    parts, defaults = [_TEMPLATE_HEAD], Config()
+    for section in SECTIONS:
+        lines = [f"# {summary_of(section)}", f"[{section}]"]
+        for name in keys_of(section):
+            if (key := f"{section}.{name}") in keys:
+                default = toml(getattr(getattr(defaults, section), name))
+                lines += ["", f"# {description_of(KEYS[key].type)}", f"# {name} = {default}"]
+        if len(lines) > 2:
+            parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
@@ -142,7 +168,7 @@ def as_json(config: Config) -> dict[str, Any]:
 def main() -> None:
     """Rewrite node.toml and docs/config.md of the repository that contains this module."""
     root = Path(__file__).resolve().parent.parent.parent
-    (root / "node.toml").write_text(node_toml(), encoding="utf-8")
+    (root / "node.toml").write_text(template(), encoding="utf-8")
     (root / "docs").mkdir(exist_ok=True)
     (root / "docs" / "config.md").write_text(config_page(), encoding="utf-8")
 

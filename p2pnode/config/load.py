@@ -42,8 +42,7 @@ class Loaded:
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
-    #: The dotted keys that were chosen for this start: all with an origin but those that are remembered, and those of a
-    #: file that gives the default.
+    #: The dotted keys that were chosen for this start: all with an origin but those that are remembered.
     chosen: frozenset[str] = frozenset()
     #: Those of them that stood on the command line.
     on_command_line: frozenset[str] = frozenset()
@@ -69,9 +68,8 @@ def load(
 ) -> Loaded:
     """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
 
-    `remembered` returns, given the configuration so far and a test for keys that still have their default, values that
-    override only defaults: those that an earlier start left in the state directory. A file that lists a setting with
-    its default value, as `p2pnode config default` writes it, leaves it at the default.
+    `remembered` returns, given the configuration so far and a test for keys that nothing has set, values that override
+    only defaults: those that an earlier start left in the state directory.
     """
     draft = _Draft()
     if path is not None:
@@ -80,7 +78,7 @@ def load(
     for override in [*_from_environment(environment or {}), *overrides]:
         draft.merge(override)
     config = draft.config()
-    chosen = frozenset(key for key in draft.origins if not draft.has_default(key))
+    chosen = frozenset(draft.origins)
     if not draft.errors:
         for override in remembered(config, draft.has_default):
             if draft.has_default(override.key):
@@ -111,7 +109,6 @@ class _Draft:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.errors: list[SettingError] = []
-        self._from_file: set[str] = set()
 
     def merge_file(self, path: Path, text: str) -> None:
         try:
@@ -131,7 +128,6 @@ class _Draft:
             else:
                 for name, value in table.items():
                     self._set(section, name, value, _place(path, text, section, name))
-                    self._from_file.add(f"{section}.{name}")
 
     def merge(self, override: Override) -> None:
         """Merge a value in text form; a key of three or more parts sets an entry of a table (training.options)."""
@@ -151,10 +147,8 @@ class _Draft:
             self.errors.append(SettingError(override.source, f"{key} has no settings below it"))
 
     def has_default(self, key: str) -> bool:
-        """Whether nothing has chosen a value: a file with every setting at its default chooses none of them."""
-        section, _, name = key.partition(".")
-        default = getattr(getattr(Config(), section), name)
-        return key not in self.origins or (key in self._from_file and self.values[key] == default)
+        """Whether nothing has set it."""
+        return key not in self.origins
 
     def config(self) -> Config:
         """The configuration so far; a value that cannot be converted becomes an error and its default is used."""
@@ -172,7 +166,6 @@ class _Draft:
         if key in KEYS:
             self.values[key] = value
             self.origins[key] = origin
-            self._from_file.discard(key)
         else:
             self.errors.append(_unknown_key(origin, section, name))
 

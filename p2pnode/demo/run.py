@@ -138,7 +138,7 @@ def _start_node(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str
     place.mkdir()
     config = place / "node.toml"
     settings = node_config(plan, part, place, bootstrap)
-    config.write_text(documentation.node_toml(settings, explain=False), encoding="utf-8")
+    config.write_text(documentation.node_toml(settings), encoding="utf-8")
     return DemoNode(name, [*plan.start_command, str(config)], place / "log.txt", settings.state_folder)
 
 

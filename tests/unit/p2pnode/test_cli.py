@@ -89,10 +89,10 @@ def test_an_unexpected_fault_is_one_line_with_code_1(
 ) -> None:
     """An unexpected exception is reported as such, without a stack trace."""
 
-    def broken() -> None:
+    def broken(_keys: object) -> None:
         raise ZeroDivisionError("by nought")
 
-    monkeypatch.setattr("p2pnode.config.documentation.node_toml", broken)
+    monkeypatch.setattr("p2pnode.config.documentation.template", broken)
 
     assert run("config", "default") == 1
     assert capsys.readouterr().err.startswith("error: unexpected ZeroDivisionError: by nought\nhint: run it again")

@@ -12,7 +12,7 @@ from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
-from p2pnode.config.documentation import node_toml
+from p2pnode.config.documentation import template
 from p2pnode.errors import ExitCode
 from p2pnode.keys.key_files import read_key_file
 
@@ -136,9 +136,9 @@ def test_a_key_without_a_file_cannot_be_rotated(capsys: Output) -> None:
 
 
 def test_a_folder_with_the_default_configuration_changes_no_key(folder: Path, capsys: Output) -> None:
-    """Beside a node.toml that lists all defaults, as in a clone of the repository, the key of the state directory is
+    """Beside a node.toml to start from, as in a clone of the repository, the key of the state directory is
     used, and a node may listen beyond the loopback with it."""
-    (folder / "node.toml").write_text(node_toml(), encoding="utf-8")
+    (folder / "node.toml").write_text(template(), encoding="utf-8")
 
     assert key("new", "--state-dir", "a") == 0
     assert key("invite", "--state-dir", "a", "--run", "digits", "--address", "192.0.2.10:8468") == 0

@@ -76,7 +76,7 @@ def test_what_a_start_was_told_is_kept() -> None:
 
 
 def test_only_what_was_chosen_for_this_start_counts_as_given(tmp_path: Path) -> None:
-    """Flags, variables and a file count; a file that gives the default, and what was remembered, do not."""
+    """Flags, variables and a file count, the default in it too; what was remembered does not."""
     file = tmp_path / "node.toml"
     file.write_text('[node]\nhost = "10.0.0.5"\nport = 8468\n')
 
@@ -89,6 +89,7 @@ def test_only_what_was_chosen_for_this_start_counts_as_given(tmp_path: Path) -> 
 
     assert given_in(loaded) == {
         "node.host": Given("10.0.0.5", on_command_line=False),
+        "node.port": Given(8468, on_command_line=False),
         "swarm.run": Given("digits", on_command_line=False),
         "swarm.allow_open": Given(True, on_command_line=False),
         "training.options": Given({"part": 2}, on_command_line=True),

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from p2pnode.config.documentation import config_page, node_toml, toml
+from p2pnode.config.documentation import WHAT_MATTERS, config_page, node_toml, template, toml
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.values import description_of
 from tests.harness.project.repository import ROOT
 
 
-@pytest.mark.parametrize(("name", "text"), [("node.toml", node_toml()), ("docs/config.md", config_page())])
+@pytest.mark.parametrize(("name", "text"), [("node.toml", template()), ("docs/config.md", config_page())])
 def test_generated_files_equal_the_code(name: str, text: str) -> None:
     """The file at hand is the one the code generates; `python -m p2pnode.config.documentation` renews it."""
     assert (ROOT / name).read_text(encoding="utf-8") == text
 
 
-def test_node_toml_has_every_setting_with_its_default_and_one_line_of_explanation() -> None:
-    """Each key is preceded by its explanation, and reading the file gives the defaults."""
-    lines = node_toml().splitlines()
-    for key, info in KEYS.items():
-        name = key.split(".")[1]
-        explanation = f"# {description_of(info.type)}"
-        assert explanation in lines
-        assert lines[lines.index(explanation) + 1].startswith((f"{name} = ", f"[{key}]"))
-    assert load(ROOT / "node.toml").config == Config()
+@pytest.mark.parametrize("keys", [WHAT_MATTERS, list(KEYS)])
+def test_a_file_to_start_from_explains_each_setting_and_sets_none(keys: Sequence[str], tmp_path: Path) -> None:
+    """Each default stands in a comment below its explanation: read by accident, the file changes nothing."""
+    path = tmp_path / "node.toml"
+    path.write_text(template(keys), encoding="utf-8")
+
+    lines = template(keys).splitlines()
+    for key in keys:
+        explanation = f"# {description_of(KEYS[key].type)}"
+        assert lines[lines.index(explanation) + 1].startswith(f"# {key.split('.')[1]} = ")
+    loaded = load(path)
+    assert (loaded.config, loaded.origins, loaded.chosen) == (Config(), {}, frozenset())
+
+
+def test_a_line_of_the_file_counts_without_its_mark(tmp_path: Path) -> None:
+    """The default itself counts too, over what an earlier start has left."""
+    path = tmp_path / "node.toml"
+    path.write_text(
+        "".join(line.removeprefix("# ") + "\n" for line in template().splitlines() if " = " in line or line[:1] == "[")
+    )
+
+    loaded = load(path, remembered=lambda *_: [Override("node.port", "1", "node.json")])
+
+    assert loaded.config == Config()
+    assert set(WHAT_MATTERS) == loaded.chosen
 
 
 def test_every_configuration_survives_being_written(tmp_path: Path) -> None:
@@ -42,16 +59,15 @@ def test_every_configuration_survives_being_written(tmp_path: Path) -> None:
     config = load(None, {}, settings).config
     path = tmp_path / "written.toml"
 
-    for explain in (True, False):
-        path.write_text(node_toml(config, explain=explain), encoding="utf-8")
-        assert load(path).config == config
+    path.write_text(node_toml(config), encoding="utf-8")
+    assert load(path).config == config
 
 
 def test_origins_are_shown_beside_the_values() -> None:
     """`config show --origin` prints the source of each value."""
     loaded = load(None, {"P2PNODE_NODE__PORT": "1"})
 
-    text = node_toml(loaded.config, loaded.origins, explain=False)
+    text = node_toml(loaded.config, loaded.origins)
 
     assert "port = 1  # environment variable P2PNODE_NODE__PORT" in text
     assert 'host = "127.0.0.1"  # default' in text

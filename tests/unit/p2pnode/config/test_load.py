@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.config.documentation import node_toml
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
@@ -46,17 +45,6 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
         "status.port": "environment variable P2PNODE_STATUS__PORT",
         "training.seed": "--set training.seed",
     }
-
-
-def test_a_file_of_defaults_leaves_what_an_invitation_set(tmp_path: Path) -> None:
-    """`p2pnode config default > node.toml` lists every setting: that chooses no run, no bootstrap and no key."""
-    found = {"swarm.key_file": '"/state/swarm.key"', "swarm.run": '"digits"', "swarm.bootstrap": '["192.0.2.1:8468"]'}
-    overrides = [Override(key, text, "swarm.json") for key, text in found.items()]
-    path = written(tmp_path, node_toml())
-
-    swarm = load(path, remembered=lambda *_: overrides).config.swarm
-
-    assert (swarm.key_file, swarm.run, swarm.bootstrap) == ("/state/swarm.key", "digits", ["192.0.2.1:8468"])
 
 
 def test_what_somebody_chose_is_kept_over_an_invitation(tmp_path: Path) -> None:

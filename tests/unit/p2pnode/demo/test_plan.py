@@ -37,7 +37,7 @@ def test_each_node_gets_a_part_of_its_own_and_a_configuration_that_loads(tmp_pat
     for part in range(4):
         config = node_config(plan, part, tmp_path / str(part), ["127.0.0.1:5"])
         path = tmp_path / f"{part}.toml"
-        path.write_text(node_toml(config, explain=False))
+        path.write_text(node_toml(config))
 
         assert check(config) == []
         assert load(path).config == config
