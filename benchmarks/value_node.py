@@ -29,13 +29,13 @@ from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.malloc import trim_heap
 from tests.harness.environment.simulated import NoLog
-from training.exchange.client.values import shard_of
 from training.exchange.exchange import Exchange
 from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest
 from training.settings import ExchangeSettings
 from training.shard_count import shard_count
 from training.shards.outer_rule import Rule
+from training.values.client import shard_of
 from training.values.encoding import encode_key
 from training.values.store import ValueUpdate
 

@@ -24,7 +24,7 @@ PROCESS_BYTES = 71_000_000
 #: Free memory that the allocator keeps (`p2pnode.malloc.KEPT_BYTES`), and values encoded for several nodes that pull
 #: (`training.exchange.owner.reads.MAX_ENCODED_BYTES`).
 KEPT_BYTES, CACHE_BYTES = 64 << 20, 32 << 20
-#: A delta is decoded and replicated in parts of so many values (`training.exchange.cooperative.VALUES_PER_PART`): one
+#: A delta is decoded and replicated in parts of so many values (`training.cooperative.VALUES_PER_PART`): one
 #: of another node, as its owner, and one of its own.
 PART_VALUES, PARTS = 1 << 22, 2
 #: Shards are copied for a checkpoint in files of this size (`training.exchange.store.state_files.FILE_BYTES`).

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.histories.conservation import play
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.runner.long_run import more
-from training.exchange.cooperative import LoopTurns, LoopYielder
+from training.cooperative import LoopTurns, LoopYielder
 from training.shards.robust import Robust
 
 #: A dozen histories take a quarter of a minute on a machine of their own.
@@ -87,8 +87,8 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
 ) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
-    for module in ("cooperative", "client.follower", "client.push"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+    for module in ("cooperative", "exchange.client.follower", "exchange.client.push"):
+        monkeypatch.setattr(f"training.{module}.VALUES_PER_TURN", 1)
     for name in (
         "client.pull.VALUES_PER_COPY",
         "owner.validation.VALUES_AT_ONCE",

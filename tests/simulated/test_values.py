@@ -11,12 +11,11 @@ import pytest
 from tests.harness.histories.value_histories import append
 from tests.harness.swarms.exchange_swarm import RETURNED_S
 from tests.harness.swarms.value_swarm import KEYS, SHARDS, Few, play
-from training.exchange.client.values import TIMEOUT_S, shard_of
-from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
 from training.exchange.store import state_files
 from training.exchange.store.records import KnownOwner
 from training.settings import ExchangeSettings
 from training.shards.value_updates import FULL
+from training.values.client import TIMEOUT_S, shard_of
 from training.values.encoding import (
     MAX_VALUE_BYTES,
     InvalidKey,
@@ -25,6 +24,7 @@ from training.values.encoding import (
     encode_key,
     encode_value,
 )
+from training.values.script_pulls import SCRIPT_WAIT_S
 from training.values.store import (
     EncodedResult,
     EncodedUpdate,
@@ -478,7 +478,7 @@ def test_a_set_that_is_cancelled_leaves_nothing_that_waits() -> None:
 
 def test_calls_wait_while_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates of one call, and sets of many, go on when others have their answers."""
-    monkeypatch.setattr("training.exchange.client.values.MAX_OUTGOING_BYTES", 1000)
+    monkeypatch.setattr("training.values.client.MAX_OUTGOING_BYTES", 1000)
 
     async def scenario(few: Few) -> None:
         await few.start("a", "b")

@@ -10,10 +10,10 @@ import pytest
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member
 from tests.harness.swarms.value_swarm import SHARDS, Few, play
-from training.exchange.client.values import shard_of
 from training.exchange.store import state_files
 from training.exchange.terms import Term
 from training.shards.value_table import TableEntry
+from training.values.client import shard_of
 from training.values.encoding import decode_value, encode_key
 from training.values.store import Stamped, StoreUnavailable, ValueUpdate
 

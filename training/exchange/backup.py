@@ -18,11 +18,11 @@ import numpy as np
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
+from training.cooperative import LoopYielder
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, encode, read_record
 from training.exchange.owner.delta_item import read_item

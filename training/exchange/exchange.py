@@ -13,14 +13,13 @@ from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.supervision import supervised
 from overlay.transport import TransportError
+from training.cooperative import LoopYielder, off_loop
 from training.encoding.codecs import Vector
 from training.exchange.backup import BackupHandler
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
-from training.exchange.client.values import SwarmValues
 from training.exchange.codec_choice import CodecChoice, CodecControl
 from training.exchange.context import Counters, ExchangeContext
-from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.jobs import RebalanceRequests
@@ -50,6 +49,7 @@ from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
 from training.shards.state import ShardState
 from training.swarm import Swarm
+from training.values.client import SwarmValues
 
 #: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
 #: older values.

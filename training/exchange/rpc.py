@@ -24,8 +24,8 @@ import msgspec
 from overlay.environment import Clock
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from training.cooperative import LoopTurns
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.cooperative import LoopTurns
 from training.exchange.indirect import NAME, IndirectRequests
 from training.exchange.messages import decode, encode, read_record
 from training.exchange.peer_score import PeerScore

@@ -1,1 +1,1 @@
-"""Named values: their keys and encoding, the reducers that combine updates, and the table of one shard."""
+"""Named values on the shards of an exchange: keys and their encoding, reducers, the client, and the owner's side."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import Member, World
-from training.exchange.client.values import SwarmValues, shard_of
 from training.settings import ExchangeSettings
+from training.values.client import SwarmValues, shard_of
 from training.values.encoding import encode_key
 
 SHARDS = 8

@@ -8,10 +8,10 @@ memory of its own. Only a large shard is copied in turns, and has no version whi
 from __future__ import annotations
 
 from overlay.environment import Environment
+from training.cooperative import VALUES_PER_TURN, LoopYielder
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from training.exchange.context import Counters
-from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.messages import PullResult
 from training.exchange.owner.published import Published, apply_all, whole
 from training.exchange.peer_score import Nonsense

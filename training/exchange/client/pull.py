@@ -18,6 +18,7 @@ from typing import Any
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
+from training.cooperative import VALUES_PER_TURN, light
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.encoding.pull_codecs import follows_chains, whole_codec
@@ -25,7 +26,6 @@ from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN, light
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues

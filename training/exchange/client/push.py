@@ -21,11 +21,11 @@ from functools import partial
 
 import numpy as np
 
+from training.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.own_deltas import Delivery, Outgoing

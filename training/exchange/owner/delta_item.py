@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlay.transport import Buffer
+from training.cooperative import VALUES_PER_UPDATE, light
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import (
@@ -21,7 +22,6 @@ from training.encoding.frames import (
     read_array,
     read_blob,
 )
-from training.exchange.cooperative import VALUES_PER_UPDATE, light
 from training.exchange.store.records import BufferedDelta, Owned
 from training.shards import robust
 from training.shards.applied import DeltaId

@@ -14,22 +14,22 @@ import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.cooperative import light
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import light
 from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake, ResultStream
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
-from training.exchange.owner.value_rounds import ValueRounds
-from training.exchange.owner.values import ValueHandler
 from training.exchange.store.records import BufferedDelta
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
+from training.values.owner import ValueHandler
+from training.values.rounds import ValueRounds
 
 
 class DeltaHandler:

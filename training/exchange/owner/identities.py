@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlay.environment import Environment
-from training.exchange.cooperative import LoopYielder
+from training.cooperative import LoopYielder
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.shards.forgetting import Present, SilenceWatch

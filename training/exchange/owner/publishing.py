@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlay.transport import Buffer
+from training.cooperative import VALUES_PER_PART, ThreadPauses
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from training.encoding.pull_codecs import WHOLE, change_codec
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_PART, ThreadPauses
 from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned

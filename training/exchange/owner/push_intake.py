@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from training.cooperative import VALUES_PER_PART
 from training.encoding.frames import BadFrame
-from training.exchange.cooperative import VALUES_PER_PART
 from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
 from training.exchange.owner.delta_item import IncomingDelta
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from overlay.environment import Environment
+from training.cooperative import LoopYielder, off_loop
 from training.exchange.context import Counters
-from training.exchange.cooperative import LoopYielder, off_loop
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta

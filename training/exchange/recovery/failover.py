@@ -13,9 +13,9 @@ import asyncio
 
 from overlay.peers import Activity, Contact
 from overlay.transport import Response, TransportError
+from training.cooperative import off_loop
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import off_loop
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.owner.delta_item import NO_VALUES

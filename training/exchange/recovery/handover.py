@@ -15,12 +15,12 @@ from functools import partial
 import msgspec
 
 from overlay.peers import Contact
+from training.cooperative import LoopYielder
 from training.encoding import low_bits
 from training.encoding.codecs import Vector
 from training.encoding.frames import sized
 from training.encoding.low_bits import LowBits
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler

@@ -19,9 +19,9 @@ from functools import partial
 
 from overlay.capacity import split
 from overlay.peers import Activity, Contact
+from training.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.backup import BackupConfirmation
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_TURN, LoopYielder
 from training.exchange.directory import OwnerDirectory
 from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler

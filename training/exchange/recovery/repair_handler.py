@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.cooperative import VALUES_PER_ROW, off_loop
 from training.encoding.frames import FrameReader, list_if_small
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.messages import MAX_DELTAS, Push, PushStatus, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta, logged_frames, read_item
 from training.exchange.owner.deltas import DeltaHandler

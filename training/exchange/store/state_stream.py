@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from overlay.environment import Executor
 from overlay.transport import Buffer
+from training.cooperative import VALUES_PER_ROW, off_loop
 from training.encoding import low_bits
 from training.encoding.codecs import Encoded, Vector
 from training.encoding.frames import (
@@ -23,7 +24,6 @@ from training.encoding.frames import (
     read_blob,
     read_encoded,
 )
-from training.exchange.cooperative import VALUES_PER_ROW, off_loop
 from training.exchange.messages import read_record, record_frames
 from training.exchange.ownership_messages import ForgottenRows, StateHead, set_of
 from training.exchange.peer_score import Nonsense

@@ -20,7 +20,7 @@ from p2pnode.lifecycle.memory_budget import (
     check_memory,
 )
 from tests.harness.environment.simulated import NoLog
-from training.exchange import cooperative
+from training import cooperative
 from training.exchange.owner import reads
 from training.exchange.store import state_files
 from training.settings import ExchangeSettings

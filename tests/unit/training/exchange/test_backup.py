@@ -78,7 +78,7 @@ def test_a_forward_is_added_with_the_clipped_weight() -> None:
 
 def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its values are in the body or were kept here."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_PASS", 3)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_PASS", 3)
 
     async def scenario() -> None:
         store = backup_of("b", "a")

@@ -131,7 +131,7 @@ def test_a_pull_gives_an_owner_up_as_soon_as_it_is_found_dead() -> None:
 
 def test_large_shards_are_founded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that another node has claimed meanwhile is left to it, and a delta that is not finite is refused."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())

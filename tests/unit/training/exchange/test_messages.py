@@ -38,14 +38,6 @@ from training.exchange.messages import (
     read_results,
     record_frames,
 )
-from training.exchange.owner.values import (
-    MAX_ITEMS,
-    MAX_KEYS_BYTES,
-    KeysResult,
-    ListKeys,
-    ReadValues,
-    UpdateValuesAnswer,
-)
 from training.exchange.ownership_messages import (
     MAX_SOUGHT,
     CompareCopies,
@@ -62,6 +54,14 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo
 from training.values.encoding import MAX_KEY_BYTES
+from training.values.owner import (
+    MAX_ITEMS,
+    MAX_KEYS_BYTES,
+    KeysResult,
+    ListKeys,
+    ReadValues,
+    UpdateValuesAnswer,
+)
 
 PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])
 

@@ -226,8 +226,8 @@ def test_a_whole_with_another_digest_is_not_taken() -> None:
 
 def test_a_shard_that_is_copied_in_turns_has_no_version_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline in between leaves it without one: the next pull brings the whole."""
-    for module in ("cooperative", "client.follower"):
-        monkeypatch.setattr(f"training.exchange.{module}.VALUES_PER_TURN", 1)
+    for module in ("cooperative", "exchange.client.follower"):
+        monkeypatch.setattr(f"training.{module}.VALUES_PER_TURN", 1)
 
     async def story() -> None:
         following = await entered(chain(1))
@@ -274,7 +274,7 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
 
 def test_a_shard_has_no_stamp_while_a_change_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that reads it meanwhile notices; before and after it has the version of the published value."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
     monkeypatch.setattr("training.exchange.client.follower.VALUES_PER_TURN", 1)
 
     async def story() -> None:

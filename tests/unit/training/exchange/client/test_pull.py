@@ -19,12 +19,12 @@ from overlay.transport import Buffer
 from tests.harness.environment.simulated import InlineExecutor, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.unit.training.test_checkpoint import Lines
+from training.cooperative import LoopTurns
 from training.encoding.frames import BadFrame, FrameReader, Part, frames, read_encoded
 from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S
 from training.exchange.client.pull import PullClient
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import LoopTurns
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.owner.final_values import FinalValues
@@ -203,9 +203,9 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
-    monkeypatch.setattr("training.exchange.cooperative.LIGHT_PASSES", 1)
-    for name in ("cooperative.VALUES_PER_TURN", "client.pull.VALUES_PER_COPY"):
-        monkeypatch.setattr(f"training.exchange.{name}", 2)
+    monkeypatch.setattr("training.cooperative.LIGHT_PASSES", 1)
+    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.pull.VALUES_PER_COPY"):
+        monkeypatch.setattr(f"training.{name}", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [ShardState(np.full(SIZE, shard + 1, np.float32), SIZE, version=1) for shard in range(SHARDS)]
@@ -244,8 +244,8 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
 
 def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
-    for name in ("cooperative.VALUES_PER_TURN", "client.pull.VALUES_PER_COPY"):
-        monkeypatch.setattr(f"training.exchange.{name}", 1)
+    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.pull.VALUES_PER_COPY"):
+        monkeypatch.setattr(f"training.{name}", 1)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=2)

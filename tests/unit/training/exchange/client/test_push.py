@@ -157,7 +157,7 @@ def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("codec", ["bfloat16", "sparse"])
 def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     """The event loop may share its core. A codec that takes less time pauses after twice as many values."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 4)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 4)
 
     async def scenario() -> None:
         store = store_of("a")

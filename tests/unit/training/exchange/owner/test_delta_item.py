@@ -8,9 +8,9 @@ import pytest
 from tests.harness.builders.value_updates import update
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.exchange_overlay import chunks
+from training.cooperative import VALUES_PER_UPDATE, light
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.cooperative import VALUES_PER_UPDATE, light
 from training.exchange.owner.delta_item import IncomingDelta, logged_item, read_item
 from training.shards.applied import DeltaId
 from training.shards.value_batch import ValueBatch, encode_batch

@@ -113,8 +113,8 @@ def test_an_addition_counts_as_a_look_at_the_shard() -> None:
 def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over millions of values into fresh memory would hold the loop for tens of milliseconds. A retry that comes
     meanwhile is added once all the same, and one that is not finite is refused."""
-    monkeypatch.setattr("training.exchange.cooperative.LIGHT_PASSES", 1)
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_PASS", 3)
+    monkeypatch.setattr("training.cooperative.LIGHT_PASSES", 1)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_PASS", 3)
 
     async def scenario() -> None:
         store = owner_of("a")

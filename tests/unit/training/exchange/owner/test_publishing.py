@@ -80,7 +80,7 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
 
 def test_the_thread_that_makes_changes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may share its core."""
-    monkeypatch.setattr("training.exchange.cooperative.VALUES_PER_TURN", 4)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 4)
 
     async def scenario() -> None:
         publisher, store, context = publisher_of()

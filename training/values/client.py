@@ -18,25 +18,11 @@ import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
+from training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import PushResult
-from training.exchange.owner.value_rounds import LATER
-from training.exchange.owner.values import (
-    MAX_ITEMS,
-    ListKeys,
-    ListKeysAnswer,
-    ReadResult,
-    ReadValues,
-    ReadValuesAnswer,
-    ShardUpdate,
-    UpdateValues,
-    UpdateValuesAnswer,
-    ValueHandler,
-)
-from training.exchange.shard_tasks import OwnerPump
 from training.shards.value_batch import KeyUpdate
 from training.shards.value_updates import wrong_timestamp
 from training.values.encoding import (
@@ -50,6 +36,20 @@ from training.values.encoding import (
     encode_key,
     encode_value,
 )
+from training.values.owner import (
+    MAX_ITEMS,
+    ListKeys,
+    ListKeysAnswer,
+    ReadResult,
+    ReadValues,
+    ReadValuesAnswer,
+    ShardUpdate,
+    UpdateValues,
+    UpdateValuesAnswer,
+    ValueHandler,
+)
+from training.values.rounds import LATER
+from training.values.shard_tasks import OwnerPump
 from training.values.store import (
     EncodedPull,
     EncodedUpdate,

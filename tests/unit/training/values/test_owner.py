@@ -17,11 +17,18 @@ from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, blob_frames
 from training.exchange.messages import PushResult, read_record
-from training.exchange.owner import values as module
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.value_rounds import LATER
-from training.exchange.owner.values import (
+from training.exchange.run_state import Phase
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import OwnerInfo
+from training.settings import ExchangeSettings
+from training.shards.applied import DeltaId
+from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
+from training.shards.value_updates import applied
+from training.values import owner as module
+from training.values.encoding import MAX_VALUE_BYTES, decode_value, encode_key, encode_value
+from training.values.owner import (
     KeysResult,
     ListKeys,
     ListKeysAnswer,
@@ -32,14 +39,7 @@ from training.exchange.owner.values import (
     UpdateValues,
     UpdateValuesAnswer,
 )
-from training.exchange.run_state import Phase
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import OwnerInfo
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
-from training.shards.value_updates import applied
-from training.values.encoding import MAX_VALUE_BYTES, decode_value, encode_key, encode_value
+from training.values.rounds import LATER
 
 
 def update(number: int, value: object = 1, *, key: str = "k", reducer: str = "add", node: str = "b") -> KeyUpdate:

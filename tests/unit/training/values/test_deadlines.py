@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.harness.environment.virtual_loop import run
-from training.exchange.client.values import Deadlines
+from training.values.client import Deadlines
 
 
 def test_each_wait_ends_after_its_time() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.exchange.owner.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls, Waiting
 from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
+from training.values.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls, Waiting
 from training.values.store import EncodedResult, EncodedUpdate, EncodedValue, PullFailed
 
 NODE = b"n" * 20

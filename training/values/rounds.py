@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned
-from training.exchange.owner.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
-from training.exchange.shard_tasks import ShardTasks, Staggered
 from training.exchange.store.records import Owned
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
 from training.shards.value_table import ValueTable
 from training.shards.value_updates import applied, is_built_in, pulled
 from training.values.encoding import decode_key
+from training.values.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from training.values.shard_tasks import ShardTasks, Staggered
 from training.values.store import EncodedPull, EncodedValue
 
 #: Rounds under way to the same backups: the next one takes all that has come meanwhile.

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.simulated import InlineExecutor
 from training import kernels
-from training.exchange.cooperative import (
+from training.cooperative import (
     LIGHT_PASSES,
     VALUES_PER_PASS,
     VALUES_PER_TURN,

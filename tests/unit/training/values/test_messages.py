@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.harness.builders.value_updates import update
-from training.exchange.owner.values import MAX_ITEMS, KeysResult, ReadResult, ShardUpdate, decode_updates
 from training.exchange.terms import Term
+from training.values.owner import MAX_ITEMS, KeysResult, ReadResult, ShardUpdate, decode_updates
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.shard_tasks import (
+from training.values.shard_tasks import (
     FAULT_PAUSE_S,
     FIRST_RETRY_S,
     MAX_RETRY_S,

@@ -13,21 +13,21 @@ from tests.harness.builders.stores import IDS, SUM, contact, term
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
-from training.exchange.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
+from training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
-from training.exchange.owner import value_rounds
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.script_pulls import SCRIPT_WAIT_S
-from training.exchange.owner.value_rounds import CHECK_S, LATER
-from training.exchange.owner.values import MAX_WAITING_UPDATES, ShardUpdate
-from training.exchange.shard_tasks import STAGGER_S
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
 from training.shards.value_updates import applied, pulled
+from training.values import rounds as module
 from training.values.encoding import decode_value, encode_key, encode_value
+from training.values.owner import MAX_WAITING_UPDATES, ShardUpdate
+from training.values.rounds import CHECK_S, LATER
+from training.values.script_pulls import SCRIPT_WAIT_S
+from training.values.shard_tasks import STAGGER_S
 from training.values.store import EncodedResult, EncodedUpdate, EncodedValue
 
 SETTINGS = ExchangeSettings(replicas=0)
@@ -407,7 +407,7 @@ def test_an_update_whose_round_had_a_fault_is_applied_once(where: str, monkeypat
                 raise faults.pop()
             return await replicate(push, identity, items)
 
-        monkeypatch.setattr(value_rounds, "applied", computed)
+        monkeypatch.setattr(module, "applied", computed)
         owner.values.rounds._replicator.replicate_and_add = replicated  # type: ignore[method-assign]
         shards = [ShardUpdate(0, update(1)), ShardUpdate(1, update(1))]
         await owner.values.accept(IDS["x"], shards)

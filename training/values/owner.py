@@ -16,19 +16,19 @@ from msgspec import Meta
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
 from training.exchange.context import ExchangeContext
-from training.exchange.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.exchange.messages import PushResult, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
-from training.exchange.owner.script_pulls import Waiting, all_settled
-from training.exchange.owner.value_rounds import LATER, ValueRounds, result_of
 from training.exchange.store.records import Owned
 from training.exchange.terms import MAX_SHARDS, Fence, Genesis, Number, OwnerInfo, ShardIndex, Term, TermNode
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate
 from training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from training.values.rounds import LATER, ValueRounds, result_of
+from training.values.script_pulls import Waiting, all_settled
 
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)]
 #: Updates, or keys to be read, or shards whose keys are asked for, of one request: a millisecond or two of work.
@@ -159,7 +159,7 @@ ENTRIES_PER_TURN = 20_000
 
 
 class ValueHandler:
-    """The owner's side of `training.exchange.client.values`, also called directly for the node's own requests."""
+    """The owner's side of `training.values.client`, also called directly for the node's own requests."""
 
     def __init__(self, context: ExchangeContext, rounds: ValueRounds) -> None:
         self._context = context

@@ -8,8 +8,8 @@ import pytest
 
 from tests.harness.environment.virtual_loop import run
 from training.exchange.messages import PushResult
-from training.exchange.owner.script_pulls import Waiting, all_settled
 from training.shards.value_batch import KeyUpdate
+from training.values.script_pulls import Waiting, all_settled
 
 OK, REFUSED = PushResult(0, "ok"), PushResult(0, "refused", reason="late")
 
