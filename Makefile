@@ -123,7 +123,6 @@ $(SITE): $(STAMP)
 	@touch $@
 
 generated: $(STAMP) ## Write what is generated from the code: node.toml, docs/config.md and the pages of the APIs
-	$(BIN)/python -m p2pnode.config.documentation
 	$(BIN)/python -m documentation
 
 docs: $(SITE) generated ## Generate those files, and build the documentation into build/site; a broken link is an error

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.record import NotMeasured
 from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.client import STATUS_FILE, find
-from p2pnode.config import documentation
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
+from p2pnode.config.toml import node_toml
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
 from training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
@@ -90,7 +90,7 @@ class Daemons:
             log=LogSettings(format="console"),
         )
         file = place / "node.toml"
-        file.write_text(documentation.node_toml(config), encoding="utf-8")
+        file.write_text(node_toml(config), encoding="utf-8")
         return self._launched(name, [sys.executable, "-m", *command, "--config", str(file)], config.state_folder)
 
     def _launched(self, name: str, command: list[str], state_folder: Path) -> Daemon:

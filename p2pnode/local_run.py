@@ -22,9 +22,9 @@ from typing import IO, Any, NamedTuple
 from overlay.addresses import Address, is_loopback, split_address, usable_host
 from p2pnode.client import NodeClient, find
 from p2pnode.config.directory_record import read_record, settings_of
-from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
+from p2pnode.config.toml import toml
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import PlannedNode, inherited, plan, with_servers

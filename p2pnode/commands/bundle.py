@@ -26,9 +26,9 @@ from p2pnode.commands.options import (
     running_in,
 )
 from p2pnode.commands.output import print_line, print_notice, print_text
-from p2pnode.config import documentation
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
+from p2pnode.config.toml import node_toml
 
 #: Packages whose faults look like ours: a report needs their versions.
 PACKAGES = ("torch", "numpy", "msgspec", "aiohttp", "cryptography", "uvloop", "typer")
@@ -61,7 +61,7 @@ def bundle(
     def texts() -> Iterator[tuple[str, str]]:
         node = running_in(folder)
         yield "about.json", json.dumps(_about(), indent=1)
-        yield "config.toml", documentation.node_toml(found.config, found.origins)
+        yield "config.toml", node_toml(found.config, found.origins)
         yield "doctor.json", json.dumps(_findings(found, node), indent=1)
         for place in places:
             below = "" if place == folder else f"{LOCAL}/{place.name}/"

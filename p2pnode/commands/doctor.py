@@ -47,7 +47,7 @@ def doctor(
     """
     import asyncio  # here: other commands do not need it
 
-    from p2pnode.config.documentation import toml
+    from p2pnode.config.toml import toml
     from p2pnode.doctor.check import DoctorCheck, exit_code
     from p2pnode.doctor.examine import Examination, examine
     from p2pnode.screen import progress_bar

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from p2pnode.commands.options import (
@@ -23,9 +24,10 @@ from p2pnode.commands.options import (
     place_flags,
 )
 from p2pnode.commands.output import print_json, print_line
-from p2pnode.config import documentation
 from p2pnode.config.rules import check_start, warnings_for
+from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.state_folders import local_folders
+from p2pnode.config.toml import node_toml, template
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.screen import ProgressBar, progress_bar
 
@@ -48,7 +50,7 @@ def init(
     if path.is_dir():
         path = path / "node.toml"
     with new_file(path, force) as draft:
-        draft.write_text(documentation.template(), encoding="utf-8")
+        draft.write_text(template(), encoding="utf-8")
     if as_json:
         print_json({"path": str(path)})
     else:
@@ -68,22 +70,19 @@ def config_show(
     """Print the configuration with which a node would start here, with what its state directory remembers."""
     found = loaded(config, settings, place_flags(state_dir, run))
     if as_json:
-        answer = {"schema": 1, "config": documentation.as_json(found.config)}
-        print_line(json.dumps(answer | ({"origin": found.origins} if origin else {}), indent=2))
+        print_json({"config": msgspec.to_builtins(found.config)} | ({"origin": found.origins} if origin else {}))
     else:
-        print_line(documentation.node_toml(found.config, found.origins if origin else None).rstrip())
+        print_line(node_toml(found.config, found.origins if origin else None).rstrip())
     return 0
 
 
 @config_app.command("default")
 def config_default(as_json: JsonOption = False) -> int:
     """Print every setting with its default and its explanation."""
-    from p2pnode.config.settings import KEYS, Config
-
     if as_json:
-        print_line(json.dumps({"schema": 1, "config": documentation.as_json(Config())}, indent=2))
+        print_json({"config": msgspec.to_builtins(Config())})
     else:
-        print_line(documentation.template(KEYS).rstrip())
+        print_line(template(KEYS).rstrip())
     return 0
 
 

@@ -11,12 +11,11 @@ import typer
 
 from overlay.addresses import split_address
 from p2pnode.client import NodeClient, NotReachable, RunningNode, find
-from p2pnode.commands.output import print_notice
 from p2pnode.config.directory_record import RECORD_FILE, read_record, settings_of
-from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded, Override, load
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import choose, local_folders, run_of
+from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import remembered_settings
 
@@ -87,8 +86,6 @@ def _remembered(
     if not found.node.state_dir:
         run = "" if is_default("swarm.run") else found.swarm.run
         choice = choose(run, lambda place: running_in(place) is not None, for_running=for_running)
-        if choice.notice:
-            print_notice(choice.notice)
         folder = choice.folder
         overrides.append(Override("node.state_dir", toml(str(folder)), choice.origin))
     if not is_default("swarm.run") and run_of(folder) not in ("", found.swarm.run):
@@ -97,7 +94,7 @@ def _remembered(
     place = str(folder / RECORD_FILE)
     overrides += [Override(key, toml(value), place) for key, value in settings_of(read_record(folder)).items()]
     if (run := run_of(folder)) and is_default("swarm.run"):
-        overrides.append(Override("swarm.run", toml(run), str(folder)))  # of an earlier version, without a record
+        overrides.append(Override("swarm.run", toml(run), str(folder)))  # its record is lost
     return overrides
 
 

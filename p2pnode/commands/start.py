@@ -26,10 +26,10 @@ from p2pnode.commands.options import (
 )
 from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.config.directory_record import given_in
-from p2pnode.config.documentation import toml
 from p2pnode.config.load import Loaded
 from p2pnode.config.rules import check_start, warnings_for_script
 from p2pnode.config.settings import Config
+from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import OWN, with_count
 

@@ -50,9 +50,9 @@ OTHER_FROZEN = "what is not exchanged (frozen parameters, masks, tables of integ
 
 
 class DirectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`node.json`. `founder` None: not known, as in a directory of an earlier version. `model` is the digest of the
-    layout, empty before it is known; `tensors` has the shape of each, as "256 x 64"; `frozen` is the digest of what is
-    not exchanged. `shards` 0: not known."""
+    """`node.json`. `founder` None: not known, as after the loss of the file. `model` is the digest of the layout, empty
+    before it is known; `tensors` has the shape of each, as "256 x 64"; `frozen` is the digest of what is not exchanged.
+    `shards` 0: not known."""
 
     schema: int = 1
     run: str = ""

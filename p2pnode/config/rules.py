@@ -1,4 +1,4 @@
-"""Checks combinations of settings: contradictions, and legal combinations that are probably mistakes.
+"""Rules about combinations of settings: contradictions, and legal combinations that are probably mistakes.
 
 Pure. `check` finds what keeps a node from starting, `warnings_for` what deserves a warning; both depend on the
 configuration only. Ranges of single values are in the settings structs.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
 
 from overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.config.settings import Config
@@ -37,298 +39,258 @@ class ConfigProblem(NamedTuple):
         return f"{self.what}: {self.do}"
 
 
+class Rule(NamedTuple):
+    """A rule that a configuration breaks where `broken` returns something. The texts name settings as
+    `{section.key}`, and what `broken` returned as `{found}`."""
+
+    broken: Callable[[Config], object]
+    what: str
+    do: str
+
+
 def check(config: Config) -> list[ConfigProblem]:
     """Everything that keeps a node from starting with this configuration; empty if there is nothing."""
-    return [
-        *_network(config),
-        *_bootstrap(config),
-        *_training(config),
-        *_devices(config),
-        *_barrier(config),
-        *_dispatch(config),
-    ]
+    return _problems(RULES, config)
 
 
 def check_start(config: Config) -> list[ConfigProblem]:
     """What besides keeps a node from starting; commands that only read the configuration need not mind it."""
-    hosts = [split_address(entry)[0] for entry in config.swarm.bootstrap]
-    remote = [host for host in hosts if is_literal(host) and not is_loopback(host)]
-    if not remote or len(remote) < len(hosts) or not is_loopback(config.node.host):
-        return []
-    return [
-        ConfigProblem(
-            f"node.host = {config.node.host} listens on this machine only, and the swarm is at "
-            f"{', '.join(config.swarm.bootstrap)}",
-            'set node.host = "0.0.0.0" (--set node.host=0.0.0.0), or one of this machine\'s own addresses',
-        )
-    ]
+    return _problems(START_RULES, config)
 
 
 def warnings_for(config: Config) -> list[ConfigProblem]:
     """Settings that work but are probably mistakes; shown as warnings and under `health`."""
-    found = []
-    momentum = config.exchange.outer_momentum
-    if config.barrier.method != "bsp" and momentum > MAX_ASYNCHRONOUS_MOMENTUM:
-        found.append(
-            ConfigProblem(
-                f"exchange.outer_momentum = {momentum} with barrier.method = {config.barrier.method} may diverge",
-                f"use at most {MAX_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
-            )
-        )
-    if config.exchange.weight == "sum" and momentum > 0:
-        found.append(
-            ConfigProblem(
-                f"exchange.weight = sum with outer_momentum = {momentum} grows with the number of nodes",
-                "set exchange.outer_momentum = 0 and outer_lr = 1 for the original algorithm",
-            )
-        )
-    if not config.exchange.enabled:
-        found.append(
-            ConfigProblem("exchange.enabled = false: this node trains alone", "set it true to share the model")
-        )
-    if config.swarm.allow_open and not config.swarm.key_file and not is_loopback(config.node.host):
-        found.append(
-            ConfigProblem(
-                f"anyone who can reach {config.node.host}:{config.node.port} can join this swarm",
-                "create a swarm key with `p2pnode key new`, or restrict access by a firewall or a private network",
-            )
-        )
-    if not is_loopback(config.status.host):
-        found.append(
-            ConfigProblem(
-                f"status.host = {config.status.host}: the API's token and answers cross the network unencrypted",
-                "put a TLS proxy in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
-            )
-        )
-    if config.barrier.custom and config.barrier.method != "custom":
-        found.append(ConfigProblem("barrier.custom is set but not used", 'set barrier.method = "custom", or remove it'))
-    return found
+    return _problems(WARNINGS, config)
 
 
-def warnings_for_script(config: Config, origins: Mapping[str, str]) -> list[ConfigProblem]:
-    """Settings that were given, and have no effect under `p2pnode run`. `origins` has the keys that are no default."""
-    found = []
-    if "training.task" in origins:
-        found.append(
-            ConfigProblem(
-                f'training.task = "{config.training.task}" is ignored by `p2pnode run`, which trains your own program',
-                "leave it out, or use `p2pnode start`",
-            )
-        )
-    if "training.eval_steps" in origins:
-        found.append(
-            ConfigProblem(
-                f"training.eval_steps = {config.training.eval_steps} has no effect under `p2pnode run`: your program "
-                "decides when it evaluates",
-                "call swarm.evaluate(accuracy=…) in it when you like",
-            )
-        )
-    return found
+def warnings_for_script(config: Config, given: Container[str]) -> list[ConfigProblem]:
+    """Settings that were given, and have no effect under `p2pnode run`. `given` has the keys that are no default."""
+    return _problems([rule for key, rule in SCRIPT_WARNINGS.items() if key in given], config)
 
 
-def _network(config: Config) -> list[ConfigProblem]:
-    found = []
-    node, status = config.node, config.status
-    if not is_literal(node.host):
-        found.append(
-            ConfigProblem(
-                f'node.host = "{node.host}" is not an IP address',
-                'give the address to listen on, such as "127.0.0.1" or "0.0.0.0"; names are for swarm.bootstrap',
-            )
-        )
-    elif not is_loopback(node.host) and not config.swarm.allow_open and not config.swarm.key_file:
-        found.append(
-            ConfigProblem(
-                f"node.host = {node.host} listens beyond this machine, but this node has no swarm key",
-                "create one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if anyone who "
-                "can reach the port may join",
-            )
-        )
-    if node.advertise and (not is_literal(node.advertise) or ipaddress.ip_address(node.advertise).is_unspecified):
-        found.append(
-            ConfigProblem(
-                f'node.advertise = "{node.advertise}" is not an address that others can dial',
-                "give the IP address at which other nodes reach this one, or leave it empty",
-            )
-        )
-    if node.nat == "auto" and is_loopback(node.host):
-        found.append(
-            ConfigProblem(
-                f'node.nat = "auto" with node.host = {node.host}: a node on the loopback needs no port',
-                'set node.host = "0.0.0.0", or node.nat = "off"',
-            )
-        )
-    if node.nat == "auto" and (node.advertise or node.client_only):
-        other = "node.client_only" if node.client_only else "node.advertise"
-        found.append(
-            ConfigProblem(
-                f'node.nat = "auto" and {other} contradict each other',
-                "either ask the router for an address, or set how others reach this node, not both",
-            )
-        )
-    if not is_literal(status.host) and status.host != "localhost":
-        found.append(
-            ConfigProblem(
-                f'status.host = "{status.host}" is not an IP address',
-                'give the address to listen on, such as "127.0.0.1"; host names go to status.names',
-            )
-        )
-    if node.port and node.port == status.port:
-        found.append(
-            ConfigProblem(
-                f"node.port and status.port are both {node.port}",
-                "give them different ports; 0 takes a free one",
-            )
-        )
-    return found
+def _problems(rules: Iterable[Rule], config: Config) -> list[ConfigProblem]:
+    sections = msgspec.structs.asdict(config)
+    return [
+        ConfigProblem(rule.what.format(found=found, **sections), rule.do.format(found=found, **sections))
+        for rule in rules
+        if (found := rule.broken(config))
+    ]
 
 
-def _bootstrap(config: Config) -> list[ConfigProblem]:
-    found = []
-    for entry in config.swarm.bootstrap:
+def _error(parse: Callable[[Any], object], *values: object) -> str:
+    """What `parse` says against the values; empty where it takes all."""
+    said = []
+    for value in values:
         try:
-            split_address(entry)
+            parse(value)
         except ValueError as error:
-            found.append(
-                ConfigProblem(
-                    f"swarm.bootstrap: {error}",
-                    'write "host:port", such as "10.0.0.5:8468", "node1.example:8468" or "[2001:db8::1]:8468"',
-                )
-            )
-    if not config.swarm.run.isprintable() or config.swarm.run != config.swarm.run.strip():
-        found.append(
-            ConfigProblem(
-                "swarm.run has control characters or spaces at its ends",
-                "name the run with letters, digits, '-' and '_'",
-            )
-        )
-    return found
+            said.append(str(error))
+    return "; ".join(said)
 
 
-def _training(config: Config) -> list[ConfigProblem]:
-    found = []
-    training = config.training
-    if training.task not in BUILT_IN_TASKS and not _IMPORT_PATH.fullmatch(training.task):
-        close = nearest(training.task, list(BUILT_IN_TASKS))
-        found.append(
-            ConfigProblem(
-                f'training.task = "{training.task}" is not a task',
-                (f"did you mean {close}? " if close else "")
-                + f'name one of {", ".join(BUILT_IN_TASKS)}, or your own as "package.module:Class"',
-            )
-        )
-    try:
-        goal = Goal.parse(training.until)
-    except ValueError:
-        goal = None
-        found.append(
-            ConfigProblem(
-                f'training.until = "{training.until}" is not of the form "metric>=number"',
-                'write for example "accuracy>=0.95" or "loss<=0.1"',
-            )
-        )
-    if goal is not None and not training.eval_steps:
-        found.append(
-            ConfigProblem(
-                "training.until needs evaluations, but training.eval_steps = 0 disables them",
-                "set training.eval_steps, to 10 for example, or leave until empty; under `p2pnode run` leave "
-                "eval_steps as it is and call swarm.evaluate",
-            )
-        )
-    if training.export and not training.export.endswith((".safetensors", ".pt", ".pth")):
-        found.append(
-            ConfigProblem(
-                f'training.export = "{training.export}" does not end in a known format',
-                "end it in .safetensors or .pt",
-            )
-        )
-    try:
-        parse_tracker(training.tracker)
-    except ValueError as error:
-        found.append(ConfigProblem(f'training.tracker = "{training.tracker}": {error}', f"write {FORMS}"))
-    liveness = config.liveness
-    if liveness.probe_timeout_s > liveness.probe_interval_s:
-        found.append(
-            ConfigProblem(
-                f"liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
-                f"probe_interval_s = {liveness.probe_interval_s}",
-                "a probe must end before the next one begins: make the interval longer or the timeout shorter",
-            )
-        )
-    return found
+def _elsewhere(config: Config) -> str:
+    """The addresses of the swarm, if all of them are of other machines and this node listens on the loopback."""
+    hosts = [split_address(entry)[0] for entry in config.swarm.bootstrap]
+    remote = [host for host in hosts if is_literal(host) and not is_loopback(host)]
+    unreached = remote and len(remote) == len(hosts) and is_loopback(config.node.host)
+    return ", ".join(config.swarm.bootstrap) if unreached else ""
 
 
-def _devices(config: Config) -> list[ConfigProblem]:
-    found, training, period = [], config.training, config.devices.period
-    try:
-        if len(named_devices(training.devices)) > 1 and config.dispatch.source == "master":
-            found.append(
-                ConfigProblem(
-                    'training.devices names several devices and dispatch.source = "master"',
-                    "a master dispatches tasks to nodes with one trainer: start a node per device, or set "
-                    'dispatch.source = "shared"',
-                )
-            )
-    except ValueError as error:
-        found.append(
-            ConfigProblem(
-                f"training.devices: {error}",
-                'write ["cuda:0", "cuda:1"], "cpu*4" for four trainers on the processor, or "auto"; leave it out for '
-                "one trainer",
-            )
-        )
-    if config.devices.merge == "collective" and config.devices.step == "leader":
-        found.append(
-            ConfigProblem(
-                'devices.merge = "collective" and devices.step = "leader" do not go together',
-                'leader steps are made in shared memory: leave devices.merge out, or use devices.step = "average"',
-            )
-        )
-    if period and training.local_steps % period:
-        found.append(
-            ConfigProblem(
-                f"devices.period = {period} does not divide training.local_steps = {training.local_steps}",
-                "a step of the swarm has whole periods: change one of the two, or set devices.period = 0",
-            )
-        )
-    return found
+def _meant_task(config: Config) -> str:
+    """How to name a task, if the configuration names none."""
+    task = config.training.task
+    if task in BUILT_IN_TASKS or _IMPORT_PATH.fullmatch(task):
+        return ""
+    close = nearest(task, list(BUILT_IN_TASKS))
+    return (f"did you mean {close}? " if close else "") + f"name one of {', '.join(BUILT_IN_TASKS)}"
 
 
-def _barrier(config: Config) -> list[ConfigProblem]:
-    barrier = config.barrier
-    if barrier.method == "custom" and not _IMPORT_PATH.fullmatch(barrier.custom):
-        return [
-            ConfigProblem(
-                f'barrier.method = "custom" needs a function, and barrier.custom is "{barrier.custom}"',
-                'set barrier.custom = "package.module:function"',
-            )
-        ]
-    return []
+RULES = (
+    Rule(
+        lambda c: not is_literal(c.node.host),
+        'node.host = "{node.host}" is not an IP address',
+        'give the address to listen on, such as "127.0.0.1" or "0.0.0.0"; names are for swarm.bootstrap',
+    ),
+    Rule(
+        lambda c: (
+            is_literal(c.node.host) and not is_loopback(c.node.host) and not (c.swarm.allow_open or c.swarm.key_file)
+        ),
+        "node.host = {node.host} listens beyond this machine, but this node has no swarm key",
+        "create one with `p2pnode key new` or join with --invite; or set swarm.allow_open = true if anyone who can "
+        "reach the port may join",
+    ),
+    Rule(
+        lambda c: (
+            (advertised := c.node.advertise)
+            and (not is_literal(advertised) or ipaddress.ip_address(advertised).is_unspecified)
+        ),
+        'node.advertise = "{node.advertise}" is not an address that others can dial',
+        "give the IP address at which other nodes reach this one, or leave it empty",
+    ),
+    Rule(
+        lambda c: c.node.nat == "auto" and is_loopback(c.node.host),
+        'node.nat = "auto" with node.host = {node.host}: a node on the loopback needs no port',
+        'set node.host = "0.0.0.0", or node.nat = "off"',
+    ),
+    Rule(
+        lambda c: (
+            c.node.nat == "auto" and ("client_only" if c.node.client_only else "advertise" if c.node.advertise else "")
+        ),
+        'node.nat = "auto" and node.{found} contradict each other',
+        "either ask the router for an address, or set how others reach this node, not both",
+    ),
+    Rule(
+        lambda c: not is_literal(c.status.host) and c.status.host != "localhost",
+        'status.host = "{status.host}" is not an IP address',
+        'give the address to listen on, such as "127.0.0.1"; host names go to status.names',
+    ),
+    Rule(
+        lambda c: c.node.port and c.node.port == c.status.port,
+        "node.port and status.port are both {node.port}",
+        "give them different ports; 0 takes a free one",
+    ),
+    Rule(
+        lambda c: _error(split_address, *c.swarm.bootstrap),
+        "swarm.bootstrap: {found}",
+        'write "host:port", such as "10.0.0.5:8468", "node1.example:8468" or "[2001:db8::1]:8468"',
+    ),
+    Rule(
+        lambda c: not c.swarm.run.isprintable() or c.swarm.run != c.swarm.run.strip(),
+        "swarm.run has control characters or spaces at its ends",
+        "name the run with letters, digits, '-' and '_'",
+    ),
+    Rule(
+        _meant_task,
+        'training.task = "{training.task}" is not a task',
+        '{found}, or your own as "package.module:Class"',
+    ),
+    Rule(
+        lambda c: _error(Goal.parse, c.training.until),
+        'training.until = "{training.until}" is not of the form "metric>=number"',
+        'write for example "accuracy>=0.95" or "loss<=0.1"',
+    ),
+    Rule(
+        lambda c: c.training.until.strip() and not c.training.eval_steps,
+        "training.until needs evaluations, but training.eval_steps = 0 disables them",
+        "set training.eval_steps, to 10 for example, or leave until empty; under `p2pnode run` leave eval_steps as it "
+        "is and call swarm.evaluate",
+    ),
+    Rule(
+        lambda c: c.training.export and not c.training.export.endswith((".safetensors", ".pt", ".pth")),
+        'training.export = "{training.export}" does not end in a known format',
+        "end it in .safetensors or .pt",
+    ),
+    Rule(
+        lambda c: _error(parse_tracker, c.training.tracker),
+        'training.tracker = "{training.tracker}": {found}',
+        f"write {FORMS}",
+    ),
+    Rule(
+        lambda c: c.liveness.probe_timeout_s > c.liveness.probe_interval_s,
+        "liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
+        "probe_interval_s = {liveness.probe_interval_s}",
+        "a probe must end before the next one begins: make the interval longer or the timeout shorter",
+    ),
+    Rule(
+        lambda c: _error(named_devices, c.training.devices),
+        "training.devices: {found}",
+        'write ["cuda:0", "cuda:1"], "cpu*4" for four trainers on the processor, or "auto"; leave it out for one '
+        "trainer",
+    ),
+    Rule(
+        lambda c: (
+            c.dispatch.source == "master"
+            and not _error(named_devices, c.training.devices)
+            and len(named_devices(c.training.devices)) > 1
+        ),
+        'training.devices names several devices and dispatch.source = "master"',
+        "a master dispatches tasks to nodes with one trainer: start a node per device, or set "
+        'dispatch.source = "shared"',
+    ),
+    Rule(
+        lambda c: c.devices.merge == "collective" and c.devices.step == "leader",
+        'devices.merge = "collective" and devices.step = "leader" do not go together',
+        'leader steps are made in shared memory: leave devices.merge out, or use devices.step = "average"',
+    ),
+    Rule(
+        lambda c: c.devices.period and c.training.local_steps % c.devices.period,
+        "devices.period = {devices.period} does not divide training.local_steps = {training.local_steps}",
+        "a step of the swarm has whole periods: change one of the two, or set devices.period = 0",
+    ),
+    Rule(
+        lambda c: c.barrier.method == "custom" and not _IMPORT_PATH.fullmatch(c.barrier.custom),
+        'barrier.method = "custom" needs a function, and barrier.custom is "{barrier.custom}"',
+        'set barrier.custom = "package.module:function"',
+    ),
+    Rule(
+        lambda c: c.dispatch.source != "local" and not c.dispatch.records and c.node.role != "master",
+        'dispatch.source = "{dispatch.source}" and dispatch.records names no file',
+        'set dispatch.records = ["train-*.recordio"], or dispatch.source = "local"',
+    ),
+    Rule(
+        lambda c: c.dispatch.lease_floor_s > c.dispatch.lease_ceiling_s,
+        "dispatch.lease_floor_s = {dispatch.lease_floor_s} is longer than lease_ceiling_s = {dispatch.lease_ceiling_s}",
+        "make the ceiling the longer one",
+    ),
+    Rule(
+        lambda c: not _STORE.fullmatch(c.dispatch.store),
+        'dispatch.store = "{dispatch.store}" is no store',
+        'write "sqlite", "sqlite:PATH" or "etcd://host:2379,host:2379/prefix"',
+    ),
+)
 
+START_RULES = (
+    Rule(
+        _elsewhere,
+        "node.host = {node.host} listens on this machine only, and the swarm is at {found}",
+        'set node.host = "0.0.0.0" (--set node.host=0.0.0.0), or one of this machine\'s own addresses',
+    ),
+)
 
-def _dispatch(config: Config) -> list[ConfigProblem]:
-    found = []
-    dispatch = config.dispatch
-    if dispatch.source != "local" and not dispatch.records and config.node.role != "master":
-        found.append(
-            ConfigProblem(
-                f'dispatch.source = "{dispatch.source}" and dispatch.records names no file',
-                'set dispatch.records = ["train-*.recordio"], or dispatch.source = "local"',
-            )
-        )
-    if dispatch.lease_floor_s > dispatch.lease_ceiling_s:
-        found.append(
-            ConfigProblem(
-                f"dispatch.lease_floor_s = {dispatch.lease_floor_s} is longer than "
-                f"lease_ceiling_s = {dispatch.lease_ceiling_s}",
-                "make the ceiling the longer one",
-            )
-        )
-    if not _STORE.fullmatch(dispatch.store):
-        found.append(
-            ConfigProblem(
-                f'dispatch.store = "{dispatch.store}" is no store',
-                'write "sqlite", "sqlite:PATH" or "etcd://host:2379,host:2379/prefix"',
-            )
-        )
-    return found
+WARNINGS = (
+    Rule(
+        lambda c: c.barrier.method != "bsp" and c.exchange.outer_momentum > MAX_ASYNCHRONOUS_MOMENTUM,
+        "exchange.outer_momentum = {exchange.outer_momentum} with barrier.method = {barrier.method} may diverge",
+        f"use at most {MAX_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
+    ),
+    Rule(
+        lambda c: c.exchange.weight == "sum" and c.exchange.outer_momentum > 0,
+        "exchange.weight = sum with outer_momentum = {exchange.outer_momentum} grows with the number of nodes",
+        "set exchange.outer_momentum = 0 and outer_lr = 1 for the original algorithm",
+    ),
+    Rule(
+        lambda c: not c.exchange.enabled,
+        "exchange.enabled = false: this node trains alone",
+        "set it true to share the model",
+    ),
+    Rule(
+        lambda c: c.swarm.allow_open and not (c.swarm.key_file or is_loopback(c.node.host)),
+        "anyone who can reach {node.host}:{node.port} can join this swarm",
+        "create a swarm key with `p2pnode key new`, or restrict access by a firewall or a private network",
+    ),
+    Rule(
+        lambda c: not is_loopback(c.status.host),
+        "status.host = {status.host}: the API's token and answers cross the network unencrypted",
+        "put a TLS proxy in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
+    ),
+    Rule(
+        lambda c: c.barrier.custom and c.barrier.method != "custom",
+        "barrier.custom is set but not used",
+        'set barrier.method = "custom", or remove it',
+    ),
+)
+
+#: By the key of the setting.
+SCRIPT_WARNINGS = {
+    "training.task": Rule(
+        lambda _: True,
+        'training.task = "{training.task}" is ignored by `p2pnode run`, which trains your own program',
+        "leave it out, or use `p2pnode start`",
+    ),
+    "training.eval_steps": Rule(
+        lambda _: True,
+        "training.eval_steps = {training.eval_steps} has no effect under `p2pnode run`: your program decides when it "
+        "evaluates",
+        "call swarm.evaluate(accuracy=…) in it when you like",
+    ),
+}

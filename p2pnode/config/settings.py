@@ -22,9 +22,6 @@ from training.settings import (
 #: Holds one state directory per run, unless `node.state_dir` names another.
 STATE_HOME = "~/.local/state/p2pnode"
 MAX_FOLDER_NAME = 100
-#: Names inside a state directory: earlier versions had one in `STATE_HOME` itself.
-_RESERVED = frozenset({"checkpoints", "genesis", "incarnation", "local", "lock", "trainer"})
-_SUFFIXES = (".json", ".key", ".log", ".tmp", ".token")
 
 
 class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -101,7 +98,7 @@ def folder_name(run: str) -> str:
     Different runs get different names; none is hidden, has a slash, or is `.` or `..`.
     """
     name = quote(run, safe=" @+=,")
-    if name.startswith((".", "~")) or name in _RESERVED or name.endswith(_SUFFIXES):
+    if name.startswith((".", "~")):
         name = f"%{ord(name[0]):02X}{name[1:]}"
     if len(name) > MAX_FOLDER_NAME:
         name = f"{name[:MAX_FOLDER_NAME]}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"

@@ -1,7 +1,6 @@
 """Which state directory a command means: one per run below `~/.local/state/p2pnode`, unless a setting names another.
 
-Without a run, the only directory there is; a command that asks a node prefers the one whose node runs. Earlier versions
-had a single directory, `~/.local/state/p2pnode` itself, which is still used for the run it belongs to.
+Without a run, the only directory there is; a command that asks a node prefers the one whose node runs.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ LOCAL = "local"
 
 
 class Choice(NamedTuple):
-    """A state directory, why it was chosen, and a notice for people (may be empty)."""
+    """A state directory, and why it was chosen."""
 
     folder: Path
     origin: str
-    notice: str = ""
 
 
 def default_folder(run: str) -> Path:
@@ -36,8 +34,8 @@ def default_folder(run: str) -> Path:
 
 
 def run_of(folder: Path) -> str:
-    """The run that a directory belongs to; empty if nothing in it says so. Raises `UserError` for an unreadable
-    record."""
+    """The run that a directory belongs to, by its record, an accepted invitation or a checkpoint; empty if none of them
+    is there. Raises `UserError` for an unreadable record."""
     recorded = read_record(folder).run
     if recorded:
         return recorded
@@ -65,16 +63,9 @@ def choose(run: str, is_running: Callable[[Path], bool], *, for_running: bool) -
     `for_running`: the command asks a node, so where several directories are, the one whose node runs is meant.
     Raises `UserError` (exit code 2) if several could be meant.
     """
-    home = Path(STATE_HOME).expanduser()
-    former = home if (home / "identity.key").is_file() else None
     if run:
-        own = default_folder(run)
-        if former is not None and not _is_state(own) and run_of(home) in (run, ""):
-            return _former(home)
-        return Choice(own, f"run {run}")
-    known = [folder for folder in _subfolders(home) if _is_state(folder)]
-    if former is not None:
-        known.append(home)
+        return Choice(default_folder(run), f"run {run}")
+    known = [folder for folder in _subfolders(Path(STATE_HOME).expanduser()) if _is_state(folder)]
     if for_running and len(known) > 1:
         known = [folder for folder in known if is_running(folder)] or known
     if len(known) > 1:
@@ -82,25 +73,13 @@ def choose(run: str, is_running: Callable[[Path], bool], *, for_running: bool) -
         if unnamed in known:
             return Choice(unnamed, "default")
         raise UserError(
-            f"several runs have a state directory here: {', '.join(sorted(_shown(folder) for folder in known))}",
+            f"several runs have a state directory here: {', '.join(sorted(run_of(one) or one.name for one in known))}",
             "name the run with --run, or its directory with --state-dir",
             ExitCode.USAGE,
         )
     if not known:
         return Choice(default_folder(SwarmSettings().run), "default")
-    return _former(home) if known[0] == home else Choice(known[0], "the only run here")
-
-
-def _former(home: Path) -> Choice:
-    notice = (
-        f"{home} is a state directory of an earlier version, which had one for all runs; it is used for its run. "
-        f"New runs get their own folders below it"
-    )
-    return Choice(home, "directory of an earlier version", notice)
-
-
-def _shown(folder: Path) -> str:
-    return run_of(folder) or folder.name
+    return Choice(known[0], "the only run here")
 
 
 def _is_state(folder: Path) -> bool:

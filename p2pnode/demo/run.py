@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from p2pnode.config import documentation
+from p2pnode.config.toml import node_toml
 from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.demo.plan import EVALUATIONS, DemoPlan, DemoResult, goal_held, node_config, options, summary
 from p2pnode.demo.view import DemoMoment, View
@@ -138,7 +138,7 @@ def _start_node(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str
     place.mkdir()
     config = place / "node.toml"
     settings = node_config(plan, part, place, bootstrap)
-    config.write_text(documentation.node_toml(settings), encoding="utf-8")
+    config.write_text(node_toml(settings), encoding="utf-8")
     return DemoNode(name, [*plan.start_command, str(config)], place / "log.txt", settings.state_folder)
 
 

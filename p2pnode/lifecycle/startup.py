@@ -132,7 +132,7 @@ class Startup:
 
     async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
         """Enter the swarm of an earlier start again."""
-        # None: the directory of an earlier version, which does not say who founded.
+        # None: the record is lost, which says who founded.
         founder = self._directory.record.founder
         if self._environment.reopens or (founder is not False and not bootstraps):
             await self._rejoin(bootstraps, genesis)

@@ -79,7 +79,7 @@ class StateDirectory:
             settings=kept_settings(given, before.settings),
         )
         if record != before:
-            # Before the genesis: with it and no record, a node counts as a founder of an earlier version.
+            # Before the genesis: with it and no record, a node counts as a founder.
             await self._write(RECORD_FILE, encode(record), private=True)
             self.record = record
         await self.keep_genesis(genesis)

@@ -92,7 +92,7 @@ def test_an_unexpected_fault_is_one_line_with_code_1(
     def broken(_keys: object) -> None:
         raise ZeroDivisionError("by nought")
 
-    monkeypatch.setattr("p2pnode.config.documentation.template", broken)
+    monkeypatch.setattr("p2pnode.commands.files.template", broken)
 
     assert run("config", "default") == 1
     assert capsys.readouterr().err.startswith("error: unexpected ZeroDivisionError: by nought\nhint: run it again")

@@ -12,7 +12,7 @@ from overlay.sealing.invitation import Invitation
 from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
-from p2pnode.config.documentation import template
+from p2pnode.config.toml import template
 from p2pnode.errors import ExitCode
 from p2pnode.keys.key_files import read_key_file
 

@@ -196,21 +196,3 @@ def test_a_plain_start_continues_with_what_was_told(
 
     assert run("start", "--run", "other") == 0
     assert (daemon.config.node.port, daemon.config.state_folder) == (Config().node.port, home / "other")
-
-
-def test_a_directory_of_an_earlier_version_is_used_for_its_run_with_a_notice(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It was one for all runs: its run continues there, told by its checkpoint; every other run has a new directory."""
-    daemon = Recorded(monkeypatch)
-    checkpoint = home / "checkpoints" / "step-0000000004"
-    checkpoint.mkdir(parents=True)
-    (home / "identity.key").write_bytes(b"x" * 32)
-    (checkpoint / "state.json").write_text('{"run": "digits"}')
-
-    assert run("start") == 0
-    assert (daemon.config.swarm.run, daemon.config.state_folder) == ("digits", home)
-    assert "is a state directory of an earlier version" in capsys.readouterr().err
-    assert run("start", "--run", "text") == 0
-    assert daemon.config.state_folder == home / "text"
-    assert capsys.readouterr().err == ""

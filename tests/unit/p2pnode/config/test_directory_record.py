@@ -143,7 +143,7 @@ def test_another_model_is_refused_by_its_first_difference(tensors: dict[str, str
 
 
 def test_other_frozen_values_are_refused() -> None:
-    """The vector of the directory was trained for them; a directory of an earlier version does not know them."""
+    """The vector of the directory was trained for them; a directory without a record does not know them."""
     frozen = msgspec.structs.replace(RECORD, frozen="f1")
 
     check_model(frozen, "abc", RECORD.tensors, "f1", "here")

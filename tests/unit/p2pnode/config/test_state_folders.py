@@ -33,9 +33,9 @@ def chosen(run: str = "", *, for_running: bool = False, running: Path | None = N
     return choose(run, lambda folder: folder == running, for_running=for_running).folder
 
 
-@pytest.mark.parametrize("run", ["..", ".", "a/b", "/etc", "~", "~root", ".hidden", "trainer", "checkpoints", "x.json"])
+@pytest.mark.parametrize("run", ["..", ".", "a/b", "/etc", "~", "~root", ".hidden"])
 def test_a_folder_name_stays_below_its_parent_and_hides_no_file(run: str) -> None:
-    """Dots, slashes and the names that a node uses itself are coded; the name is one visible part of a path."""
+    """Dots and slashes are coded; the name is one visible part of a path."""
     name = folder_name(run)
 
     assert name != run
@@ -86,20 +86,13 @@ def test_a_command_that_asks_a_node_means_the_one_that_runs(home: Path) -> None:
         chosen(running=text)
 
 
-def test_the_directory_of_an_earlier_version_is_found_with_a_notice(home: Path) -> None:
-    """It was one for all runs; it is used for its run, which a checkpoint or an invitation names, and for no other."""
-    (home / "identity.key").write_bytes(b"x" * 32)
-    checkpoint = home / "checkpoints" / "step-0000000004"
+def test_a_checkpoint_names_the_run_where_the_record_is_lost(tmp_path: Path) -> None:
+    """What the message about a damaged record says."""
+    checkpoint = tmp_path / "checkpoints" / "step-0000000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.json").write_text(json.dumps({"run": "digits"}))
 
-    found = choose("digits", lambda _: False, for_running=False)
-    assert found.folder == home
-    assert "earlier version" in found.notice
-    assert chosen() == home
-    assert chosen("text") == home / "text"
-    used(home / "digits", "digits")
-    assert chosen("digits") == home / "digits"
+    assert run_of(tmp_path) == "digits"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"run": 3}', "{}"])
@@ -112,7 +105,7 @@ def test_unreadable_files_name_no_run(tmp_path: Path, content: str) -> None:
 
 
 def test_a_directory_counts_as_used_once_its_node_was_in_a_swarm(tmp_path: Path) -> None:
-    """A key or an invitation alone does not bind it; the record does, and so does the genesis of an earlier version."""
+    """A key or an invitation alone does not bind it; the record does, and so does the genesis."""
     (tmp_path / "swarm.key").write_text("key")
     (tmp_path / "swarm.json").write_text('{"run": "digits", "bootstrap": []}')
     assert not has_been_in_swarm(tmp_path)

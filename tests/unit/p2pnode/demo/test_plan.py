@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.config.documentation import node_toml
 from p2pnode.config.load import load
 from p2pnode.config.rules import check
+from p2pnode.config.toml import node_toml
 from p2pnode.demo.plan import DemoPlan, DemoResult, goal_held, node_config, options, summary
 
 PLAN = DemoPlan(nodes=2)

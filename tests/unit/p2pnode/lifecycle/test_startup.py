@@ -132,7 +132,7 @@ def test_a_checkpoint_of_another_model_gives_nothing() -> None:
         with_trainer_states(host)
 
         size = 320
-        host.disk.remove(RECORD_FILE)  # as in a directory of an earlier version; with it the model would be refused
+        host.disk.remove(RECORD_FILE)  # with it the model would be refused
         after = swarm.start("n0")
         assert after.trainer is not None
         await swarm.until(lambda: after.living.state == "training", within_s=60, what="the new model trains")
@@ -426,7 +426,7 @@ def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
             await task
         assert (refused.value.exit_code, "leave exchange.shards out" in refused.value.hint) == (ExitCode.MISMATCH, True)
 
-        swarm.hosts["n0"].disk.remove(RECORD_FILE)  # as in a directory of an earlier version: the checkpoint tells
+        swarm.hosts["n0"].disk.remove(RECORD_FILE)  # the checkpoint tells
         again = swarm.start("n0", training__min_nodes=9).living
         await swarm.until(lambda: again.state == "waiting_for_nodes", within_s=60, what="it has opened its swarm")
         assert (len(again.exchange.store), again.shards_by) == (12, "earlier")

@@ -103,8 +103,8 @@ def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:
 
 
 def test_the_record_is_written_before_the_genesis() -> None:
-    """A crash between the two leaves a member without a genesis: one with a genesis and no record counts as a founder
-    of an earlier version."""
+    """A crash between the two leaves a member without a genesis: one with a genesis and no record counts as a
+    founder."""
     disk = MemoryDisk()
     directory = opened(disk)
     order: list[str] = []
