@@ -1,7 +1,7 @@
 """Starts a node as a process of its own, and ends those that run on a state directory.
 
 `p2pnode start --background` waits until the node answers. So a start that fails says why at the terminal, with the exit
-code of the node. What the node prints goes to `node.log` (`p2pnode.log_file`). `p2pnode stop` asks the
+code of the node. What the node prints goes to `node.log` (`p2pnode.log_file`). `p2pnode leave` asks the
 nodes to leave and waits until their processes have ended.
 """
 
@@ -110,7 +110,7 @@ def _refuse_second(folder: Path) -> None:
     whose = f": process {node.pid}, HTTP API at {node.address}" if node is not None and node.alive else ""
     raise UserError(
         f"another node runs on the state directory {folder}{whose}",
-        "end it with `p2pnode stop`; or start another node beside it: `p2pnode start --local`, or "
+        "end it with `p2pnode leave`; or start another node beside it: `p2pnode start --local`, or "
         "`p2pnode run --local -- …` with a program, or with its own --state-dir",
         ExitCode.STATE_DIRECTORY,
     )
@@ -136,7 +136,7 @@ def _until_up(
         elif now > deadline:
             raise UserError(
                 f"the node does not answer after {START_TIMEOUT_S:.0f} s; its process {process.pid} still runs",
-                f"see {request.log_folder / LOG_FILE}; `p2pnode stop --now` ends it",
+                f"see {request.log_folder / LOG_FILE}; `p2pnode leave --now` ends it",
                 ExitCode.NOT_REACHABLE,
             )
         else:
@@ -220,6 +220,16 @@ class Ended(NamedTuple):
     is_clean: bool
     left_behind: Mapping[str, Any]
 
+    @property
+    def as_json(self) -> dict[str, object]:
+        return {
+            "id": self.node.node_id,
+            "pid": self.node.pid,
+            "seconds": round(self.seconds, 3),
+            "clean": self.is_clean,
+            "left_behind": dict(self.left_behind),
+        }
+
 
 def stop(folder: Path, timeout_s: float, show: Show, *, now: bool) -> list[Ended]:
     """End the nodes of a state directory and wait for it; `now`: without leaving. Raises `UserError`."""
@@ -235,7 +245,7 @@ def stop(folder: Path, timeout_s: float, show: Show, *, now: bool) -> list[Ended
         gone = f"; its process {found.pid} has ended without leaving" if found is not None else ""
         raise UserError(
             f"no node runs on the state directory {folder}{gone}",
-            "name its run with --run, or its directory with --state-dir",
+            "name its run with --run, its directory with --state-dir, or its API with --address HOST:PORT",
             ExitCode.NOT_REACHABLE,
         )
     began = time.monotonic()

@@ -21,7 +21,6 @@ from p2pnode.commands import (
     advise,
     ask,
     bundle,
-    completion,
     dashboard,
     demo,
     doctor,
@@ -32,7 +31,6 @@ from p2pnode.commands import (
     records,
     simulate,
     start,
-    stop,
     watch,
 )
 from p2pnode.commands.output import print_error, print_line
@@ -42,7 +40,6 @@ app = typer.Typer(
     name="p2pnode",
     help="Train one model on machines without a coordinator.",
     epilog="Example: p2pnode demo   (a swarm of four on this machine)",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -58,15 +55,14 @@ def _register() -> None:
         ask.peers,
         watch.watch,
         logs.logs,
-        stop.stop,
         ask.leave,
         ask.pause,
         ask.resume,
     ):
         app.command(command.__name__)(command)
+    app.command("stop", hidden=True)(ask.leave)
     app.command("doctor")(doctor.doctor)
     app.command("bundle")(bundle.bundle)
-    app.command("completion")(completion.completion)
     app.command("dashboard")(dashboard.dashboard)
     app.command("init")(files.init)
     app.command("export")(files.export)
@@ -106,7 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
     try:
-        completion.prepare()
         return int(commands()(arguments, prog_name="p2pnode", standalone_mode=False) or 0)
     except UserError as error:
         if debug:

@@ -27,7 +27,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(
                 f"another node runs on the state directory {folder}",
-                hint="end it with `p2pnode stop`; or start another node beside it: `p2pnode start --local`, or "
+                hint="end it with `p2pnode leave`; or start another node beside it: `p2pnode start --local`, or "
                 "`p2pnode run --local -- …` with a program, or with its own --state-dir",
                 exit_code=ExitCode.STATE_DIRECTORY,
             ) from error

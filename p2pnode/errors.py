@@ -48,7 +48,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CUT_SHORT: "the training script had not ended by itself in its time (finish_s, stop_s) and was killed",
     ExitCode.DATA: "a file of records, or one to be made into records, is missing, damaged or of another format",
     ExitCode.CANNOT_WORK: "`p2pnode doctor` found what keeps a node from working",
-    ExitCode.STILL_LEAVING: "`p2pnode stop` has waited for its time, and the node still leaves",
+    ExitCode.STILL_LEAVING: "`p2pnode leave` has waited for its time, and the node still leaves",
 }
 
 #: What the same command meets again however often it is started: a supervisor must not restart after these. 3 asks for

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import print_line
+from p2pnode.commands.output import print_json, print_line
 from p2pnode.commands.simulate import progress_bar
 from p2pnode.errors import ExitCode, UserError
 
@@ -57,7 +56,7 @@ def advise(
     except (BadModel, ValueError) as error:
         raise UserError(str(error), "ask again after the swarm has trained for some steps", ExitCode.USAGE) from None
     if as_json:
-        print_line(json.dumps({"schema": 1, **asdict_advice(found)}, indent=2))
+        print_json(asdict_advice(found))
     else:
         print_line(advice_text(found, keep, len(measured.trace_s)))
     return 0

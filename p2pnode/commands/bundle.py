@@ -25,7 +25,7 @@ from p2pnode.commands.options import (
     place_flags,
     running_in,
 )
-from p2pnode.commands.output import print_line, print_notice, print_text
+from p2pnode.commands.output import print_json, print_notice, print_text
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.config.toml import node_toml
@@ -73,7 +73,7 @@ def bundle(
         names = packing.write(draft, texts(), redactor)
     path.chmod(0o600)
     if as_json:
-        print_line(json.dumps({"schema": 1, "path": str(path), "names": names}, indent=2))
+        print_json({"path": str(path), "names": names})
     else:
         print_text("", f"wrote {path}: {', '.join(names)}")
         print_notice(

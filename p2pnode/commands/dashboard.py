@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import json
 import os
 import sys
 import webbrowser
@@ -20,16 +19,8 @@ import typer
 
 from overlay.addresses import split_address
 from p2pnode.client import NodeClient
-from p2pnode.commands.options import (
-    AddressOption,
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    StateDirOption,
-    TokenFileOption,
-    node_client,
-)
-from p2pnode.commands.output import print_line
+from p2pnode.commands.options import JsonOption, WhichNode, about_node
+from p2pnode.commands.output import print_json, print_line
 from p2pnode.keys import api_token
 
 #: The file that leads to the page, beside the token.
@@ -43,12 +34,9 @@ _LOGIN = """<!doctype html><meta charset="utf-8"><title>p2pnode</title>
 """
 
 
+@about_node
 def dashboard(
-    address: AddressOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
-    token_file: TokenFileOption = None,
+    which: WhichNode,
     node: Annotated[bool, typer.Option("--node", help="The page of this node instead of that of the swarm.")] = False,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser, where there is one.")] = True,
     as_json: JsonOption = False,
@@ -57,13 +45,13 @@ def dashboard(
 
     Example: p2pnode dashboard --no-open
     """
-    client = node_client(address, state_dir, config, token_file, run)
+    client = which.client()
     client.status()  # a node that does not answer is an error here, not an empty page
     base = base_url(client.address)
     page = f"{base}/" if node else f"{base}/swarm"
     token = "" if client.token_file is None else str(client.token_file)
     if as_json:
-        print_line(json.dumps({"schema": 1, "swarm": f"{base}/swarm", "node": f"{base}/", "token_file": token}))
+        print_json({"swarm": f"{base}/swarm", "node": f"{base}/", "token_file": token})
         return 0
     print_line(f"the swarm  {base}/swarm")
     print_line(f"this node  {base}/")

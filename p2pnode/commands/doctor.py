@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from p2pnode.commands.options import (
     place_flags,
     running_in,
 )
-from p2pnode.commands.output import print_line, print_lines
+from p2pnode.commands.output import print_json, print_line, print_lines
 from p2pnode.terminal.doctor_view import finding_lines
 
 #: Between two redraws of the bar; a look at PyTorch or at other machines takes seconds.
@@ -81,7 +80,7 @@ def doctor(
     asyncio.run(look())
     code = exit_code(checks)
     if as_json:
-        print_line(json.dumps({"schema": 1, "works": not code, "checks": [one.as_json for one in checks]}, indent=2))
+        print_json({"works": not code, "checks": [one.as_json for one in checks]})
     else:
         errors = sum(check.level == "error" for check in checks)
         print_line("")

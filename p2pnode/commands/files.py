@@ -127,7 +127,7 @@ def export(
         hint = "start the node again for a moment, so that it writes what is missing"
         raise UserError(f"the model cannot be exported: {error}", hint, ExitCode.TRAINER) from None
     if as_json:
-        print_line(json.dumps({"schema": 1, "path": str(path), "step": step, "checkpoint": str(vector.parent)}))
+        print_json({"path": str(path), "step": step, "checkpoint": str(vector.parent)})
     else:
         print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
     return 0

@@ -6,7 +6,6 @@ when its key file changes. Modules with cryptography are imported inside functio
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -107,9 +106,7 @@ def show(
     if reveal:
         print_line(keys.text.rstrip())
     elif as_json:
-        print_line(
-            json.dumps({"schema": 1, "file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints})
-        )
+        print_json({"file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints})
     else:
         accepted = "".join(f", {fingerprint} accepted too" for fingerprint in keys.fingerprints[1:])
         print_line(f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}")

@@ -11,18 +11,7 @@ from typing import Annotated
 import typer
 
 from p2pnode.client import NodeClient, NotReachable, RunningNode
-from p2pnode.commands.options import (
-    AddressOption,
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    StateDirOption,
-    TokenFileOption,
-    loaded,
-    node_client,
-    place_flags,
-    running_in,
-)
+from p2pnode.commands.options import JsonOption, WhichNode, about_node, running_in
 from p2pnode.commands.output import print_line, print_lines, print_notice
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import ExitCode, UserError
@@ -38,7 +27,9 @@ RETRY_S = 1.0
 Show = Callable[[Iterable[Entry]], None]
 
 
+@about_node
 def logs(
+    which: WhichNode,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last ones.")] = 100,
     level: Annotated[str, typer.Option("--level", "-l", help="From here up: debug, info, warning, error.")] = "info",
@@ -46,11 +37,6 @@ def logs(
         list[str] | None,
         typer.Option("--event", "-e", metavar="NAME", help="These events alone, such as peer_dead or 'peer_*'."),
     ] = None,
-    address: AddressOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
-    token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show what a node has logged; docs/events.md says what each event means and what to do.
@@ -62,8 +48,8 @@ def logs(
     wanted = EntryFilter(level, tuple(event or ()))
     show = _json_printer() if as_json else _printer()
     try:
-        if address is None:
-            folder = loaded(config, None, place_flags(state_dir, run), for_running=True).config.state_folder
+        if which.address is None:
+            folder = which.folder()
             runs = running_in(folder)
             file = _newest(folder / LOG_FILE, folder / LOCAL / LOG_FILE)
             if folder.parent.name == LOCAL and not file.is_file():  # those of --local share one
@@ -72,8 +58,7 @@ def logs(
                 return _from_file(file, wanted, lines, show, runs if follow else None)
             if runs is not None and level == "debug":
                 print_notice("only a node in the background has a log file with debug events; these are from info up")
-        client = node_client(address, state_dir, config, token_file, run)
-        return _from_node(client, wanted, lines, show, follow=follow)
+        return _from_node(which.client(), wanted, lines, show, follow=follow)
     except KeyboardInterrupt:
         return 0
 

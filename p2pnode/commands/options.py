@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -115,47 +117,73 @@ def _assignment(text: str) -> Override:
     return Override(key.strip(), value.strip(), f"--set {key.strip()}")
 
 
-def node_client(
-    address: str | None,
-    state_dir: str | None,
-    config: Path | None,
-    token_file: str | None = None,
-    run: str | None = None,
-) -> NodeClient:
-    """A client of the node at `address`, or else of the one that runs on the state directory, or at [status].
+class WhichNode(NamedTuple):
+    """The options that say which node a command is about."""
 
-    With an address alone, the token of the state directory is used only if its node listens at that address.
-    """
-    place = place_flags(state_dir, run)
-    if address is not None:
+    address: AddressOption = None
+    state_dir: StateDirOption = None
+    run: RunOption = None
+    config: ConfigOption = None
+    token_file: TokenFileOption = None
+
+    def folder(self) -> Path:
+        """The state directory of a node on this machine."""
+        place = place_flags(self.state_dir, self.run)
+        return loaded(self.config, None, place, for_running=True).config.state_folder
+
+    def client(self) -> NodeClient:
+        """A client of the node at `address`, or else of the one that runs on the state directory, or at [status].
+
+        With an address alone, the token of the state directory is used only if its node listens at that address.
+        """
+        if self.address is not None:
+            try:
+                split_address(self.address)
+            except ValueError as error:
+                raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
+            return NodeClient(self.address, token_file=self.token_file or self._own_token_file(self.address))
+        settings = loaded(self.config, None, place_flags(self.state_dir, self.run), for_running=True).config
+        folder = settings.state_folder
+        found = running_in(folder) or find(folder)
+        if found is not None and found.alive:
+            return NodeClient(found.address, token_file=self.token_file or found.token_file)
+        if self.state_dir is None and found is None and settings.status.port:
+            host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
+            return NodeClient(f"{host}:{settings.status.port}", token_file=self.token_file or "")
+        gone = f"; its process {found.pid} has ended" if found else ""
+        raise NotReachable(
+            f"no node runs on the state directory {folder}{gone}",
+            "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
+        )
+
+    def _own_token_file(self, address: str) -> str:
+        """The token file of the state directory, if its node listens at `address`; otherwise empty."""
         try:
-            split_address(address)
-        except ValueError as error:
-            raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
-        return NodeClient(address, token_file=token_file or _own_token_file(address, place, config))
-    settings = loaded(config, None, place, for_running=True).config
-    folder = settings.state_folder
-    found = running_in(folder) or find(folder)
-    if found is not None and found.alive:
-        return NodeClient(found.address, token_file=token_file or found.token_file)
-    if state_dir is None and found is None and settings.status.port:
-        host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
-        return NodeClient(f"{host}:{settings.status.port}", token_file=token_file or "")
-    gone = f"; its process {found.pid} has ended" if found else ""
-    raise NotReachable(
-        f"no node runs on the state directory {folder}{gone}",
-        "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
-    )
-
-
-def _own_token_file(address: str, place: dict[str, tuple[str, str | None]], config: Path | None) -> str:
-    """The token file of the state directory, if its node listens at `address`; otherwise empty."""
-    try:
-        folder = loaded(config, None, place, for_running=True).config.state_folder
-    except UserError:  # with an address the configuration need not be valid
+            folder = self.folder()
+        except UserError:  # with an address the configuration need not be valid
+            return ""
+        wanted = address.replace("localhost:", "127.0.0.1:", 1)
+        for node in map(find, (folder, *local_folders(folder))):
+            if node is not None and node.alive and node.address == wanted:
+                return node.token_file
         return ""
-    wanted = address.replace("localhost:", "127.0.0.1:", 1)
-    for node in map(find, (folder, *local_folders(folder))):
-        if node is not None and node.alive and node.address == wanted:
-            return node.token_file
-    return ""
+
+
+def about_node(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of `WhichNode`, which it gets as its first argument."""
+
+    @functools.wraps(command)
+    def called(**given: Any) -> int:
+        which = WhichNode(**{name: given.pop(name) for name in WhichNode._fields if name in given})
+        return command(which, **given)
+
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in get_type_hints(WhichNode, include_extras=True).items()
+    ]
+    _, *others = inspect.signature(command, eval_str=True).parameters.values()
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in others]
+    called.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
+    del called.__wrapped__  # typer would read the types of its arguments instead
+    called.__annotations__ = {}
+    return called

@@ -20,7 +20,7 @@ import typer
 
 from p2pnode.commands.files import ForceOption
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import print_line, print_notice
+from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.screen import is_redrawable, progress_bar
 from p2pnode.terminal.lines import columns
@@ -132,7 +132,6 @@ def pack(
         ) as to:
             progress.write(to, first, records, total)
     answer = {
-        "schema": 1,
         "format": chosen.value,
         "files": [str(out)],
         "records": to.records,
@@ -140,7 +139,7 @@ def pack(
         "bytes": to.written_bytes,
     }
     if as_json:
-        print_line(json.dumps(answer))
+        print_json(answer)
         return 0
     print_line(f"wrote {out}: {_counted(to.records, to.chunks)}, {size(to.written_bytes)}")
     if to.chunks < _FEW_CHUNKS and to.records > _FEW_CHUNKS:
@@ -165,7 +164,7 @@ def index(
     with _explained():
         found = [read_index(path, torn="skip") for path in _paths(files)]
     if as_json:
-        print_line(json.dumps({"schema": 1, "files": [_index_json(each, chunks) for each in found]}))
+        print_json({"files": [_index_json(each, chunks) for each in found]})
         return 0
     if chunks:
         header = ("file", "chunk", "offset", "records", "bytes", "compressor")
@@ -229,7 +228,7 @@ def check(files: FilesArgument, as_json: JsonOption = False) -> int:
         for result in results:
             for problem in result["problems"]:
                 del problem["text"]
-        print_line(json.dumps({"schema": 1, "whole": not damaged, "files": results}))
+        print_json({"whole": not damaged, "files": results})
     return ExitCode.DATA if damaged else 0
 
 

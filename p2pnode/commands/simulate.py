@@ -5,7 +5,6 @@ Imports stay light: NumPy, numba and matplotlib are imported when a command need
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import typer
 
 from p2pnode import screen
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import print_line
+from p2pnode.commands.output import print_json, print_line
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -103,9 +102,7 @@ def simulate(
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
     if as_json:
-        print_line(
-            json.dumps({"schema": 1, "seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs}, indent=2)
-        )
+        print_json({"seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs})
         return 0
     print_line(run_table(runs))
     if plot is not None:
@@ -270,9 +267,7 @@ def reproduce(
         raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
     missed = [row for row in rows if row.within is False]
     if as_json:
-        print_line(
-            json.dumps({"schema": 1, "seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]})
-        )
+        print_json({"seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]})
     else:
         print_line(reproduction_table(rows))
         judged = sum(row.within is not None for row in rows)

@@ -80,7 +80,7 @@ ServersOption = Annotated[
 ]
 BackgroundOption = Annotated[
     bool,
-    typer.Option("--background", help="Return when it runs; `p2pnode logs` shows its log, `p2pnode stop` ends it."),
+    typer.Option("--background", help="Return when it runs; `p2pnode logs` shows its log, `p2pnode leave` ends it."),
 ]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task to train (training.task).")]
 InviteOption = Annotated[
@@ -271,7 +271,7 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
         print_line(f"          {background.summary_of(node)}")
     print_line(f"its log: p2pnode logs --follow{where}")
     print_line(f"         {asked.log_folder / LOG_FILE}")
-    print_line(f"its end: p2pnode stop{where}")
+    print_line(f"its end: p2pnode leave{where}")
     return 0
 
 

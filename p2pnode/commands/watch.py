@@ -11,15 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.commands.options import (
-    AddressOption,
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    StateDirOption,
-    TokenFileOption,
-    node_client,
-)
+from p2pnode.commands.options import JsonOption, WhichNode, about_node
 from p2pnode.commands.output import print_line
 from p2pnode.errors import UserError
 from p2pnode.screen import Redrawn, is_redrawable
@@ -32,19 +24,16 @@ WATCH_INTERVAL_S = 1.0
 CURVE_VALUES = 400
 
 
+@about_node
 def watch(
-    address: AddressOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
-    token_file: TokenFileOption = None,
+    which: WhichNode,
     as_json: JsonOption = False,
 ) -> int:
     """Follow a node until Ctrl-C: a screen on a terminal, otherwise one line per second.
 
     Example: p2pnode watch --run digits
     """
-    client = node_client(address, state_dir, config, token_file, run)
+    client = which.client()
     try:
         if is_redrawable(sys.stdout) and not as_json:
             _watch_screen(client)

@@ -47,7 +47,7 @@ async def examine(asked: Examination) -> AsyncIterator[DoctorCheck]:
         yield error(
             "node",
             f"a process has the state directory {folder}, and no HTTP API of it answers",
-            "it starts, or hangs: look again in a moment, then end it with `p2pnode stop --now`",
+            "it starts, or hangs: look again in a moment, then end it with `p2pnode leave --now`",
         )
         return
     ports = gather.port_checks(asked.config)

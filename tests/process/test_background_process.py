@@ -51,7 +51,7 @@ def test_a_node_in_the_background_trains_is_read_and_leaves(tmp_path: Path) -> N
         assert again.returncode == ExitCode.STATE_DIRECTORY
         assert f"process {node.pid}".encode() in again.stderr
     finally:
-        ended = p2pnode(folder, "stop", "--json")
+        ended = p2pnode(folder, "leave", "--json")
     assert ended.returncode == 0, ended.stderr.decode()
     (one,) = json.loads(ended.stdout)["ended"]
     assert (one["pid"], one["clean"]) == (node.pid, True)

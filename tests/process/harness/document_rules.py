@@ -13,7 +13,6 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from shutil import which
 from typing import NamedTuple
 
 from tests.harness.project import documents
@@ -209,7 +208,7 @@ def rotates(world: World, command: str) -> None:
 
 def reopens(world: World, command: str) -> None:
     """The founder is lost; B has ended before."""
-    world.home("A").do("p2pnode stop")
+    world.home("A").do("p2pnode leave")
     serves("B")(world, command)
 
 
@@ -261,7 +260,6 @@ def sources(world: World) -> Home:
             gzip.compress(struct.pack(">2i", 0x0801, 4) + bytes(4))
         )
         (home.folder / "steps.json").write_text(json.dumps([0.1, 0.2, 0.3, 0.4]))
-        (home.folder / ".config/fish/completions").mkdir(parents=True)  # fish makes it when it starts first
     return home
 
 
@@ -291,7 +289,7 @@ RULES = [
     asks("p2pnode logs --level warning$", ""),
     Rule("p2pnode watch$", follows("A", "step")),
     Rule("p2pnode logs .*--follow$", follows("A", r"\w")),
-    Rule("p2pnode stop$", ends("B", "has left"), LEAVING),
+    Rule("p2pnode leave$", ends("B", "has left"), LEAVING),
     Rule("p2pnode run -- python train.py$", script("script", "train_one_batch(model, optimizer)\n", "train.py"), ALONE),
     Rule(
         "p2pnode run --set 'training.devices=",
@@ -310,7 +308,7 @@ RULES = [
     Rule("curl http://.*/status$", shows_status),
     Rule("curl .*/pause$", pauses),
     Rule("p2pnode start --run digits --background", background, ALONE),
-    Rule("p2pnode stop --run digits", ends("E", "has left"), ALONE),
+    Rule("p2pnode leave --run digits", ends("E", "has left"), ALONE),
     Rule("p2pnode forget", forgets, ALONE),
     Rule("python3 -c .* > status.token$", ends("C"), ALONE),
     Rule("chmod 640 status.token$", ends("C"), ALONE),
@@ -324,9 +322,6 @@ RULES = [
     asks("p2pnode simulate advise", r"pssp|asp"),
     Rule("p2pnode simulate", tool("pssp"), ALONE),
     Rule("p2pnode records", tool(r"\w"), ALONE),
-    Rule("p2pnode completion fish", tool(""), ALONE),
-    Rule('eval "..p2pnode completion bash', tool(""), ALONE),
-    Rule('eval "..p2pnode completion zsh', lambda world, command: zsh(world, command), ALONE),
 ]
 
 
@@ -334,16 +329,6 @@ def run_worker(world: World) -> None:
     """The server's command is run together with its worker's."""
     [worker] = [shown.text for shown in documents.commands() if shown.text.startswith("p2pnode run --bootstrap")]
     world.run(worker)
-
-
-def zsh(world: World, command: str) -> None:
-    """In zsh, where there is one."""
-    home = sources(world)
-    if which("zsh"):
-        (home.folder / "completion.zsh").write_text(f"autoload -U compinit\ncompinit -u\n{command}\n")
-        home.do("zsh -e completion.zsh")
-    else:
-        assert "compdef" in home.do("p2pnode completion zsh")
 
 
 def rule_of(command: str) -> Rule | None:

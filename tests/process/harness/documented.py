@@ -2,7 +2,7 @@
 
 `p2pnode` in that shell is a fork of the server that has imported it (`tests.process.harness.forked_python`), except
 where a command executes itself again or needs the signals of its terminal. A command that starts a node in the
-foreground is waited for until the node trains or serves, and is ended by `p2pnode stop`.
+foreground is waited for until the node trains or serves, and is ended by `p2pnode leave`.
 """
 
 from __future__ import annotations

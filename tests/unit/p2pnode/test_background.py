@@ -76,7 +76,7 @@ def test_a_second_node_on_the_directory_is_refused(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()}") as error:
         background.start(Background(["start"], tmp_path), silent)
     assert error.value.exit_code == ExitCode.STATE_DIRECTORY
-    assert "p2pnode stop" in error.value.hint
+    assert "p2pnode leave" in error.value.hint
     assert not (tmp_path / LOG_FILE).exists()
 
 

@@ -127,7 +127,7 @@ def test_ctrl_c_between_commands_ends_without_a_stack_trace(monkeypatch: pytest.
     def broken_off() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("p2pnode.commands.completion.prepare", broken_off)
+    monkeypatch.setattr("p2pnode.cli.commands", broken_off)
     code = -1
     with contextlib.suppress(KeyboardInterrupt):  # it would end the whole test run
         code = run("config", "check")
@@ -138,8 +138,8 @@ def test_help_and_version_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """--help lists the commands, no command at all prints the same and is a usage error."""
     assert run("--help") == 0
     listed = capsys.readouterr().out
-    for name in [command.name or command.callback.__name__ for command in cli.app.registered_commands]:
-        assert f"  {name} " in listed
+    for command in cli.app.registered_commands:
+        assert (f"  {command.name} " in listed) is not command.hidden
     assert run() == 2
     assert capsys.readouterr().out == listed
     assert run("--version") == 0

@@ -14,7 +14,6 @@ import typer
 from p2pnode import background
 from p2pnode.cli import app, main
 from p2pnode.client import RunningNode
-from p2pnode.commands import stop
 from p2pnode.demo.plan import DemoPlan, DemoResult, summary
 from p2pnode.doctor import gather
 from tests.harness.project.repository import ROOT
@@ -139,9 +138,9 @@ def test_a_node_in_the_background_prints_the_keys_of_its_row(
 
 
 def test_the_rows_of_what_costs_too_much_to_run() -> None:
-    """The demo's figures and one that `stop` has ended."""
+    """The demo's figures, and a node that `leave` has ended."""
     assert ["schema", *keys_named()["demo"]] == list(summary(DemoPlan(), DemoResult(True, "", 1.0, (), ()), []))
     node = RunningNode("127.0.0.1:1", 1, "ab")
-    ended = stop._as_json(background.Ended(node, 1.0, is_clean=True, left_behind={}))
-    (row,) = [text for names, text in ROW.findall(PAGE) if names == "`stop`"]
-    assert NAME.findall(row) == ["ended", *ended]
+    ended = background.Ended(node, 1.0, is_clean=True, left_behind={}).as_json
+    (row,) = [text for names, text in ROW.findall(PAGE) if names == "`leave`, `stop`"]
+    assert NAME.findall(row) == ["ended", *ended, "address", "accepted"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from p2pnode.commands import ask
+from p2pnode.commands.options import WhichNode
 
 STATUS: dict[str, Any] = {"schema": 1, "summary": "training at step 7", "state": "training", "step": 7}
 PEER = {"id": "ab" * 20, "address": "10.0.0.2:8468", "state": "training", "step": 6, "lag": 1}
@@ -38,7 +39,7 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(ask, "node_client", lambda *_: made)
+    monkeypatch.setattr(WhichNode, "client", lambda _: made)
     return made
 
 
@@ -64,27 +65,19 @@ def test_peers_prints_one_line_each(client: Client, capsys: Output) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "path", "words"),
+    ("command", "name", "words"),
     [
-        (ask.leave, "/leave", "is leaving"),
-        (ask.pause, "/pause", "pauses"),
-        (ask.resume, "/resume", "trains again"),
+        (ask.leave, "leave", "is leaving"),
+        (ask.pause, "pause", "pauses"),
+        (ask.resume, "resume", "trains again"),
     ],
 )
 def test_a_change_is_requested_and_named(
-    command: Callable[[], int], path: str, words: str, client: Client, capsys: Output
+    command: Callable[..., int], name: str, words: str, client: Client, capsys: Output
 ) -> None:
-    """One request, and a line with the node's address."""
-    assert command() == 0
-    assert client.posted == [path]
+    """One request, and a line with the node's address, or an object for scripts."""
+    assert command(address=client.address) == 0
+    assert client.posted == [f"/{name}"]
     assert f"the node at 127.0.0.1:8080 {words}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [(ask.leave, "leave"), (ask.pause, "pause"), (ask.resume, "resume")],
-)
-def test_a_change_is_named_in_json(command: Callable[..., int], name: str, client: Client, capsys: Output) -> None:
-    """One object with the node's address, for scripts."""
-    assert command(as_json=True) == 0
+    assert command(address=client.address, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "address": client.address, "accepted": name}

@@ -14,6 +14,7 @@ import pytest
 
 from p2pnode.client import NotReachable
 from p2pnode.commands import dashboard
+from p2pnode.commands.options import WhichNode
 
 TOKEN = "a-token-of-the-node-1234"
 Output = pytest.CaptureFixture[str]
@@ -40,7 +41,7 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Client:
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
     made = Client(token)
-    monkeypatch.setattr(dashboard, "node_client", lambda *_: made)
+    monkeypatch.setattr(WhichNode, "client", lambda _: made)
     return made
 
 

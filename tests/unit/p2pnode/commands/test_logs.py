@@ -11,6 +11,7 @@ import pytest
 
 from p2pnode.client import NotReachable, RunningNode
 from p2pnode.commands import logs
+from p2pnode.commands.options import WhichNode
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.log_file import LOG_FILE
 
@@ -60,7 +61,7 @@ def test_a_node_is_asked_and_followed(monkeypatch: pytest.MonkeyPatch, capsys: O
         away,
         [event(6, "six", "debug"), event(7, "seven")],
     )
-    monkeypatch.setattr(logs, "node_client", lambda *_: client)
+    monkeypatch.setattr(WhichNode, "client", lambda _: client)
 
     assert logs.logs(follow=True, lines=2, level="info", event=None, as_json=True) == 0
 

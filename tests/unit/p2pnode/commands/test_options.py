@@ -9,6 +9,7 @@ import pytest
 
 from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, status_file
 from p2pnode.commands import options
+from p2pnode.commands.options import WhichNode
 from p2pnode.errors import ExitCode, UserError
 
 
@@ -57,38 +58,38 @@ def test_a_client_is_for_the_node_on_the_state_directory(tmp_path: Path) -> None
     """With its token; another token file wins."""
     running(tmp_path / "a", "127.0.0.1:7100")
 
-    assert options.node_client(None, "a", None).address == "127.0.0.1:7100"
-    assert token_of(options.node_client(None, "a", None)) == str(tmp_path / "a" / "token")
-    assert token_of(options.node_client(None, "a", None, "other")) == "other"
+    assert WhichNode(state_dir="a").client().address == "127.0.0.1:7100"
+    assert token_of(WhichNode(state_dir="a").client()) == str(tmp_path / "a" / "token")
+    assert token_of(WhichNode(state_dir="a", token_file="other").client()) == "other"
 
 
 def test_the_token_goes_only_to_the_address_of_its_own_node(tmp_path: Path) -> None:
     """A mistyped address must not receive it; localhost is the loopback."""
     running(tmp_path / "a", "127.0.0.1:7100")
 
-    assert token_of(options.node_client("127.0.0.1:7100", "a", None)) == str(tmp_path / "a" / "token")
-    assert token_of(options.node_client("localhost:7100", "a", None)) == str(tmp_path / "a" / "token")
-    assert token_of(options.node_client("127.0.0.1:7101", "a", None)) == ""
+    assert token_of(WhichNode("127.0.0.1:7100", "a").client()) == str(tmp_path / "a" / "token")
+    assert token_of(WhichNode("localhost:7100", "a").client()) == str(tmp_path / "a" / "token")
+    assert token_of(WhichNode("127.0.0.1:7101", "a").client()) == ""
     running(tmp_path / "a", "127.0.0.1:7100", pid=2**22 + 1)
-    assert token_of(options.node_client("127.0.0.1:7100", "a", None)) == ""
+    assert token_of(WhichNode("127.0.0.1:7100", "a").client()) == ""
 
 
 def test_without_a_node_the_configured_address_is_used_or_an_error_says_what_to_do(tmp_path: Path) -> None:
     """A state directory that is named must have a running node."""
     (tmp_path / "node.toml").write_text('[status]\nport = 7002\nhost = "::1"\n')
-    assert options.node_client(None, None, None).address == "[::1]:7002"
+    assert WhichNode().client().address == "[::1]:7002"
 
     with pytest.raises(NotReachable, match="no node runs on the state directory b") as caught:
-        options.node_client(None, "b", None)
+        WhichNode(state_dir="b").client()
     assert "p2pnode start" in caught.value.hint
     running(tmp_path / "b", "127.0.0.1:7100", pid=2**22 + 1)
     with pytest.raises(NotReachable, match="its process 4194305 has ended"):
-        options.node_client(None, "b", None)
+        WhichNode(state_dir="b").client()
 
 
 def test_a_malformed_address_is_a_usage_error() -> None:
     """The message names the option."""
     with pytest.raises(UserError, match="--address") as caught:
-        options.node_client("127.0.0.1", None, None)
+        WhichNode("127.0.0.1").client()
 
     assert caught.value.exit_code == ExitCode.USAGE

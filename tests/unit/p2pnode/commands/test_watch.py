@@ -10,6 +10,7 @@ import pytest
 
 from p2pnode.client import NotReachable
 from p2pnode.commands import watch
+from p2pnode.commands.options import WhichNode
 from p2pnode.terminal.status_view import status_line
 
 STATUS: dict[str, Any] = {"schema": 1, "summary": "training at step 7", "state": "training", "step": 7}
@@ -47,7 +48,7 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(watch, "node_client", lambda *_: made)
+    monkeypatch.setattr(WhichNode, "client", lambda _: made)
     return made
 
 
