@@ -27,7 +27,7 @@ from overlay.peers import Activity
 from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from p2pnode.malloc import trim_heap
+from p2pnode.own_memory import trim_heap
 from tests.harness.environment.simulated import NoLog
 from training.exchange.exchange import Exchange
 from training.layout import Layout

@@ -6,15 +6,18 @@ and sizes of all files in the state directory are in the bundle, and contents on
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
+import re
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from overlay.sealing import invitation, swarm_key
 from p2pnode.client import NodeClient, RunningNode
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.settings import Config
@@ -23,7 +26,6 @@ from p2pnode.errors import UserError
 from p2pnode.keys.api_token import TOKEN_FILE
 from p2pnode.keys.invitation_files import KEY_FILE
 from p2pnode.log_file import FORMER_FILE, LOG_FILE
-from p2pnode.redaction import Redactor
 
 #: Files of a state directory whose text is taken.
 TAKEN = (RECORD_FILE, LOG_FILE, FORMER_FILE, "trainer.log", "trainer.log.1")
@@ -33,6 +35,24 @@ MAX_FILE_BYTES = 4 << 20
 SECRET = ("identity.key", KEY_FILE, TOKEN_FILE)
 #: Steps of the node that are taken.
 STEPS = 1000
+REMOVED = "[removed]"
+#: A shorter text would be found in words; no secret of this program is.
+LEAST_CHARACTERS = 8
+
+_FORMS = (
+    re.compile(re.escape(swarm_key.PREFIX) + r"[A-Za-z2-7=]+"),
+    re.compile(re.escape(invitation.MARK) + r"\d+:[A-Za-z0-9_=-]{8,}"),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+    re.compile(r"(?<=Bearer )[^\s\"',]+", re.IGNORECASE),
+    re.compile(r"(?<=#token=)[^\s\"'<>]+"),
+    re.compile(r"(?<=://)[^/@\s:\"]+:[^/@\s\"]+(?=@)"),
+)
+#: A name that says that its value is secret, and the value: in TOML, JSON, a command line or an assignment.
+_NAMED = re.compile(
+    r"((?:\b|_|-)(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)[\"']?\s*[=:]\s*)"
+    r"(\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,;&\"'}\]]+)",
+    re.IGNORECASE,
+)
 
 
 def secrets_of(config: Config, folders: list[Path]) -> list[bytes]:
@@ -95,3 +115,37 @@ def write(path: Path, texts: Iterator[tuple[str, str]], redactor: Redactor) -> l
             archive.addfile(entry, io.BytesIO(content))
             names.append(name)
     return names
+
+
+class Redactor:
+    """`clean` removes the given secrets in each of their forms, and everything that looks like one."""
+
+    def __init__(self, secrets: Iterable[bytes]) -> None:
+        forms = {form for secret in secrets for form in _forms_of(secret) if len(form) >= LEAST_CHARACTERS}
+        # The longest first: a part of one may be another.
+        self._known = [re.compile(re.escape(form)) for form in sorted(forms, key=lambda form: (-len(form), form))]
+
+    def clean(self, text: str) -> str:
+        for form in (*self._known, *_FORMS):
+            text = form.sub(REMOVED, text)
+        return _NAMED.sub(lambda found: found[1] + _in_place_of(found[2]), text)
+
+
+def _in_place_of(value: str) -> str:
+    """Keeps the quotes, so that JSON and TOML stay valid; an empty value says that none is set."""
+    if value in ('""', "''", "null", "None"):
+        return value
+    return f'"{REMOVED}"' if value.startswith('"') else f"'{REMOVED}'" if value.startswith("'") else REMOVED
+
+
+def _forms_of(secret: bytes) -> set[str]:
+    """As text, hexadecimal, and in the alphabets of base64 and base32."""
+    found = {secret.hex(), secret.hex().upper()}
+    for coded in (base64.b64encode(secret), base64.urlsafe_b64encode(secret), base64.b32encode(secret)):
+        text = coded.decode("ascii").rstrip("=")
+        found |= {text, text.lower()} if coded.isupper() else {text}
+    try:
+        text = secret.decode("utf-8")
+    except UnicodeDecodeError:
+        return found
+    return found | {line.strip() for line in text.splitlines() if not line.startswith("#")}

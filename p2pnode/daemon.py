@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import ipaddress
@@ -39,17 +40,15 @@ from p2pnode.config.directory_record import Given, check_run
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import run_of
 from p2pnode.config.tracker import PACKAGES, parse_tracker
-from p2pnode.directory_lock import locked
+from p2pnode.directory_lock import empty_again, is_fresh, locked
 from p2pnode.errors import ExitCode, UserError, package_missing, state_directory_unusable
-from p2pnode.fresh_directory import emptied_on_failure, is_fresh
 from p2pnode.keys import api_token
 from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
-from p2pnode.malloc import trim_heap, tune_malloc
-from p2pnode.own_memory import private_bytes
+from p2pnode.own_memory import private_bytes, trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
@@ -101,11 +100,11 @@ def run(
     check_run(run_of(folder), config, folder)
     fresh = is_fresh(folder)
     keys = None if invitation is not None else find_keys(config, os.environ, own_input())
-    with (
-        locked(folder),
-        emptied_on_failure(folder, fresh=fresh) as outcome,
-        logs.LogStream(sys.stderr, BoundedLog.of(folder)) as stream,
-    ):
+    code = None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        stack.callback(lambda: empty_again(folder) if fresh and code != 0 else None)
+        stream = stack.enter_context(logs.LogStream(sys.stderr, BoundedLog.of(folder)))
         # Again: the first look was at a directory that another process may have been using.
         check_run(run_of(folder), config, folder)
         if invitation is not None:
@@ -115,10 +114,10 @@ def run(
         try:
             import uvloop  # absent on Windows
         except ImportError:
-            outcome.exit_code = asyncio.run(node)
+            code = asyncio.run(node)
         else:
-            outcome.exit_code = uvloop.run(node)
-        return outcome.exit_code
+            code = uvloop.run(node)
+        return code
 
 
 class _Start(NamedTuple):

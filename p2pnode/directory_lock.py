@@ -1,16 +1,25 @@
-"""The lock of a state directory: one process at a time uses it."""
+"""The lock of a state directory: one process at a time uses it. A failed start leaves a fresh one as it was.
+
+A start is told its settings again after a mistake, such as a port that is in use. An identity and a token that such a
+start leaves behind would make the directory look used.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
+from p2pnode.log_file import LOG_FILE
 
 LOCK_FILE = "lock"
+#: What a trainer printed, and the log of a node in the background: they say why the start failed.
+KEPT_PREFIXES = ("trainer.log", LOG_FILE)
 
 
 @contextlib.contextmanager
@@ -44,3 +53,30 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+def is_fresh(folder: Path) -> bool:
+    """Whether the directory is missing, or has nothing but a lock and logs."""
+    try:
+        return all(entry.name == LOCK_FILE or entry.name.startswith(KEPT_PREFIXES) for entry in folder.iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # the lock says what is wrong
+
+
+def empty_again(folder: Path) -> None:
+    """Remove what a failed start has written into a fresh directory, under its lock.
+
+    A node that has entered a swarm has a record (`p2pnode.config.directory_record`): its directory stays as it is.
+    """
+    if (folder / RECORD_FILE).exists():
+        return
+    with contextlib.suppress(OSError):
+        # The lock last: until then no other node can start here.
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == LOCK_FILE):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif not entry.name.startswith(KEPT_PREFIXES):
+                entry.unlink()
+        folder.rmdir()

@@ -50,12 +50,11 @@ def bundle(
     Example: p2pnode bundle --run digits
     """
     from p2pnode import bundle as packing
-    from p2pnode.redaction import Redactor
 
     found = loaded(config, settings, place_flags(state_dir, run), for_running=True)
     folder = found.config.state_folder
     places = [folder, *local_folders(folder)]
-    redactor = Redactor(packing.secrets_of(found.config, places))
+    redactor = packing.Redactor(packing.secrets_of(found.config, places))
     path = path or Path(time.strftime("p2pnode-bundle-%Y%m%d-%H%M%S.tar.gz"))
 
     def texts() -> Iterator[tuple[str, str]]:

@@ -311,7 +311,7 @@ def _without_invite(arguments: list[str]) -> list[str]:
 
 
 def _daemon(config: Config, **request: Any) -> int:
-    gc.disable()  # imported objects stay anyway; `p2pnode.malloc` collects once after the start
+    gc.disable()  # imported objects stay anyway; `p2pnode.own_memory` collects once after the start
     from p2pnode import daemon
 
     gc.enable()

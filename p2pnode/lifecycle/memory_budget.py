@@ -21,7 +21,7 @@ _FLOAT32_BYTES = 4
 
 #: Resident memory of a daemon without a model: interpreter, libraries, HTTP server (`python -m benchmarks start`).
 PROCESS_BYTES = 71_000_000
-#: Free memory that the allocator keeps (`p2pnode.malloc.KEPT_BYTES`), and values encoded for several nodes that pull
+#: Free memory that the allocator keeps (`p2pnode.own_memory`), and values encoded for several nodes that pull
 #: (`training.exchange.owner.reads.MAX_ENCODED_BYTES`).
 KEPT_BYTES, CACHE_BYTES = 64 << 20, 32 << 20
 #: A delta is decoded and replicated in parts of so many values (`training.cooperative.VALUES_PER_PART`): one

@@ -6,15 +6,14 @@ swarm of a thousand nodes would then make a million series.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
+from p2pnode.own_memory import resident_bytes
 from p2pnode.status.prometheus import Family, Sample, single
 from p2pnode.status.schema import ExchangeStatus, Finding, LineStatus, LoopStatus
 
@@ -29,7 +28,7 @@ def collect(
     return [
         single("p2pnode_build_info", "gauge", "The version, as a label.", 1, {"version": __version__}),
         single("p2pnode_uptime_seconds", "gauge", "Seconds since the start.", uptime_s),
-        single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", _resident_bytes()),
+        single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", resident_bytes()),
         *_training(node),
         *_overlay(overlay),
         *_transport(overlay.socket),
@@ -212,12 +211,3 @@ def _loop(loop: LoopStatus) -> Family:
 
 def _labelled(counters: Mapping[str, int], prefix: str, label: str) -> list[Sample]:
     return [({label: key.removeprefix(prefix)}, count) for key, count in counters.items() if key.startswith(prefix)]
-
-
-def _resident_bytes() -> int | None:
-    """From the kernel; None if it is not Linux."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except (OSError, IndexError):
-        return None
-    return int(pages) * mmap.PAGESIZE

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pnode import malloc
+from p2pnode import own_memory
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.memory_budget import (
     CACHE_BYTES,
@@ -81,7 +81,7 @@ def test_a_small_model_needs_little_of_everything() -> None:
 
 def test_the_sizes_of_other_modules_are_theirs() -> None:
     """The budget may not import them."""
-    assert (KEPT_BYTES, CACHE_BYTES) == (malloc.KEPT_BYTES, reads.MAX_ENCODED_BYTES)
+    assert (KEPT_BYTES, CACHE_BYTES) == (own_memory.KEPT_BYTES, reads.MAX_ENCODED_BYTES)
     assert (PART_VALUES, FILE_BYTES) == (cooperative.VALUES_PER_PART, state_files.FILE_BYTES)
 
 
