@@ -114,10 +114,9 @@ class NodeClient:
     def steps(self, limit: int = 100) -> list[dict[str, Any]]:
         return self._listed(f"/steps?{urlencode({'limit': limit})}")
 
-    def events(self, since: int = 0, *, wait_s: float = 0.0, limit: int = 2000) -> dict[str, Any]:
-        """`{"events": […], "dropped": n, "last": n}`; waits up to `wait_s` for something newer than `since`."""
-        query = urlencode({"since": since, "timeout": wait_s, "limit": limit})
-        answer = self._ask("GET", f"/events?{query}", timeout_s=self._timeout_s + wait_s)
+    def events(self, since: int = 0, *, limit: int = 2000) -> dict[str, Any]:
+        """`{"events": […], "dropped": n, "last": n}`."""
+        answer = self._ask("GET", f"/events?{urlencode({'since': since, 'limit': limit})}")
         if not isinstance(answer, dict):
             raise self._foreign()
         return answer
@@ -132,10 +131,10 @@ class NodeClient:
             raise self._foreign()
         return answer
 
-    def _ask(self, method: str, path: str, *, timeout_s: float | None = None) -> Any:
+    def _ask(self, method: str, path: str) -> Any:
         import http.client  # not at the top: the daemon imports this module but sends no request
 
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s or self._timeout_s)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, headers=self._headers(method))
             response = connection.getresponse()

@@ -19,10 +19,8 @@ from p2pnode.log_entries import LEVELS, Entry, EntryFilter, last, of_event, of_l
 from p2pnode.log_file import LOG_FILE, Follower, lines_of
 from p2pnode.terminal.log_view import clock_text, log_lines
 
-#: Seconds for which one request waits for news, and between two looks at a file.
-WAIT_S, LOOK_S = 10.0, 0.2
-#: Seconds until a node that does not answer is asked again.
-RETRY_S = 1.0
+#: Seconds between two looks at a file, and between two requests.
+LOOK_S, ASK_S = 0.2, 0.5
 
 Show = Callable[[Iterable[Entry]], None]
 
@@ -74,13 +72,13 @@ def _from_node(client: NodeClient, wanted: EntryFilter, lines: int, show: Show, 
     show(last(map(of_event, page["events"]), wanted, lines))
     seen, is_away = int(page["last"]), False
     while follow:
+        time.sleep(ASK_S)
         try:
-            page = client.events(seen, wait_s=WAIT_S)
+            page = client.events(seen)
         except NotReachable as error:
             if not is_away:
                 print_notice(f"{error.message}; still trying, Ctrl-C ends")
             is_away = True
-            time.sleep(RETRY_S)
             continue
         if page["dropped"]:
             print_notice(f"{page['dropped']} events were no longer kept")

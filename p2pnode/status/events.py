@@ -7,7 +7,6 @@ disk.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -47,12 +46,11 @@ class Page(NamedTuple):
 
 
 class EventRing:
-    """Keeps the last `capacity` events and wakes waiting readers."""
+    """Keeps the last `capacity` events."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Event] = deque(maxlen=capacity)
         self._last = 0
-        self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def last(self) -> int:
@@ -60,11 +58,10 @@ class EventRing:
         return self._last
 
     def add(self, level: Level, event: str, fields: Mapping[str, Any], *, wall: float) -> Event:
-        """Append an event with plain fields, and wake waiting readers."""
+        """Append an event with plain fields."""
         self._last += 1
         entry = Event(self._last, wall, level, event, {key: plain(value) for key, value in fields.items()})
         self._ring.append(entry)
-        self.wake()
         return entry
 
     def since(self, number: int, limit: int = CAPACITY) -> Page:
@@ -79,29 +76,6 @@ class EventRing:
         skip = max(0, number + 1 - oldest)
         events = [event for position, event in enumerate(self._ring) if skip <= position < skip + limit]
         return Page(events, dropped, self._last)
-
-    async def wait_newer(self, number: int, timeout_s: float) -> bool:
-        """Wait until there is an event above `number`. False after `timeout_s` seconds or a `wake` without one."""
-        if number != self._last:
-            return True
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-        return self._last > number
-
-    def wake(self) -> None:
-        """Let every waiter return now: there is a new event, or the node is closing."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
 
 def plain(value: Any) -> Any:

@@ -1,23 +1,21 @@
 """Access control of the HTTP API: one decision per request, from plain facts.
 
-Pure. The server passes the facts, the time and the token in; the result is None or a refusal. Four attackers are kept
-out. A web page that the user visits fails by Host, by Origin, and by a header that no form can send. A DNS name rebound
-to the loopback fails by Host. Another user of the machine lacks the token that every change needs. A client that only
-makes load exceeds the rate limits. On an address other than the loopback everything but the two health checks and the
-files of the dashboard needs the token.
+Pure. The server passes the facts and the token in; the result is None or a refusal. Three attackers are kept out. A web
+page that the user visits fails by Host, by Origin, and by a header that no form can send. A DNS name rebound to the
+loopback fails by Host. Another user of the machine lacks the token that every change needs. On an address other than
+the loopback everything but the two health checks and the files of the dashboard needs the token, whose 256 bits cannot
+be guessed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlay.addresses import is_literal, is_loopback
-from overlay.rate_limits import RateLimit, RateLimiter
 from p2pnode.status.limits import CHANGE_HEADER
 
 #: Bodies are not used, but a client may send one of this size.
@@ -28,24 +26,15 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 OPEN_PAGES = frozenset({"/", "/swarm"})
 OPEN_FOLDER = "/static/"
 
-#: Per client address. The loopback is one address for all users of the machine. 100 requests a second cover the command
-#: line, a dashboard and a benchmark that polls every 10 ms together. They cost the loop about a tenth of its time.
-READS = RateLimit(rate_per_s=100.0, burst=200.0)
-#: Far above real use; a script in a tight loop is slowed down before it fills the event ring.
-CHANGES = RateLimit(rate_per_s=2.0, burst=20.0)
-#: Wrong tokens. 256 bits cannot be guessed; the limit keeps the attempt from making load.
-WRONG_TOKENS = RateLimit(rate_per_s=0.5, burst=10.0)
-
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:\s/@]+))(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What the guard decides by. Absent headers are None; `peer` is the source address."""
+    """What the guard decides by. Absent headers are None."""
 
     method: str
     path: str
-    peer: str
     host: str
     origin: str | None
     authorization: str | None
@@ -78,22 +67,14 @@ class Guard:
         self._digest = _digest(token)
         self._on_loopback = on_loopback
         self._names = frozenset(name.lower() for name in names)
-        self._reads: RateLimiter[str] = RateLimiter(READS)
-        self._changes: RateLimiter[str] = RateLimiter(CHANGES)
-        self._wrong_tokens: RateLimiter[str] = RateLimiter(WRONG_TOKENS)
 
     def is_authenticated(self, request: RequestFacts) -> bool:
         """Whether the client may read everything: it is on the loopback, or has the token."""
         return self._on_loopback or self._has_token(request)
 
-    def check(self, request: RequestFacts, now: float) -> Refusal | None:
+    def check(self, request: RequestFacts) -> Refusal | None:
         """None lets the request through."""
-        return (
-            self._check_sender(request)
-            or self._check_rate(request, now)
-            or self._check_body(request)
-            or self._check_rights(request, now)
-        )
+        return self._check_sender(request) or _check_body(request) or self._check_rights(request)
 
     def _check_sender(self, request: RequestFacts) -> Refusal | None:
         name = host_name(request.host)
@@ -120,23 +101,7 @@ class Guard:
         # Behind a TLS proxy the page is https; the proxy's name is then in `names`.
         return origin == f"http://{host}" or (name in self._names and origin == f"https://{host}")
 
-    def _check_rate(self, request: RequestFacts, now: float) -> Refusal | None:
-        limiter = self._changes if request.changes else self._reads
-        wait_s = limiter.take(request.peer, now)
-        if not wait_s:
-            return None
-        rate = limiter.limit.rate_per_s
-        error = f"more than {rate:g} requests a second from {request.peer}"
-        return Refusal(429, error, f"ask again in {math.ceil(wait_s)} s", retry_s=wait_s)
-
-    def _check_body(self, request: RequestFacts) -> Refusal | None:
-        if request.body_bytes is None and request.has_body:
-            return Refusal(411, "a body without a Content-Length is not read", "send no body: none is needed")
-        if (request.body_bytes or 0) > MAX_BODY_BYTES:
-            return Refusal(413, f"a body of {request.body_bytes} bytes is more than {MAX_BODY_BYTES}")
-        return None
-
-    def _check_rights(self, request: RequestFacts, now: float) -> Refusal | None:
+    def _check_rights(self, request: RequestFacts) -> Refusal | None:
         if request.changes and not request.has_change_header:
             error = f"{request.method} needs the header {CHANGE_HEADER}: 1"
             return Refusal(403, error, "it keeps other sites' pages out")
@@ -144,9 +109,6 @@ class Guard:
             return None
         if self._has_token(request):
             return None
-        if request.authorization is not None and (wait_s := self._wrong_tokens.take(request.peer, now)):
-            hint = f"try again in {math.ceil(wait_s)} s, with the right one"
-            return Refusal(429, f"too many wrong tokens from {request.peer}", hint, retry_s=wait_s)
         wanted = "changes to the node need" if request.changes else "beyond the loopback every request needs"
         problem = "the token is not this node's" if request.authorization is not None else f"{wanted} a token"
         hint = (
@@ -159,6 +121,14 @@ class Guard:
         scheme, _, given = (request.authorization or "").partition(" ")
         # Digests have equal length and are compared in constant time: neither length nor prefix of the token leaks.
         return scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._digest)
+
+
+def _check_body(request: RequestFacts) -> Refusal | None:
+    if request.body_bytes is None and request.has_body:
+        return Refusal(411, "a body without a Content-Length is not read", "send no body: none is needed")
+    if (request.body_bytes or 0) > MAX_BODY_BYTES:
+        return Refusal(413, f"a body of {request.body_bytes} bytes is more than {MAX_BODY_BYTES}")
+    return None
 
 
 def is_open(path: str) -> bool:

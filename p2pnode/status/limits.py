@@ -8,8 +8,6 @@ from typing import Final
 SCHEMA: Final = 1
 #: Most entries one request for steps or events gets.
 MAX_LIMIT = 2000
-#: Longest long-poll, in seconds; proxies and clients tend to give up at 60.
-MAX_WAIT_S = 60.0
 #: The header that a request for a change must carry: a form or an image on another site's page cannot send it.
 CHANGE_HEADER = "X-P2PNode"
 #: The header of every answer: its schema number.

@@ -13,7 +13,7 @@ import msgspec
 
 from overlay.report import OverlayReport
 from p2pnode import __version__
-from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S
+from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT
 from p2pnode.status.prometheus import CONTENT_TYPE
 from p2pnode.status.schema import (
     Accepted,
@@ -72,7 +72,7 @@ _MEANINGS = {
     405: "The path does not take this method.",
     411: "A body without a length.",
     413: "A body that is too large.",
-    429: "Too many requests; ask again after Retry-After.",
+    429: "Too many streams; ask again after Retry-After.",
     500: "A fault of the node; see its log.",
 }
 
@@ -84,7 +84,6 @@ def description() -> dict[str, Any]:
     """The whole document."""
     limit = _parameter("limit", "Most entries.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
     since = _parameter("since", "Events above this number.", {"type": "integer", "minimum": 0, "maximum": 1 << 62})
-    timeout = _parameter("timeout", "Seconds to wait for one.", {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S})
     paths = {
         "/": _read("The dashboard, a page for people; needs no token, unlike what it shows.", {"text/html": TEXT}),
         "/swarm": _read("The page of the whole swarm, as this node sees it; needs no token.", {"text/html": TEXT}),
@@ -92,7 +91,7 @@ def description() -> dict[str, Any]:
         "/status": _read("What the node is doing.", _json("Status")),
         "/peers": _read("The live peers, furthest ahead first.", {"application/json": _list_of("PeerStatus")}),
         "/steps": _read("The last steps, oldest first.", {"application/json": _list_of("StepRow")}, limit),
-        "/events": _read("Numbered events; waits for new ones.", _json("Events"), since, limit, timeout),
+        "/events": _read("Numbered events.", _json("Events"), since, limit),
         "/history": _read("Figures of the last days, for charts.", _json("HistoryAnswer")),
         "/stream": _stream("The node once a second, as server-sent events.", since),
         "/metrics": _read("Counters in Prometheus' text format.", {CONTENT_TYPE: TEXT}),
@@ -166,7 +165,7 @@ def _read(
         "summary": what,
         "parameters": list(parameters),
         "security": [{}, {"token": []}],
-        "responses": answers | wrong | _errors(401, 403, 405, 411, 413, 429, 500),
+        "responses": answers | wrong | _errors(401, 403, 405, 411, 413, 500),
     }
     return {"get": operation}
 
@@ -180,7 +179,7 @@ def _file(what: str) -> dict[str, Any]:
         "summary": what,
         "parameters": [name],
         "security": [{}],
-        "responses": answers | _errors(403, 404, 405, 411, 413, 429, 500),
+        "responses": answers | _errors(403, 404, 405, 411, 413, 500),
     }
     return {"get": operation}
 
@@ -188,6 +187,7 @@ def _file(what: str) -> dict[str, Any]:
 def _stream(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
     """Events `update` with `Update` as data, `events` with `Events`, and `end`, after which the node ends."""
     described = _read(what, {"text/event-stream": TEXT}, *parameters)
+    described["get"]["responses"] |= _errors(429)
     described["get"]["description"] = (
         "`update`, once a second: components/schemas/Update. `events`, when there are new ones: "
         "components/schemas/Events, above `since`, at first the last 300. `end`: the node ends."
@@ -208,6 +208,6 @@ def _change(what: str) -> dict[str, Any]:
         "parameters": [marker],
         "security": [{"token": []}],
         "responses": {"202": _answer("The change was accepted.", _json("Accepted"))}
-        | _errors(401, 403, 405, 411, 413, 429, 500),
+        | _errors(401, 403, 405, 411, 413, 500),
     }
     return {"post": operation}

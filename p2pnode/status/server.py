@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, P2PNodeError, UserError
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import MAX_BODY_BYTES, Guard, Refusal, RequestFacts
-from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, MAX_WAIT_S, SCHEMA, SCHEMA_HEADER
+from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, SCHEMA, SCHEMA_HEADER
 from p2pnode.status.live import LiveFeed
 from p2pnode.status.pages import HEADERS as FILE_HEADERS
 from p2pnode.status.pages import File, read_files
@@ -31,15 +32,13 @@ from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
 from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
 from training.progress import StepRow
 
-#: Long-polls held at once, of all clients together.
-MAX_WAITING = 64
 #: Streams held at once, of all clients together: tabs of the dashboard.
 MAX_STREAMS = 32
 #: Events that a stream begins with, unless it is asked for others.
 RECENT_EVENTS = 300
 #: A reader of a stream that takes nothing for this long is closed.
 WRITE_TIMEOUT_S = 20.0
-#: Connections held at once; one more is closed unread. Each costs the daemon about 20 KB.
+#: Promise 8: strangers who reach the port cannot take all descriptors of the daemon. One more is closed unread.
 MAX_CONNECTIONS = 256
 #: A connection that has sent no complete request for this long is closed.
 IDLE_TIMEOUT_S = 30.0
@@ -86,12 +85,9 @@ class StatusServer:
     def __init__(self, source: StatusSource, settings: StatusSettings, token: str, clock: Clock) -> None:
         self._source = source
         self._settings = settings
-        self._clock = clock
         self._guard = Guard(token=token, on_loopback=is_loopback(settings.host), names=settings.names)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.AbstractServer | None = None
-        self._closing = False
-        self._waiting = 0
         self._feed = LiveFeed(source, clock)
         self._streams = 0
         self._files: dict[str, File] | None = None
@@ -100,7 +96,16 @@ class StatusServer:
 
     async def start(self) -> Address:
         """Listen; returns the bound address, its port never 0. Raises `UserError` (exit code 6)."""
-        listener = _listen(self._settings.host, self._settings.port)
+        host = "127.0.0.1" if self._settings.host == "localhost" else self._settings.host
+        where, is_v6 = Address(host, self._settings.port), ":" in host
+        try:
+            # Bound here: a loop would not take IPv4 at "::".
+            listener = socket.create_server(
+                where, family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=128, dualstack_ipv6=is_v6
+            )
+        except OSError as error:
+            raise _cannot_listen(where, error) from None
+        listener.setblocking(False)
         try:
             application = web.Application(middlewares=[_json_errors, self._admit], client_max_size=MAX_BODY_BYTES)
             application.add_routes(self._routes())
@@ -119,13 +124,10 @@ class StatusServer:
             listener.close()
             await self.stop()
             raise
-        host, port = listener.getsockname()[:2]
-        return Address(host, port)
+        return Address(*listener.getsockname()[:2])
 
     async def stop(self) -> None:
-        """End long-polls and connections, and close the port; idempotent."""
-        self._closing = True
-        self._source.events.wake()
+        """End connections, and close the port; idempotent."""
         await self._feed.stop()
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -143,7 +145,7 @@ class StatusServer:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = self._guard.check(_request_facts(request), self._clock.monotonic())
+        refusal = self._guard.check(_request_facts(request))
         if refusal is None:
             return await handler(request)
         self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
@@ -181,16 +183,6 @@ class StatusServer:
     async def _events(self, request: web.Request) -> web.Response:
         since = _number_parameter(request, "since", 0, 0, 1 << 62)
         limit = _number_parameter(request, "limit", MAX_LIMIT, 1, MAX_LIMIT)
-        timeout_s = _seconds_parameter(request, "timeout", 0.0, MAX_WAIT_S)
-        if timeout_s and not self._closing:
-            if self._waiting >= MAX_WAITING:
-                error = f"{MAX_WAITING} requests wait for events already"
-                return _refused(Refusal(429, error, "ask without timeout, or again later", retry_s=1.0))
-            self._waiting += 1
-            try:
-                await self._source.events.wait_newer(since, timeout_s)
-            finally:
-                self._waiting -= 1
         page = self._source.events.since(since, limit)
         return _json(Events(schema=SCHEMA, events=page.events, dropped=page.dropped, last=page.last))
 
@@ -318,7 +310,6 @@ def _request_facts(request: web.Request) -> RequestFacts:
     return RequestFacts(
         method=request.method,
         path=request.path,
-        peer=request.remote or "",
         host=headers.get("Host", ""),
         origin=headers.get("Origin"),
         authorization=headers.get("Authorization"),
@@ -369,35 +360,6 @@ def _number_parameter(request: web.Request, name: str, default: int, low: int, h
     return min(int(text), high)
 
 
-def _seconds_parameter(request: web.Request, name: str, default: float, high: float) -> float:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:  # also NaN
-        raise _BadQuery(f"{name} = {text[:40]!r} is not a number of seconds")
-    return min(value, high)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. aiohttp would not distinguish a port in use from other failures."""
-    literal = "127.0.0.1" if host == "localhost" else host
-    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((literal, port))
-        listener.listen(128)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(Address(literal, port), error) from None
-    return listener
-
-
 def _cannot_listen(address: Address, error: OSError) -> UserError:
     where = f"the status API cannot listen on {address}"
     if error.errno == errno.EADDRINUSE:
@@ -411,4 +373,5 @@ def _cannot_listen(address: Address, error: OSError) -> UserError:
         hint = "ports below 1024 need privileges: choose another with --status-port"
     else:
         hint = "check status.host and status.port"
-    return UserError(f"{where}: {error.strerror or error}", hint, ExitCode.CANNOT_BIND)
+    reason = os.strerror(error.errno) if error.errno else error
+    return UserError(f"{where}: {reason}", hint, ExitCode.CANNOT_BIND)

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from overlay.system import SystemClock
 from p2pnode.config.settings import Config, StatusSettings
-from p2pnode.status import guard
 from p2pnode.status.openapi import description
 from p2pnode.status.server import StatusServer
 from tests.process.harness.fake_node import FakeSource
@@ -39,18 +38,14 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A server over the fake source on a loop in another thread, with rates that this test cannot reach."""
+    """A server over the fake source on a loop in another thread."""
     loop = asyncio.new_event_loop()
-    patch = pytest.MonkeyPatch()
-    for name in ("READS", "CHANGES", "WRONG_TOKENS"):
-        patch.setattr(guard, name, guard.RateLimit(0.0, 0.0))
     server = StatusServer(FakeSource(Config(), "ignore"), StatusSettings(port=0), TOKEN, SystemClock())
     thread = threading.Thread(target=loop.run_forever, name="status-server")
     thread.start()
     try:
         yield f"http://{asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)}"
     finally:
-        patch.undo()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)

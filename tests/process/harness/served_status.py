@@ -41,12 +41,6 @@ class Asked(NamedTuple):
         return await asyncio.to_thread(ask, self.address, method, path, headers or {}, body)
 
 
-async def someone_waits(asked: Asked) -> None:
-    """Return when a long-poll has reached the ring; the scenario's own deadline bounds the wait."""
-    while not asked.source.events._waiters:  # noqa: ASYNC110 -- the ring does not announce its readers
-        await asyncio.sleep(0.01)
-
-
 def ask(address: str, method: str, path: str, headers: dict[str, str], body: bytes) -> Response:
     connection = http.client.HTTPConnection(address, timeout=60)
     try:

@@ -29,7 +29,7 @@ class Client:
         self.pages = list(pages)
         self.asked: list[int] = []
 
-    def events(self, since: int = 0, *, wait_s: float = 0.0) -> dict[str, Any]:
+    def events(self, since: int = 0) -> dict[str, Any]:
         self.asked.append(since)
         if not self.pages:
             raise KeyboardInterrupt
@@ -43,7 +43,7 @@ class Client:
 def _at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(logs, "running_in", lambda _: None)
-    monkeypatch.setattr(logs, "RETRY_S", 0.0)
+    monkeypatch.setattr(logs, "ASK_S", 0.0)
     monkeypatch.setattr(logs, "LOOK_S", 0.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -79,39 +78,6 @@ def test_reading_page_by_page_misses_nothing() -> None:
         since = page[-1].id
 
     assert seen == list(range(1, 10))
-
-
-def test_a_waiter_wakes_at_the_next_event_and_not_before() -> None:
-    """Waiting returns at once for old events, at the event for a new one, and False at the deadline."""
-
-    async def scenario() -> tuple[bool, bool, bool, bool]:
-        ring = filled(3)
-        at_once = await ring.wait_newer(2, 60.0)
-        late = await ring.wait_newer(3, 0.0)
-        waiters = [asyncio.ensure_future(ring.wait_newer(3, 60.0)) for _ in range(2)]
-        await asyncio.sleep(0)
-        ring.add("info", "news", {}, wall=0.0)
-        woken = all(await asyncio.gather(*waiters))
-        idle = asyncio.ensure_future(ring.wait_newer(4, 60.0))
-        await asyncio.sleep(0)
-        ring.wake()
-        return at_once, late, woken, await idle
-
-    assert asyncio.run(scenario()) == (True, False, True, False)
-
-
-def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
-    """A client that hangs up takes its waiter along."""
-
-    async def scenario() -> int:
-        ring = EventRing()
-        waiter = asyncio.ensure_future(ring.wait_newer(0, 60.0))
-        await asyncio.sleep(0)
-        waiter.cancel()
-        await asyncio.gather(waiter, return_exceptions=True)
-        return len(ring._waiters)
-
-    assert asyncio.run(scenario()) == 0
 
 
 def test_fields_become_plain_json() -> None:

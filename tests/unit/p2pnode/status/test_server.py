@@ -3,10 +3,8 @@ with them."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +18,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.status import server as module
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import Refusal
-from p2pnode.status.limits import MAX_LIMIT, MAX_WAIT_S, SCHEMA_HEADER
+from p2pnode.status.limits import MAX_LIMIT, SCHEMA_HEADER
 from p2pnode.status.prometheus import single
 from p2pnode.status.server import StatusServer
 from tests.harness.environment.simulated import VirtualClock
@@ -110,54 +108,6 @@ def test_any_other_number_is_named_in_the_refusal(given: str) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("given", ["nan", "-0.1", "soon", "-inf"])
-def test_a_time_that_is_none_is_refused(given: str) -> None:
-    """It would wait for ever, or not at all."""
-
-    async def scenario(asked: Asked) -> None:
-        status, answer, _ = await asked(f"/events?timeout={given}")
-        assert status == 400
-        assert "is not a number of seconds" in answer["error"]
-
-    play(scenario)
-
-
-@pytest.mark.parametrize(("given", "waits_s"), [("3.5", 3.5), ("inf", MAX_WAIT_S), ("1e9", MAX_WAIT_S), ("0", 0.0)])
-def test_a_request_for_events_waits_no_longer_than_it_may(given: str, waits_s: float) -> None:
-    """And answers with none."""
-
-    async def scenario(asked: Asked) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        status, page, _ = await asked(f"/events?timeout={given}")
-        assert (status, page["events"], page["last"]) == (200, [], 0)
-        assert loop.time() - began == waits_s
-        assert asked.server._waiting == 0
-
-    play(scenario)
-
-
-def test_so_many_requests_may_wait_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is told when to ask again; one that does not wait is answered; none waits while the server closes."""
-    monkeypatch.setattr(module, "MAX_WAITING", 2)
-
-    async def scenario(asked: Asked) -> None:
-        waiting = [asyncio.create_task(asked("/events?timeout=20")) for _ in range(2)]
-        await asyncio.sleep(1.0)
-        status, answer, headers = await asked("/events?timeout=20")
-        assert (status, headers["Retry-After"]) == (429, "1")
-        assert answer["error"] == "2 requests wait for events already"
-        assert (await asked("/events"))[0] == 200
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asked.server.stop()
-        assert [one[0] for one in await asyncio.gather(*waiting)] == [200, 200]
-        await asked("/events?timeout=20")
-        assert loop.time() == began
-
-    play(scenario)
-
-
 def test_changes_reach_the_node_and_are_accepted() -> None:
     """Each answers at once with what was asked for."""
 
@@ -241,20 +191,17 @@ def test_errors_of_a_handler_are_json(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_port_that_cannot_be_had_says_why() -> None:
-    """In use, without the privilege, or at an address that is not here: each with what to do."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UserError, match="the port is in use") as failure:
-            module._listen("localhost", taken.getsockname()[1])
-    assert failure.value.exit_code == ExitCode.CANNOT_BIND
-    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:1") as failure:
-        module._listen("192.0.2.1", 1)
-    assert "check status.host" in str(failure.value.hint)
+    """Without the privilege, or at an address that is not here: each with what to do."""
+
+    async def scenario(asked: Asked) -> None:
+        asked.server._settings = StatusSettings(host="192.0.2.1", port=1)
+        with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:1") as failure:
+            await asked.server.start()
+        assert (failure.value.exit_code, "check status.host" in failure.value.hint) == (ExitCode.CANNOT_BIND, True)
+
+    play(scenario)
     denied = module._cannot_listen(Address("127.0.0.1", 80), PermissionError(13, "Permission denied"))
     assert "ports below 1024 need privileges" in str(denied.hint)
-    with module._listen("127.0.0.1", 0) as listener:
-        assert listener.getsockname()[1] > 0
 
 
 def test_an_event_of_a_stream_is_one_line_of_data() -> None:
