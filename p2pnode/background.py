@@ -23,8 +23,7 @@ from p2pnode.client import STATUS_FILE, NodeClient, RunningNode, find
 from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.directory_lock import is_locked
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
-from p2pnode.log_entries import of_line
-from p2pnode.log_file import LOG_FILE, open_log
+from p2pnode.log_file import LOG_FILE, of_line, open_log
 
 POLL_INTERVAL_S = 0.1
 #: Longest wait for the API of a node; a loaded machine imports slowly.

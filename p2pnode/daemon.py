@@ -50,9 +50,9 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
 from p2pnode.own_memory import private_bytes, trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
+from p2pnode.status.findings import tracker_findings
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from p2pnode.status.tracker import tracker_findings
 from p2pnode.tracking.service import Tracking, Writing
 from training.devices.start import make_trainer as make_device_trainer
 from training.dispatch.dataset import read_dataset

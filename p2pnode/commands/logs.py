@@ -15,8 +15,7 @@ from p2pnode.commands.options import JsonOption, WhichNode, about_node, running_
 from p2pnode.commands.output import print_line, print_lines, print_notice
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.log_entries import LEVELS, Entry, EntryFilter, last, of_event, of_line
-from p2pnode.log_file import LOG_FILE, Follower, lines_of
+from p2pnode.log_file import LEVELS, LOG_FILE, Entry, EntryFilter, Follower, last, lines_of, of_event, of_line
 from p2pnode.terminal.log_view import clock_text, log_lines
 
 #: Seconds between two looks at a file, and between two requests.

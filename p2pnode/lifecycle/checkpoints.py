@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from overlay.environment import Executor
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.lifecycle.shard_copies import copied
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.encoding.codecs import Vector
@@ -29,6 +29,7 @@ from training.exchange.store import state_files
 from training.manifest import Manifest
 from training.progress import Progress
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
+from training.shards.state import ShardState
 from training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
@@ -37,6 +38,8 @@ LAST_FILE_S = 60.0
 VALUE_BYTES = 4
 #: A shard that is being written is read again after so long.
 READ_AGAIN_S = 0.002
+#: After so many copies that a delta spoilt, the next one is made on the loop.
+ATTEMPTS = 3
 
 
 class _Saving(NamedTuple):
@@ -291,3 +294,13 @@ class CheckpointWriter:
             return
         self._trainer_state = name
         self._on_saved(str(file))
+
+
+async def copied(state: ShardState, executor: Executor) -> ShardState:
+    """An independent copy, made in a thread: begun again if a delta was added while the arrays were copied."""
+    for _ in range(ATTEMPTS):
+        copy = state.unfilled_copy()
+        await executor.run(copy.fill_from, state)
+        if copy.is_copy_of(state):
+            return copy
+    return state.copy()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.prometheus import Family
-from p2pnode.status.schema import Finding
+from p2pnode.status.schema import CoordinationStatus, DeviceStatus, Finding
 from training.devices.host import HostTrainer
 from training.trainer_link.interface import Trainer
 

@@ -16,10 +16,8 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
-from p2pnode.status.line import line_findings
-from p2pnode.status.refused import refusal_findings
+from p2pnode.status.findings import line_findings, refusal_findings, version_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
-from p2pnode.status.versions import version_findings
 from training.duplicate_data import ADVICE
 from training.exchange.exchange import Exchange
 from training.exchange.step_wait import Obstacles

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from overlay.line_rate import MeasuredLine
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.status.devices import coordination_status, device_metrics, device_status
@@ -16,14 +17,11 @@ from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import findings, last_loss, waits_for
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.line import line_status
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.lost_peers import LostPeers
 from p2pnode.status.metrics import collect, health_metrics, line_metrics
 from p2pnode.status.ongoing import awaits_script, ongoing
-from p2pnode.status.peers import peer_list
+from p2pnode.status.peers import LostPeers, peer_list
 from p2pnode.status.prometheus import Family
-from p2pnode.status.recent import Recent
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
@@ -47,9 +45,13 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
+from training.exchange.codec_choice import CodecChoice, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
+
+#: How old the sizes of the exchange may be, in seconds.
+SIZES_FRESH_S = 1.0
 
 
 class StatusReport:
@@ -73,8 +75,7 @@ class StatusReport:
         self._started = node.environment.clock.monotonic()
         self._lost = LostPeers(node.environment.clock.monotonic)
         node.overlay.on_change(self._lost.note)
-        # A walk through all shards.
-        self._sizes = Recent(lambda: _sizes(node.exchange), node.environment.clock.monotonic, lambda: node.exchange)
+        self._sizes_at: tuple[Exchange, float, _Sizes] | None = None
 
     @property
     def events(self) -> EventRing:
@@ -271,7 +272,7 @@ class StatusReport:
         exchange = self._node.exchange
         if exchange is None:
             return ExchangeStatus(arithmetic=kernels.name())
-        counters, store, sizes = exchange.counters, exchange.store, self._sizes.get()
+        counters, store, sizes = exchange.counters, exchange.store, self._sizes(exchange)
         return ExchangeStatus(
             arithmetic=kernels.name(),
             enabled=self._node.config.exchange.enabled,
@@ -308,6 +309,14 @@ class StatusReport:
             shards_to_mend=len(to_mend(store.superseded)),
             merged=counters.merged,
         )
+
+    def _sizes(self, exchange: Exchange) -> _Sizes:
+        """Walk through all shards, at most once a second."""
+        now, known = self._node.environment.clock.monotonic(), self._sizes_at
+        if known is None or known[0] is not exchange or now - known[1] >= SIZES_FRESH_S:
+            known = exchange, now, _Sizes(exchange.store.size_bytes, exchange.publisher.size_bytes)
+            self._sizes_at = known
+        return known[2]
 
     def _line(self) -> LineStatus:
         exchange, line = self._node.exchange, self._node.overlay.line
@@ -408,7 +417,22 @@ class _Sizes(NamedTuple):
     published: int
 
 
-def _sizes(exchange: Exchange | None) -> _Sizes:
-    if exchange is None:
-        return _Sizes(0, 0)
-    return _Sizes(exchange.store.size_bytes, exchange.publisher.size_bytes)
+def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts | None) -> LineStatus:
+    """The line, and beside it what a step sends in the present codec; without an exchange the line alone."""
+    upload, bound, download = line.upload_bytes_per_s, line.upload.bytes_per_s, line.download.bytes_per_s
+    needed = carried = None
+    if choice is not None and facts is not None and facts.shape.nodes > 1.0:
+        needed = round(choice.needed_bytes(facts))
+        if upload is not None and facts.step_s:
+            carried = round(upload * facts.step_s)
+    return LineStatus(
+        upload_bytes_per_s=None if upload is None else round(upload),
+        upload_at_least_bytes_per_s=None if bound is None else round(bound),
+        download_bytes_per_s=None if download is None else round(download),
+        capacity=line.capacity,
+        capacity_source=line.capacity_source,
+        codec="" if choice is None else choice.codec,
+        codec_reason="" if choice is None else choice.reason,
+        needed_bytes_per_step=needed,
+        carried_bytes_per_step=carried,
+    )

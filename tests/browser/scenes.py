@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
 from p2pnode.status.events import Level
 from p2pnode.status.schema import (
     BarrierStatus,
     BestStatus,
+    CoordinationStatus,
     DataStatus,
+    DeviceStatus,
     DispatchStatus,
     ExchangeStatus,
     Finding,

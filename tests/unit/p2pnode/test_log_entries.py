@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.log_entries import Entry, EntryFilter, last, of_event, of_line
+from p2pnode.log_file import Entry, EntryFilter, last, of_event, of_line
 
 LINE = '{"peer": "ab", "event": "peer_dead", "level": "warning", "timestamp": "1970-01-01T00:01:00Z"}'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2pnode.doctor.running import node_checks
+from p2pnode.doctor.examine import node_checks
 
 STATUS: dict[str, Any] = {
     "summary": "training at step 7",

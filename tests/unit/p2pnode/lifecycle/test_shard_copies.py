@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.lifecycle.shard_copies import ATTEMPTS, copied
+from p2pnode.lifecycle.checkpoints import ATTEMPTS, copied
 from tests.harness.builders.stores import delta, owner_of
 
 

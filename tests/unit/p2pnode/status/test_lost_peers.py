@@ -6,7 +6,7 @@ from typing import Literal
 
 from overlay.addresses import Address
 from overlay.peers import Activity, Contact, Peer, PeerChange
-from p2pnode.status.lost_peers import KEPT_S, MAX_KEPT, LostPeers
+from p2pnode.status.peers import KEPT_S, MAX_KEPT, LostPeers
 
 
 def peer(number: int) -> Peer:

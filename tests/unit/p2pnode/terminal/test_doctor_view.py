@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.terminal.doctor_view import finding_lines
+from p2pnode.commands.doctor import finding_lines
 from p2pnode.terminal.lines import Style
 
 PIPE = Style()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from p2pnode.status.device_schema import CoordinationStatus, DeviceStatus
-from p2pnode.status.schema import ExchangeStatus, ServerStatus, ValuesStatus
-from p2pnode.terminal.status_parts import device_rows, repair_rows, server_rows, value_rows
-from p2pnode.terminal.status_view import status_text
+from p2pnode.status.schema import CoordinationStatus, DeviceStatus, ExchangeStatus, ServerStatus, ValuesStatus
+from p2pnode.terminal.status_view import device_rows, repair_rows, server_rows, status_text, value_rows
 
 DEVICES = [
     msgspec.to_builtins(

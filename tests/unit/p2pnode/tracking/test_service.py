@@ -12,7 +12,7 @@ import pytest
 
 from overlay.system import SystemClock
 from p2pnode.config.tracker import Tracker
-from p2pnode.status.tracker import tracker_findings
+from p2pnode.status.findings import tracker_findings
 from p2pnode.tracking import service
 from p2pnode.tracking.feed import Record
 from p2pnode.tracking.service import PATIENCE_S, RETRY_S, START_PATIENCE_S, Tracking, Writing

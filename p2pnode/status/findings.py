@@ -1,0 +1,125 @@
+"""Findings of `/status.health` from plain facts: the line, refused deltas, releases of peers, the tracker. Pure.
+
+What a peer says of its version is shown and decides nothing. Whether nodes understand each other is decided by the
+version of the protocol when they meet (`hello`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from p2pnode.status.schema import Finding, LineStatus
+from training.exchange.codec_choice import CodecChoice
+
+#: Steps with a refusal among the last ones (`Progress.refusals`). One refusal is no finding: a shard that has just been
+#: recovered, or one bad batch, refuses a step.
+MIN_STEPS = 3
+
+#: What each `RefusalReason` means, and what to do.
+MEANINGS: dict[str, tuple[str, str]] = {
+    "late": (
+        "they are too old, because the others have gone far ahead during its steps",
+        "lower training.local_steps or the batch on this node, or raise barrier.staleness on all; see also its line",
+    ),
+    "not_finite": (
+        "they have values that are not finite",
+        "lower the learning rate, or clip the gradients; look for NaN in the data",
+    ),
+    "out_of_range": (
+        "they are far longer than those of the other nodes",
+        "compare its learning rate, its loss and its data with theirs",
+    ),
+    "before_era": (
+        "their base is older than the copy with which shards were recovered",
+        "this passes with the next pull; if it does not, start the node again",
+    ),
+    "ahead": (
+        "their step is far beyond that of all other nodes",
+        "start the node again: it goes on from their step",
+    ),
+    "shape": (
+        "their owners have other shards",
+        "start the node again: it takes the shards of the swarm",
+    ),
+    "malformed": (
+        "their owners could not read them",
+        "compare the versions in /peers; if they are equal, see this machine's memory and network",
+    ),
+    "not_yours": (
+        "they carry the id of another node",
+        "start the node again, and report it if it repeats",
+    ),
+}  # fmt: skip
+_UNKNOWN = ("their owners say {}", "see the log of this node and the versions in /peers")
+#: Versions that the sentence names.
+NAMED_VERSIONS = 2
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Finding]:
+    """That the line carries less than a step sends, and what to do; nothing where it carries all."""
+    needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
+    if choice is None or needed is None or carried is None or carried >= needed:
+        return []
+    what = f"this node's line carries {_megabytes(carried)} of {_megabytes(needed)} MB per step"
+    advice = ["raise training.local_steps on all nodes"]
+    if not choice.is_automatic and choice.codec != "sparse":
+        advice.insert(0, 'set exchange.codec = "sparse"')
+    elif choice.codec == "sparse":
+        advice.append("lower exchange.sparse_values")
+    return [Finding(level="warning", what=what, do="; or ".join(advice))]
+
+
+def _megabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.1f}" if size_bytes >= 50_000 else f"{size_bytes / 1e6:.3f}"
+
+
+def refusal_findings(refusals: Sequence[Mapping[str, int]]) -> list[tuple[str, str]]:
+    """What is wrong and what to do, by reason; `refusals` has those of the last steps, in shards by reason."""
+    refused = [reasons for reasons in refusals if reasons]
+    if len(refused) < MIN_STEPS:
+        return []
+    steps: dict[str, int] = {}
+    for reasons in refused:
+        for reason in reasons:
+            steps[reason] = steps.get(reason, 0) + 1
+    found = []
+    for reason, count in sorted(steps.items()):
+        meaning, do = MEANINGS.get(reason, (_UNKNOWN[0].format(reason), _UNKNOWN[1]))
+        what = f"in {count} of the last {len(refusals)} steps deltas of this node were refused ({reason}): {meaning}"
+        found.append((what, do))
+    return found
+
+
+def release_of(version: str) -> str:
+    """The part of a version that matters: "0.2" of "0.2.1.dev3"; the whole text where it has no such part."""
+    match = _RELEASE.match(version)
+    return version if match is None else match[0]
+
+
+def version_findings(own: str, heard: Iterable[str]) -> list[Finding]:
+    """`heard`: the versions of the peers that said one. Two of one release (0.2.0, 0.2.1) are no finding."""
+    known = list(heard)
+    others = Counter(version for version in known if release_of(version) != release_of(own))
+    if not others:
+        return []
+    named = ", ".join(f"{count} × {version}" for version, count in others.most_common(NAMED_VERSIONS))
+    more = ", and others" if len(others) > NAMED_VERSIONS else ""
+    what = f"{others.total()} of {len(known)} peers run another release than this node ({own}): {named}{more}"
+    do = "they work together; end the upgrade one node at a time (docs/operations.md), this one too if it is the older"
+    return [Finding(level="info", what=what, do=do)]
+
+
+def tracker_findings(name: str, problem: str, lost: int) -> list[Finding]:
+    """A warning while there is a problem. `name` is the setting, `lost` counts the records that are missing there."""
+    if not problem:
+        return []
+    return [
+        Finding(
+            level="warning",
+            what=f"training.tracker = {name} fails: {problem}; {lost} records are missing there, training goes on",
+            do="correct it: the next try is within a minute; or leave training.tracker empty",
+        )
+    ]
