@@ -23,10 +23,9 @@ from typing import Any
 from p2pnode.config.toml import node_toml
 from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.demo.plan import EVALUATIONS, DemoPlan, DemoResult, goal_held, node_config, options, summary
-from p2pnode.demo.view import DemoMoment, View
+from p2pnode.demo.view import DemoMoment, View, demo_row
 from p2pnode.errors import ExitCode
 from p2pnode.screen import ProgressBar, progress_bar
-from p2pnode.terminal.demo_view import demo_row
 from p2pnode.terminal.numbers import number, size, whole
 from training.settings import TrainingSettings
 

@@ -2,6 +2,9 @@
 
 The writer is opened again a minute after it failed. Steps of the time between are lost for the tracker, and counted.
 Training does not notice: nothing here waits on the path of a step. A thread that hangs keeps no process from ending.
+
+A step is a record of its row in `/steps`; the newest one has the metrics that the trainer reported as `train/NAME`. An
+evaluation of the shared model is a record of its own, with the step of that model and the metrics as `eval/NAME`.
 """
 
 from __future__ import annotations
@@ -10,14 +13,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from overlay.background_output import BackgroundOutput
 from overlay.environment import Clock, Log
 from p2pnode.config.tracker import Tracker
-from p2pnode.tracking.feed import Record, StepFeed
-from p2pnode.tracking.writers import TrackerWriter, open_writer
-from training.progress import Progress
+from p2pnode.tracking.writers import Record, TrackerWriter, open_writer
+from training.progress import Progress, StepRow
 
 POLL_INTERVAL_S = 0.5
 #: Between a failure and the next try.
@@ -31,6 +33,42 @@ CLOSE_S = 10.0
 
 #: Runs functions one after the other off the loop, and raises what they raise.
 InThread = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+class StepFeed:
+    """Remembers what was taken, so that each step and each evaluation is taken once."""
+
+    def __init__(self) -> None:
+        self._last: StepRow | None = None
+        self._evaluated: tuple[int | None, Mapping[str, float]] = (None, {})
+
+    def take(self, progress: Progress, wall_s: float, others: Mapping[str, float] = {}) -> list[Record]:
+        """The records since the last call, oldest first. `others` are numbers of now, kept with the newest step."""
+        rows: list[StepRow] = []
+        for row in reversed(progress.steps):
+            if row is self._last:
+                break
+            rows.append(row)
+        records = [Record(row["step"], wall_s, _numbers(row)) for row in reversed(rows)]
+        if rows:
+            self._last = rows[0]
+            records[-1].values.update({f"train/{name}": value for name, value in progress.training_metrics.items()})
+            records[-1].values.update(others)
+        evaluated = (progress.evaluated_step, dict(progress.evaluated_metrics))
+        if progress.evaluated_step is not None and evaluated != self._evaluated:
+            self._evaluated = evaluated
+            values = {f"eval/{name}": value for name, value in progress.evaluated_metrics.items()}
+            records.append(Record(progress.evaluated_step, wall_s, values))
+        return records
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row; tables by reason or by node are left out."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 class Writing(NamedTuple):

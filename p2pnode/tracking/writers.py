@@ -9,13 +9,20 @@ import csv
 import fcntl
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from p2pnode.config.tracker import Kind
-from p2pnode.tracking.feed import Record
 
 #: The first columns of a table; those of values follow, in the order of their first appearance.
 FIRST_COLUMNS = ["time", "step"]
+
+
+class Record(NamedTuple):
+    """Numbers of one step at one time (`wall_s`: seconds since 1970)."""
+
+    step: int
+    wall_s: float
+    values: dict[str, float]
 
 
 class TrackerWriter(Protocol):

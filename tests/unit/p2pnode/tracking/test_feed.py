@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2pnode.tracking.feed import Record, StepFeed
+from p2pnode.tracking.service import StepFeed
+from p2pnode.tracking.writers import Record
 from training.progress import STEPS_KEPT, Progress, StepRow
 
 

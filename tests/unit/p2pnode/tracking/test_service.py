@@ -14,8 +14,8 @@ from overlay.system import SystemClock
 from p2pnode.config.tracker import Tracker
 from p2pnode.status.findings import tracker_findings
 from p2pnode.tracking import service
-from p2pnode.tracking.feed import Record
 from p2pnode.tracking.service import PATIENCE_S, RETRY_S, START_PATIENCE_S, Tracking, Writing
+from p2pnode.tracking.writers import Record
 from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
 from training.progress import Progress

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.tracking.feed import Record
-from p2pnode.tracking.writers import CsvWriter, open_writer
+from p2pnode.tracking.writers import CsvWriter, Record, open_writer
 
 
 def table(path: Path) -> list[dict[str, str]]:
