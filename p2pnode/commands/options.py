@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -72,30 +72,25 @@ def loaded(
     overrides += [_assignment(text) for text in settings or []]
     if config is None and DEFAULT_FILE.is_file():
         config = DEFAULT_FILE
-
-    def remembered(found: Config, is_default: Callable[[str], bool]) -> list[Override]:
-        return _remembered(found, is_default, joining=joining, for_running=for_running)
-
+    remembered = functools.partial(_remembered, joining=joining, for_running=for_running)
     return load(config, os.environ, overrides, remembered=remembered)
 
 
-def _remembered(
-    found: Config, is_default: Callable[[str], bool], *, joining: bool, for_running: bool
-) -> list[Override]:
+def _remembered(found: Config, chosen: Container[str], *, joining: bool, for_running: bool) -> list[Override]:
     """The state directory, if no setting names one, and what is remembered in it."""
     overrides = []
     folder = found.state_folder
     if not found.node.state_dir:
-        run = "" if is_default("swarm.run") else found.swarm.run
+        run = found.swarm.run if "swarm.run" in chosen else ""
         choice = choose(run, lambda place: running_in(place) is not None, for_running=for_running)
         folder = choice.folder
         overrides.append(Override("node.state_dir", toml(str(folder)), choice.origin))
-    if not is_default("swarm.run") and run_of(folder) not in ("", found.swarm.run):
+    if "swarm.run" in chosen and run_of(folder) not in ("", found.swarm.run):
         return overrides  # of another run: the start refuses it, and nothing of it applies
     overrides += remembered_settings(folder, os.environ, joining=joining, founder=bool(read_record(folder).founder))
     place = str(folder / RECORD_FILE)
     overrides += [Override(key, toml(value), place) for key, value in settings_of(read_record(folder)).items()]
-    if (run := run_of(folder)) and is_default("swarm.run"):
+    if (run := run_of(folder)) and "swarm.run" not in chosen:
         overrides.append(Override("swarm.run", toml(run), str(folder)))  # its record is lost
     return overrides
 

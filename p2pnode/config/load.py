@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,12 +64,12 @@ def load(
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[Override] = (),
     *,
-    remembered: Callable[[Config, Callable[[str], bool]], Iterable[Override]] = lambda _config, _is_default: (),
+    remembered: Callable[[Config, Container[str]], Iterable[Override]] = lambda _config, _chosen: (),
 ) -> Loaded:
     """Read, merge, convert and check. Raises `UserError` (exit code 4) that lists everything found wrong.
 
-    `remembered` returns, given the configuration so far and a test for keys that nothing has set, values that override
-    only defaults: those that an earlier start left in the state directory.
+    `remembered` returns, given the configuration so far and the keys that something has set, values that override only
+    defaults: those that an earlier start left in the state directory.
     """
     draft = _Draft()
     if path is not None:
@@ -80,8 +80,8 @@ def load(
     config = draft.config()
     chosen = frozenset(draft.origins)
     if not draft.errors:
-        for override in remembered(config, draft.has_default):
-            if draft.has_default(override.key):
+        for override in remembered(config, chosen):
+            if override.key not in draft.origins:
                 draft.merge(override)
         config = draft.config()
     complaints = draft.errors or [SettingError("", *problem) for problem in check(config)]
@@ -145,10 +145,6 @@ class _Draft:
             self._set(section, name, _with_entry(self.values.get(key), below.split("."), entry), override.source)
         else:
             self.errors.append(SettingError(override.source, f"{key} has no settings below it"))
-
-    def has_default(self, key: str) -> bool:
-        """Whether nothing has set it."""
-        return key not in self.origins
 
     def config(self) -> Config:
         """The configuration so far; a value that cannot be converted becomes an error and its default is used."""
