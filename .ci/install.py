@@ -17,11 +17,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2pnode.screen import TextStream, is_redrawable, progress_bar
+from p2pnode.screen import is_redrawable, progress_bar
 
 PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check")
 #: Between two looks at what has arrived.
@@ -103,7 +103,7 @@ def arrived_bytes(folder: Path, file: str) -> int:
 
 
 def install(
-    arguments: Sequence[str], stream: TextStream, pip: Sequence[str] = PIP, packages: Path | None = None
+    arguments: Sequence[str], stream: TextIO, pip: Sequence[str] = PIP, packages: Path | None = None
 ) -> int:
     """pip's exit code. `packages`: where it installs."""
     if not is_redrawable(stream):
@@ -143,7 +143,7 @@ def errors_in(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if line.startswith("ERROR")]
 
 
-def _show(running: subprocess.Popen[str], progress: Progress, stream: TextStream, folder: Path, packages: Path) -> None:
+def _show(running: subprocess.Popen[str], progress: Progress, stream: TextIO, folder: Path, packages: Path) -> None:
     before = installed_packages(packages)
     with progress_bar("look for packages", stream) as bar:
         while True:

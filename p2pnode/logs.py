@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.config.settings import LogSettings
@@ -22,16 +22,6 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 #: Longest wait at the end for a terminal or pipe to take what was logged.
 DRAIN_S = 1.0
-
-
-class LineStream(Protocol):
-    """Where log lines are written to."""
-
-    def isatty(self) -> bool: ...
-
-    def write(self, text: str, /) -> object: ...
-
-    def flush(self) -> object: ...
 
 
 class LogStream:
@@ -70,7 +60,7 @@ def _missing_lines(lines: int, size_bytes: int) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def configure(settings: LogSettings, stream: LineStream | None = None) -> Writer:
+def configure(settings: LogSettings, stream: LogStream | TextIO | None = None) -> Writer:
     """Set structlog up and return a logger. Warnings of standard library loggers are written to it too.
 
     structlog is imported here, because commands that only ask a node start faster without it.

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TextIO
 
 from p2pnode.terminal.curve import left_seconds, progress_text
 from p2pnode.terminal.lines import Line, Style
@@ -26,16 +26,6 @@ _CLEAR_REST, _CLEAR_LINE, _HIDE, _SHOW = "\x1b[J", "\x1b[K", "\x1b[?25l", "\x1b[
 _ALTERNATE, _NORMAL, _HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
 
 
-class TextStream(Protocol):
-    """Standard output or error, or what a test puts in their place."""
-
-    def isatty(self) -> bool: ...
-
-    def write(self, text: str, /) -> object: ...
-
-    def flush(self) -> object: ...
-
-
 class TerminalSize(NamedTuple):
     """Cells of a terminal."""
 
@@ -43,23 +33,23 @@ class TerminalSize(NamedTuple):
     height: int
 
 
-def is_redrawable(stream: TextStream, environment: Mapping[str, str] | None = None) -> bool:
+def is_redrawable(stream: TextIO, environment: Mapping[str, str] | None = None) -> bool:
     """Whether lines can be redrawn in place: on a terminal that moves its cursor."""
     variables = os.environ if environment is None else environment
     return stream.isatty() and variables.get("TERM", "") not in ("", "dumb", "unknown")
 
 
-def terminal_size(stream: TextStream) -> TerminalSize:
+def terminal_size(stream: TextIO) -> TerminalSize:
     """The size of the stream's terminal; 80 by 24 where it does not say."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        found = os.get_terminal_size(stream.fileno())  # type: ignore[attr-defined]
+        found = os.get_terminal_size(stream.fileno())
         if found.columns > 0:
             return TerminalSize(found.columns, found.lines or 24)
     found = shutil.get_terminal_size((80, 24))
     return TerminalSize(found.columns, found.lines)
 
 
-def style_of(stream: TextStream, environment: Mapping[str, str] | None = None) -> Style:
+def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> Style:
     """What the stream can show now; asked again for each drawing, because a window changes its size."""
     variables = os.environ if environment is None else environment
     return Style(
@@ -72,7 +62,7 @@ def style_of(stream: TextStream, environment: Mapping[str, str] | None = None) -
 class Redrawn:
     """Lines that are redrawn in place. `whole_screen`: on the terminal's second screen, so that nothing scrolls."""
 
-    def __init__(self, stream: TextStream, *, whole_screen: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, whole_screen: bool = False) -> None:
         self._stream = stream
         self._whole_screen = whole_screen
         self._above = 0
@@ -113,11 +103,9 @@ class ProgressBar:
     It appears when the work has taken `QUIET_S`, and goes when it ends. Without a terminal it writes nothing.
     """
 
-    def __init__(
-        self, what: str, stream: TextStream | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, what: str, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
-        self._stream: TextStream = stream or sys.stderr
+        self._stream: TextIO = stream or sys.stderr
         self._clock = clock
         self._began_s = clock()
         self._drawn_s: float | None = None
@@ -157,7 +145,7 @@ class ProgressBar:
 
 
 @contextmanager
-def progress_bar(what: str, stream: TextStream | None = None) -> Iterator[ProgressBar]:
+def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[ProgressBar]:
     """A progress bar on standard error for as long as the block runs."""
     shown = ProgressBar(what, stream)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
 
-from p2pnode.screen import TextStream, style_of
+from p2pnode.screen import style_of
 from p2pnode.terminal.lines import MIN_WIDTH, Line, Style, wrapped
 
 
@@ -45,7 +46,7 @@ def print_text(label: str, text: str) -> None:
     _print_labelled(label, text, sys.stdout)
 
 
-def _print_labelled(label: str, text: str, stream: TextStream) -> None:
+def _print_labelled(label: str, text: str, stream: TextIO) -> None:
     """A pipe gets one line."""
     style = style_of(stream)
     lines = [text]

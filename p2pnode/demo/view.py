@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
-from p2pnode.screen import Redrawn, TextStream, is_redrawable, style_of
+from p2pnode.screen import Redrawn, is_redrawable, style_of
 from p2pnode.terminal.curve import bar, curve
 from p2pnode.terminal.lines import Column, Line, Span, Style, cells, labelled, table
 from p2pnode.terminal.numbers import duration, number, short, size, whole
@@ -44,7 +44,7 @@ class DemoMoment(NamedTuple):
 class View:
     """Draws the table of the nodes and prints messages below it."""
 
-    def __init__(self, title: str, stream: TextStream, *, goal: float = 1.0, limit_s: float = 0.0) -> None:
+    def __init__(self, title: str, stream: TextIO, *, goal: float = 1.0, limit_s: float = 0.0) -> None:
         self._title = title
         self._stream = stream
         self._goal = goal

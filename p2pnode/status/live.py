@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +17,9 @@ from overlay.environment import Clock
 from p2pnode.status.history import History, Row
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.schema import HistoryAnswer, PeerStatus, Status, Update
-from training.progress import StepRow
+
+if TYPE_CHECKING:
+    from p2pnode.status.report import StatusReport
 
 #: Seconds between two looks, and so between two messages of a stream.
 PERIOD_S = 1.0
@@ -27,20 +29,10 @@ STEPS_PER_LOOK = 200
 PEERS_SHOWN = 200
 
 
-class LiveSource(Protocol):
-    """What is looked at."""
-
-    def status(self) -> Status: ...
-
-    def peers(self) -> list[PeerStatus]: ...
-
-    def steps(self, limit: int) -> list[StepRow]: ...
-
-
 class LiveFeed:
     """The node's history, and its present for every reader of `/stream`."""
 
-    def __init__(self, source: LiveSource, clock: Clock) -> None:
+    def __init__(self, source: StatusReport, clock: Clock) -> None:
         self._source = source
         self._clock = clock
         self._history = History()

@@ -55,7 +55,7 @@ SIZES_FRESH_S = 1.0
 
 
 class StatusReport:
-    """A `StatusSource` over a node."""
+    """What a node says of itself. Every method answers at once, from memory, on the loop's thread."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The HTTP API of a node: its status for people, the command line and monitors, and three requests for changes.
 
-Every request passes `p2pnode.status.guard` first. A `StatusSource` then answers from memory, so no handler blocks the
-loop. Paths and keys are described at `/openapi.json` (`p2pnode.status.openapi`). Every response carries the schema
-number in the header `X-P2PNode-Schema`.
+Every request passes `p2pnode.status.guard` first. The report then answers from memory, so no handler blocks the loop.
+Paths and keys are described at `/openapi.json` (`p2pnode.status.openapi`). Every response carries the schema number in
+the header `X-P2PNode-Schema`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import errno
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -22,15 +22,16 @@ from overlay.addresses import Address, is_loopback
 from overlay.environment import Clock
 from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, P2PNodeError, UserError
-from p2pnode.status.events import EventRing
 from p2pnode.status.guard import MAX_BODY_BYTES, Guard, Refusal, RequestFacts
 from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, SCHEMA, SCHEMA_HEADER
 from p2pnode.status.live import LiveFeed
 from p2pnode.status.pages import HEADERS as FILE_HEADERS
 from p2pnode.status.pages import File, read_files
 from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
-from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, PeerStatus, Readiness, Status
-from training.progress import StepRow
+from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, Readiness
+
+if TYPE_CHECKING:
+    from p2pnode.status.report import StatusReport
 
 #: Streams held at once, of all clients together: tabs of the dashboard.
 MAX_STREAMS = 32
@@ -48,41 +49,10 @@ CLOSE_TIMEOUT_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class StatusSource(Protocol):
-    """What the server requires of the daemon. Every method answers at once, from memory, on the loop's thread."""
-
-    @property
-    def events(self) -> EventRing: ...
-
-    def status(self) -> Status: ...
-
-    def peers(self) -> list[PeerStatus]: ...
-
-    def steps(self, limit: int) -> list[StepRow]:
-        """The last `limit` steps, oldest first."""
-        ...
-
-    def ready(self) -> tuple[bool, str]:
-        """Whether the node has joined and trains, and the reason if it does not."""
-        ...
-
-    def metrics(self) -> Sequence[Family]:
-        """The node's counters and sizes."""
-        ...
-
-    def leave(self) -> None:
-        """Ask the node to leave; returns before it has."""
-        ...
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 class StatusServer:
-    """Serves one source at the address of `[status]`. Requests for changes need `token`."""
+    """Serves the report of a node at the address of `[status]`. Requests for changes need `token`."""
 
-    def __init__(self, source: StatusSource, settings: StatusSettings, token: str, clock: Clock) -> None:
+    def __init__(self, source: StatusReport, settings: StatusSettings, token: str, clock: Clock) -> None:
         self._source = source
         self._settings = settings
         self._guard = Guard(token=token, on_loopback=is_loopback(settings.host), names=settings.names)

@@ -39,7 +39,7 @@ class _Clock(SystemClock):
 
 
 class _Source:
-    """What the server asks; see `p2pnode.status.server.StatusSource`."""
+    """What the server asks; see `p2pnode.status.report.StatusReport`."""
 
     def __init__(self, scene: Scene, clock: _Clock) -> None:
         self.events = EventRing()
