@@ -102,9 +102,7 @@ def arrived_bytes(folder: Path, file: str) -> int:
     return 0
 
 
-def install(
-    arguments: Sequence[str], stream: TextIO, pip: Sequence[str] = PIP, packages: Path | None = None
-) -> int:
+def install(arguments: Sequence[str], stream: TextIO, pip: Sequence[str] = PIP, packages: Path | None = None) -> int:
     """pip's exit code. `packages`: where it installs."""
     if not is_redrawable(stream):
         return subprocess.call([*pip, "-qq", *arguments])
