@@ -19,12 +19,10 @@ from typing import Any
 from overlay.addresses import Address, group_of
 from overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
 from overlay.row_index import RowIndex
+from overlay.waits import smoothed
 
 #: `Activity(n)` as a table, because every datagram needs it.
 _ACTIVITIES = tuple(Activity)
-#: Weights of a new round trip in the running mean and deviation (RFC 6298).
-MEAN_WEIGHT = 1 / 8
-DEVIATION_WEIGHT = 1 / 4
 #: The largest counter in four bytes.
 NARROW = (1 << 32) - 1
 #: Versions that the peers of one table may say at one time: a byte each.
@@ -272,13 +270,8 @@ class PeerTable:
         return None
 
     def _fold_round_trip(self, row: int, rtt_s: float) -> None:
-        mean_s = self.round_trips_s[row]
-        if mean_s == _NO_ROUND_TRIP:
-            self.round_trips_s[row], self.deviations_s[row] = rtt_s, rtt_s / 2
-            return
-        error = rtt_s - mean_s
-        self.round_trips_s[row] = mean_s + MEAN_WEIGHT * error
-        self.deviations_s[row] += DEVIATION_WEIGHT * (abs(error) - self.deviations_s[row])
+        mean_s, deviation_s = _measured(self.round_trips_s[row]), self.deviations_s[row]
+        self.round_trips_s[row], self.deviations_s[row] = smoothed(mean_s, deviation_s, rtt_s)
 
 
 class _Row(Peer):

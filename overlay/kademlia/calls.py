@@ -21,7 +21,8 @@ import msgspec
 
 from overlay.environment import Clock, Entropy
 from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
-from overlay.peers import Contact
+from overlay.peers import Contact, Peer
+from overlay.waits import DEVIATIONS, RoundTrips
 
 #: A timer that fires this late shows that this node's loop was busy: the wait is extended once.
 EXCUSABLE_LAG_S = 0.05
@@ -35,7 +36,28 @@ LATE_S = 30.0
 #: Calls that are due so soon are given up with those that are due: a loop may round its timers to this.
 TIMER_S = 0.001
 
+#: Of a try: below this a busy loop, not the network, causes time-outs; and before anything has been measured.
+FLOOR_S, UNMEASURED_S = 0.1, 0.25
+
 OnResult = Callable[[Result | None], None]
+
+
+class CallTimes(RoundTrips):
+    """The round trips of calls to all peers; a peer with round trips of its own gets its own waits. One retry follows a
+    wait, and the whole call never exceeds the ceiling that the settings give."""
+
+    def __init__(self, ceiling_s: float) -> None:
+        super().__init__()
+        self._ceiling_s = ceiling_s
+
+    def waits(self, peer: Peer | None, stretch: float = 1.0) -> tuple[float, float]:
+        """Seconds until the retry, and from the retry until the time-out."""
+        wait_s = self.timeout_s(UNMEASURED_S)
+        if peer is not None and peer.round_trip_s is not None:
+            wait_s = peer.round_trip_s + DEVIATIONS * peer.round_trip_deviation_s
+        first_s = min(max(wait_s, FLOOR_S), self._ceiling_s / 2)
+        second_s = max(first_s, min(wait_s, self._ceiling_s - first_s))
+        return first_s * stretch, second_s * stretch
 
 
 def _nobody_waits(_: Result | None) -> None:

@@ -22,7 +22,7 @@ from overlay.addresses import Address, NodeAddress, id_behind
 from overlay.environment import Environment
 from overlay.kademlia import messages
 from overlay.kademlia.broadcast_queue import BroadcastQueue
-from overlay.kademlia.calls import CallTable, OnResult, PendingCall
+from overlay.kademlia.calls import CallTable, CallTimes, OnResult, PendingCall
 from overlay.kademlia.events import PeerView, ProtocolEvents
 from overlay.kademlia.identity_proofs import IdentityProofs
 from overlay.kademlia.messages import (
@@ -39,7 +39,6 @@ from overlay.kademlia.messages import (
     Result,
     StreamsFailing,
 )
-from overlay.kademlia.round_trips import RttEstimator
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact, Heartbeat
 from overlay.transport import Transport
@@ -65,7 +64,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     ) -> None:
         super().__init__(source_node, None, ksize)
         self.router: ContactTable = ContactTable(ksize, source_node)
-        self.round_trips = RttEstimator(ceiling_s)
+        self.round_trips = CallTimes(ceiling_s)
         self.queue = BroadcastQueue()
         self.counters: Counter[str] = Counter()
         self.raise_handler_errors = False  # for tests: instead of counting the exception

@@ -3,7 +3,7 @@
 asyncio's streams copy what they read into bytes objects. Here the kernel (or TLS) writes into the memory that the
 reader names. Bytes that arrive while no read is pending are buffered up to `BUFFER_BYTES`, then reading pauses. So the
 end of a connection is noticed even while no read is pending. One task may read and one may write. A wait with a timeout
-ends after so long a silence in both directions (`overlay.sockets.silence`), not after so long a transfer.
+ends after so long a silence in both directions (`overlay.waits`), not after so long a transfer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import cast
 from overlay.addresses import is_loopback
 from overlay.errors import OverlayError
 from overlay.sockets.send_queue import SendQueue
-from overlay.sockets.silence import Silence
 from overlay.transport import Buffer
+from overlay.waits import Silence
 
 #: Bytes buffered while no read is pending. Of a large read, about this much is copied once more.
 BUFFER_BYTES = 1 << 14

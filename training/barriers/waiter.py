@@ -5,8 +5,8 @@ draws a **fresh** sample; holding one sample until it passes is a different, muc
 barrier a peer that does not answer leaves the sample. Under a complete one (bsp, ssp) a silent peer counts until the
 failure detector declares it dead, or this node has not heard it for as long as any peer may be idle: others reach it,
 and there is a hole between the two, which would wait for each other for ever. Under every barrier a peer that answers
-but makes no progress stops counting (`Peer.counts_for_barrier`), whatever step time it announces
-(`training.barriers.patience`). One that this node ignores is not waited for (`training.exchange.peer_score`).
+but makes no progress stops counting (`Peer.counts_for_barrier`), whatever step time it announces (`longest_idle_s`).
+One that this node ignores is not waited for (`training.exchange.peer_score`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from overlay.environment import Clock
-from overlay.peers import STALL_FLOOR_S, Peer
-from training.barriers.patience import longest_first_step_s, longest_idle_s
+from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Peer
 from training.barriers.predicates import (
     LARGEST_SAMPLE,
     Barrier,
@@ -26,6 +26,19 @@ from training.barriers.predicates import (
 )
 from training.settings import BarrierSettings
 from training.swarm import Swarm
+
+#: A peer whose pace no third node shows is waited for at most this long without progress: in a pair, or in the first
+#: step while all others are in theirs. Compiling a large model takes minutes.
+LONGEST_UNPROVEN_S = 600.0
+
+
+def longest_idle_s(known_s: list[float], own_claim_s: float) -> float:
+    """How long a peer may be without progress, by the (upper) median of what other nodes take for a step, this one
+    included: a step time that was measured over a pause of its machine prolongs nothing. Where only one is known, what
+    the peer takes by its own account counts, within a bound."""
+    if len(known_s) < 2:
+        return max(STALL_FLOOR_S, min(STALL_STEPS * max([*known_s, own_claim_s]), LONGEST_UNPROVEN_S))
+    return max(STALL_FLOOR_S, STALL_STEPS * sorted(known_s)[len(known_s) // 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +161,17 @@ class BarrierWaiter:
 
     def _is_plausible(self, peer: Peer, step_seconds: float, now: float) -> bool:
         """Whether the peer has moved within the time that the steps of the other nodes explain."""
+        # Promise 3.
         idle_s = min(peer.last_heard, now) - max(peer.last_progress, self._began_at)
-        if peer.is_in_first_step:
-            if idle_s <= STALL_FLOOR_S:
-                return True
-            self._note_first_steps(now)
-            return idle_s <= longest_first_step_s(self._first_steps_s.values())
         if idle_s <= STALL_FLOOR_S:
             return True
         # All that wait for this peer are without progress themselves: they count with the steps they had.
-        others = (one for one in self._swarm.members() if one.node_id != peer.node_id and self._has_stepped(one))
-        return idle_s <= longest_idle_s(step_seconds, (one.step_seconds for one in others), peer.step_seconds)
-
-    def _note_first_steps(self, now: float) -> None:
-        for peer in self._swarm.members():
-            if self._has_stepped(peer):
-                self._first_steps_s.setdefault(peer.node_id, now - self._began_at)
-
-    def _has_stepped(self, peer: Peer) -> bool:
-        return peer.step_seconds > 0.0 and self._swarm.is_alive(peer.node_id)
+        others = [one for one in self._swarm.members() if one.step_seconds > 0.0 and one.node_id != peer.node_id]
+        if not peer.is_in_first_step:
+            return idle_s <= longest_idle_s([step_seconds, *(one.step_seconds for one in others)], peer.step_seconds)
+        for one in others:
+            self._first_steps_s.setdefault(one.node_id, now - self._began_at)
+        return idle_s <= longest_idle_s(list(self._first_steps_s.values()), inf)
 
 
 def _is_none(_node_id: bytes) -> bool:

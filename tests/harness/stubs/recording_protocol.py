@@ -10,9 +10,9 @@ from kademlia.node import Node
 
 from overlay.addresses import Address
 from overlay.kademlia.broadcast_queue import BroadcastQueue
+from overlay.kademlia.calls import CallTimes
 from overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
 from overlay.kademlia.protocol import SwarmProtocol
-from overlay.kademlia.round_trips import RttEstimator
 from overlay.kademlia.routing_table import ContactTable
 from overlay.peers import Contact
 
@@ -33,7 +33,7 @@ class RecordingProtocol:
         self.own_id = OWN
         self.counters: Counter[str] = Counter()
         self.queue = BroadcastQueue()
-        self.round_trips = RttEstimator(0.5)
+        self.round_trips = CallTimes(0.5)
         self.router = ContactTable(20, Node(OWN))
         self.calls: list[RecordedCall] = []
         self.proving: set[Contact] = set()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
 
-from overlay.peers import STALL_FLOOR_S, Activity
+from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
-from training.barriers.waiter import BarrierWaiter
+from training.barriers.waiter import LONGEST_UNPROVEN_S, BarrierWaiter, longest_idle_s
 from training.settings import BarrierMethod
 
 # -- peers that do not answer -----------------------------------------------------------------------------------------
@@ -268,3 +269,20 @@ def test_a_slow_node_among_slow_ones_is_waited_for(method: BarrierMethod) -> Non
         assert 90.0 <= await gate.wait(MINE, 30.0) <= 92.0
 
     play(scenario, method)
+
+
+# -- how long: by the others' steps, not by what the peer announces ---------------------------------------------------
+
+
+def test_the_steps_of_the_others_are_the_measure() -> None:
+    """Four of their median, and ten seconds at least; neither the peer itself nor one other prolongs it."""
+    assert longest_idle_s([1.0, 1.0, 2.0, 1.5], 1e9) == STALL_FLOOR_S
+    assert longest_idle_s([30.0, 40.0, 50.0], 1e9) == STALL_STEPS * 40.0
+    assert longest_idle_s([5.0, 6.0, 5.0, 1e9], 5.0) == STALL_STEPS * 6.0
+
+
+def test_of_two_nodes_the_slower_one_counts_within_a_bound() -> None:
+    """No third node shows what a step may take, nor whether the others compile in their first one."""
+    assert longest_idle_s([1.0], 60.0) == STALL_STEPS * 60.0
+    assert longest_idle_s([60.0], 1.0) == STALL_STEPS * 60.0
+    assert longest_idle_s([1.0], 1e9) == longest_idle_s([0.5], math.inf) == LONGEST_UNPROVEN_S

@@ -1,4 +1,4 @@
-"""When a connection has been silent for too long: pure decisions over bytes and times."""
+"""How long to wait: silence that ends with bytes, and timeouts of calls from measured round trips."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from overlay.sockets.silence import LOOKS, Silence
+from overlay.kademlia.calls import CallTimes
+from overlay.peer_table import PeerTable
+from overlay.waits import LOOKS, Silence
+from tests.harness.builders.peers import heartbeat
 
 TIMEOUT_S = 4.0
 
@@ -48,3 +51,31 @@ def test_time_in_which_this_side_produces_does_not_count() -> None:
 def test_a_count_that_falls_is_no_movement() -> None:
     """A look that fails gives a smaller number; the right one after it is nothing new."""
     assert given_up_at(lambda now: 0 if 1.0 < now < 3.0 else 10) <= TIMEOUT_S * 1.001
+
+
+def test_waits_follow_the_measured_round_trips() -> None:
+    """Unmeasured 0.25 s; then mean + 4 deviations between 0.1 s and the ceiling, retry included."""
+    trips = CallTimes(0.5)
+    assert trips.waits(None) == (0.25, 0.25)
+    for _ in range(50):
+        trips.observe(0.002)
+    assert trips.waits(None) == (0.1, 0.1)
+    for _ in range(50):
+        trips.observe(0.4)
+    first, second = trips.waits(None, stretch=2.0)
+    assert first + second == pytest.approx(1.0)
+
+
+def test_a_peer_with_round_trips_of_its_own_has_waits_of_its_own() -> None:
+    """A distant peer is waited for longer than the mean of all suggests, and a near one not."""
+    trips = CallTimes(2.0)
+    for _ in range(50):
+        trips.observe(0.05)
+    table = PeerTable()
+    for _ in range(50):
+        table.observe(heartbeat(), "10.0.0.1", 0.0, 0.4)
+    distant = table.get(heartbeat().node_id)
+    assert distant is not None
+
+    assert trips.waits(distant)[0] == pytest.approx(0.4, abs=0.01)
+    assert trips.waits(None)[0] == pytest.approx(0.1, abs=0.01)
