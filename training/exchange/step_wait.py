@@ -1,115 +1,75 @@
-"""How long a step waits for its shards: as long as one of them moves; and what is in the way of those that do not come.
+"""How long a step waits for its shards: as long as something moves; and what is in the way of those that do not come.
 
-A step waits for many shards from several nodes at once. Each shard has its own silence: it begins with the wait, and
-anew whenever a byte of the transfer that carries the shard has moved, or an answer for one of them has come. The wait
-is over when every shard that is still awaited has been silent for the limit. So a dead node does not hold the step
-longer than the limit, however long the others take; and a line that is slow but moves ends no wait.
+A step waits for many shards from several nodes at once. The wait is over when for its limit no byte of any transfer has
+moved, and no answer has come. So a line that is slow but moves ends no wait, and a node that sends nothing holds no
+step longer than the limit after the others are done.
 
 Bytes that were lost with a failed request and are sent again are no progress until there are more than before.
 Otherwise a stopped process, whose kernel takes a few bytes of each attempt, would hold the step for as long as it is
-stopped. Nor is it movement where fewer than `LEAST_BYTES_PER_S` come: no line is that slow.
+stopped.
 
-`Patience` decides; `StepWait` has the transfers to look at, and the timer. `Obstacles` tells `/status` who was asked
-last, and why that was in vain.
+`Obstacles` tells `/status` who was asked last, and why that was in vain.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from overlay.peers import Contact
-
-#: A hundredth of the slowest capacity class. A member that sends a byte a second does so to hold others up.
-LEAST_BYTES_PER_S = 80.0
-
-
-class Patience:
-    """The silence of each shard that one step waits for. Times are monotonic seconds."""
-
-    def __init__(self, limit_s: float, now_s: float) -> None:
-        self.limit_s = limit_s
-        self._began_s = now_s
-        self._moved_s: dict[int, float] = {}
-        #: Most bytes of a transfer that have moved so far, over all attempts.
-        self._most_bytes: dict[Hashable, int] = {}
-
-    def note(self, shards: Iterable[int], now_s: float) -> None:
-        """Something of these shards has arrived, or was answered."""
-        for shard in shards:
-            self._moved_s[shard] = now_s
-
-    def note_bytes(self, transfer: Hashable, shards: Iterable[int], moved_bytes: int, now_s: float) -> None:
-        """So many bytes of a transfer that carries these shards have moved in its present attempt."""
-        shards = list(shards)
-        last_s = max((self._moved_s.get(shard, self._began_s) for shard in shards), default=now_s)
-        if moved_bytes > self._most_bytes.get(transfer, 0) + LEAST_BYTES_PER_S * (now_s - last_s):
-            self._most_bytes[transfer] = moved_bytes
-            self.note(shards, now_s)
-
-    def left_s(self, awaited: Iterable[int], now_s: float) -> float:
-        """Seconds until every awaited shard has been silent for the limit, if nothing moves; 0: the wait is over."""
-        last_s = max((self._moved_s.get(shard, self._began_s) for shard in awaited), default=self._began_s)
-        left_s = last_s + self.limit_s - now_s
-        # Less is not worth another timer, and too little for one to move the clock.
-        return left_s if left_s > self.limit_s / 1000 else 0.0
-
-
-#: Looks at the bytes of the transfers per limit.
-LOOKS = 10
-
-#: A transfer in progress: its key, the shards that it carries, and its bytes so far.
-Transfer = tuple[Hashable, Collection[int], Callable[[], int]]
+from overlay.waits import Silence
 
 
 class StepWait:
     """What one step waits for. `limit_s` None: without limit. Its times are those of the event loop, as its timers'."""
 
     def __init__(self, limit_s: float | None) -> None:
-        self._now = asyncio.get_running_loop().time
-        self._patience = None if limit_s is None else Patience(limit_s, self._now())
-        self._transfers: dict[int, Transfer] = {}
+        self._limit_s = limit_s
+        #: What has moved: bytes, and one for each answer.
+        self._moved = 0
+        #: The transfers in progress, and the most bytes of each that have moved over all attempts.
+        self._transfers: dict[int, tuple[Hashable, Callable[[], int]]] = {}
+        self._most_bytes: dict[Hashable, int] = {}
         self._count = 0
 
-    def note(self, shards: Collection[int]) -> None:
-        """Something of these shards has arrived, or was answered."""
-        if self._patience is not None:
-            self._patience.note(shards, self._now())
+    def note(self) -> None:
+        """Something was answered."""
+        self._moved += 1
 
     @contextmanager
-    def watching(self, key: Hashable, shards: Collection[int], moved_bytes: Callable[[], int]) -> Iterator[None]:
-        """While the block runs, more bytes of this transfer than in any earlier one with the same key are movement of
-        the shards; `shards` may shrink meanwhile."""
+    def watching(self, key: Hashable, moved_bytes: Callable[[], int]) -> Iterator[None]:
+        """While the block runs, more bytes of this transfer than in any earlier one with the same key are movement."""
         self._count += 1
         number = self._count
-        self._transfers[number] = key, shards, moved_bytes
+        self._transfers[number] = key, moved_bytes
         try:
             yield
         finally:
             self._look(*self._transfers.pop(number))
 
-    async def until(self, done: asyncio.Future[Any], awaited: Callable[[], Collection[int]]) -> bool:
-        """Wait for `done`, which is neither cancelled nor asked for its result; False if the awaited shards were
-        silent for too long before."""
-        patience = self._patience
-        if patience is None:
+    def _look(self, key: Hashable, moved_bytes: Callable[[], int]) -> None:
+        before = self._most_bytes.get(key, 0)
+        if (moved := moved_bytes()) > before:
+            self._most_bytes[key] = moved
+            self._moved += moved - before
+
+    async def until(self, done: asyncio.Future[Any]) -> bool:
+        """Wait for `done`, which is neither cancelled nor asked for its result; False if it was silent for too long
+        before."""
+        if self._limit_s is None:
             await asyncio.wait([done])
             return True
+        now = asyncio.get_running_loop().time
+        silence = Silence(self._limit_s, now(), self._moved)
         while not done.done():
-            left_s = patience.left_s(awaited(), self._now())
-            if not left_s:
-                return False
-            # No further than one look: what moves now makes the limit later.
-            await asyncio.wait([done], timeout=min(left_s, patience.limit_s / LOOKS))
             for transfer in list(self._transfers.values()):
                 self._look(*transfer)
+            if not (left_s := silence.look(now(), self._moved)):
+                return False
+            await asyncio.wait([done], timeout=left_s)
         return True
-
-    def _look(self, key: Hashable, shards: Collection[int], moved_bytes: Callable[[], int]) -> None:
-        if self._patience is not None:
-            self._patience.note_bytes(key, list(shards), moved_bytes(), self._now())
 
 
 async def together(works: Iterable[Awaitable[None]]) -> None:

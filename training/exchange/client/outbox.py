@@ -296,7 +296,7 @@ class Outbox:
         async with AsyncExitStack() as stack:
             if delivery.wait is not None and isinstance(body, SizedBody):
                 key = owner.node_id, tuple(push.shards)
-                stack.enter_context(delivery.wait.watching(key, push.shards, body.moved_bytes))
+                stack.enter_context(delivery.wait.watching(key, body.moved_bytes))
             answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
             first = self._rpc.decoded(owner, answer.head, PushAnswer)
             self._context.view.compare_count(owner.node_id, first.workers)
@@ -322,7 +322,7 @@ class Outbox:
             if result.status == "retry":
                 self._note_obstacle(delivery, [result.shard], owner, f"answers {result.reason!r}", asked_s)
         if delivery.wait is not None and any(result.status in ("ok", "refused") for result in results):
-            delivery.wait.note(sent)
+            delivery.wait.note()
 
     async def _accept_own(self, push: Push, items: list[Outgoing]) -> list[PushResult]:
         """Add the shards that this node owns, a part of the delta at a time."""

@@ -147,7 +147,7 @@ class PullClient:
         self._download = job if job.is_joiners else None
         work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
         try:
-            if not await wait.until(work, lambda: waiting):
+            if not await wait.until(work):
                 self._log.warning("pull_unfinished", step=step, shards=len(waiting))
         finally:
             self._download = None
@@ -246,7 +246,7 @@ class PullClient:
                 memory = ReusedMemory()
                 coming = tuple(result.shard for result in results if result.status in ("value", "copy", "changes"))
                 key = owner.node_id, coming
-                stack.enter_context(job.wait.watching(key, coming, _received_since(answer.body)))
+                stack.enter_context(job.wait.watching(key, _received_since(answer.body)))
                 for result in results:
                     if result.shard not in asked:
                         raise BadFrame(f"shard {result.shard} was not asked for")
@@ -266,7 +266,7 @@ class PullClient:
                     if result.status == "changes" or (result.status == "value" and result.chain):
                         await self._follow(owner, reader, memory, result, job)
                         if result.shard not in job.waiting:
-                            job.wait.note(coming)
+                            job.wait.note()
                     if result.status not in ("value", "copy") or result.chain:
                         continue
                     size = self._store.size(result.shard)
@@ -291,7 +291,7 @@ class PullClient:
                     if not is_copy:
                         self._store.note_owner(result.shard, term, owner)
                     self._settle(result.shard, job, changed=True)
-                    job.wait.note(coming)
+                    job.wait.note()
         except TransportError as error:
             self._note_obstacle(owner, shards, error.detail, job, asked_s, is_copy=takes_copies)
             self._directory.failed(owner, error)

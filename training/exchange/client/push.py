@@ -235,7 +235,7 @@ class PushClient:
         assert delivery.wait is not None
         done = asyncio.ensure_future(delivery.done.wait())
         try:
-            is_done = await delivery.wait.until(done, lambda: delivery.unacknowledged)
+            is_done = await delivery.wait.until(done)
         finally:
             delivery.wait = None
             done.cancel()
