@@ -196,7 +196,7 @@ def _unserved(node: Node) -> list[Finding]:
         do = "other members are asked too; see that the owner runs, and both firewalls, networks and clocks"
         found.append(_warning(what, do))
     owners = {known.owner.node_id for known in exchange.store.ownership.known_owners.values()}
-    for member, route in exchange.view.score.routes.rows().items():
+    for member, route in exchange.view.score.unreached().items():
         if member in owners and route.relay and now_s - route.since_s >= LONG_WAIT_S:
             what = f"{short(member)} at {route.address} is reached only by way of {short(route.relay)}: {route.reason}"
             do = "training goes on; see both firewalls, networks and clocks, for the detour costs a line twice as much"

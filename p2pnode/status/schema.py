@@ -389,11 +389,10 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class QuarantinedMember(Struct, frozen=True, kw_only=True):
-    """A member that this node gives no shards for so many seconds more. Where `reason` is `nonsense` or `foreign` it is
-    ignored, too."""
+    """A member that this node does without for so many seconds more; 0: until it answers."""
 
     id: NodeId
-    #: `silent`, `refuses`, `restarts`, `nonsense` or `foreign`.
+    #: `silent`, `nonsense` or `foreign`.
     reason: str
     seconds: Seconds
 

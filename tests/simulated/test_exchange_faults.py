@@ -325,7 +325,7 @@ def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
         assert len(lost) <= 2
         assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
 
-    simulate(scenario, nodes=6, shards=1, log_bytes=VALUES * 4)
+    simulate(scenario, seed=1, nodes=6, shards=1, log_bytes=VALUES * 4)
 
 
 def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:

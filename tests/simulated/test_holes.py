@@ -262,7 +262,7 @@ def test_a_hole_that_closes_ends_the_detour() -> None:
         assert [one for one in findings(swarm, swarm.hosts["n1"]) if "only by way" in one]
         swarm.network.heal()
         await swarm.until(
-            lambda: not any(host.living.exchange.view.score.routes for host in swarm.running()),
+            lambda: not any(host.living.exchange.view.score.unreached() for host in swarm.running()),
             within_s=61,
             what="all are reached directly",
         )

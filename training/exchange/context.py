@@ -75,12 +75,8 @@ class ExchangeContext:
         return self.rpc.turns
 
     def nonsense(self, node: bytes, reason: str) -> None:
-        """A member has sent what no healthy one sends; one that does so repeatedly is ignored for a while."""
-        if node == self.swarm.node_id:
-            return  # handed on by this node itself
-        self.environment.log.debug("nonsense_received", source=node.hex()[:8], reason=reason)
-        self.view.score.nonsense(node)
-        self.rebalance.wake()
+        """See `PeerScore.nonsense`."""
+        self.view.score.nonsense(node, reason)
 
     def me(self) -> Contact:
         return Contact(self.swarm.node_id, self.swarm.address)

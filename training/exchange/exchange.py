@@ -82,7 +82,7 @@ class Exchange:
         layout = manifest.layout
         self.store = store = ShardStore(swarm.node_id, manifest.bounds(), layout.parameter_total, manifest.rule, log)
         run = RunState(incarnation)
-        score = PeerScore(environment.clock)
+        score = PeerScore(swarm.node_id, environment.clock, environment.log)
         # Without a staleness no delta is too old.
         stale_limit = None if staleness is None else max(10, 4 * staleness)
         self.context = context = ExchangeContext(
@@ -104,7 +104,7 @@ class Exchange:
                 has_backups=bool(settings.replicas),
                 stale_limit=stale_limit,
             ),
-            rpc=ExchangeRpc(swarm, genesis, environment.clock, score),
+            rpc=ExchangeRpc(swarm=swarm, genesis=genesis, clock=environment.clock, score=score),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
@@ -120,7 +120,14 @@ class Exchange:
         inspector = ShardInspector(store, context.counters, context.rebalance, environment)
         self.reads = ReadHandler(context, final_values, self.publisher, inspector)
         self.backup = BackupHandler(context, self.publisher)
-        self.directory = OwnerDirectory(context)
+        self.directory = OwnerDirectory(
+            swarm=swarm,
+            store=store,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            environment=environment,
+        )
         self._buffers = BufferAgreement(context, self.directory, final_values)
         self.codec_control = CodecControl(
             context.codec, swarm.line, store, context.view, settings, environment.log, is_beside=not context.synchronous
@@ -188,14 +195,11 @@ class Exchange:
         self.reconciler.on_change(change)
         if change.kind == "restarted":
             context.store.on_restart(change.node_id, context.me())
-        score = context.view.score
         if change.kind in ("restarted", "returned"):
             context.acknowledged.doubt(change.node_id)
-            score.returned(change.node_id)
-        if change.kind in ("up", "restarted", "returned", "moved"):
-            score.routes.reached(change.node_id)
+        if change.kind in ("up", "restarted", "returned", "moved", "dead"):
+            context.view.score.forget(change.node_id)
         if change.kind == "dead":
-            score.routes.died(change.node_id)
             context.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
             context.view.invalidate()

@@ -96,7 +96,6 @@ class JobKind(StrEnum):
     TAKE_OVER = "take_over"
     ANSWER_FENCES = "challenge"
     RECONCILE = "mend"
-    ASK_SILENT = "ask"
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
     FORGET = "forget"

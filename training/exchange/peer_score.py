@@ -1,41 +1,40 @@
-"""What one node has seen of the other members, and whom it does without for a while. Nothing of it is on disk. Pure.
+"""Which members one node does without, though the failure detector finds them alive. Nothing of it is on disk.
 
-A member may be faulty. The failure detector finds who is gone; this finds who lives and does not do its part:
+* *unreached*: direct requests to it have failed for `UNREACHED_S`, and it has answered none. It is no candidate for a
+  shard. If others have answered since, so that it is not this node that is cut off, it is *silent*, and counts as gone.
+* *ignored*: it has sent again and again what no healthy member sends, or it is of another swarm. For `IGNORED_S` it
+  counts as gone, and no barrier waits for it. Its deltas and pulls are still served.
 
-* *silent*: for `SILENT_S` after a first request that it did not answer it has answered none, of `UNANSWERED` at least,
-  while others have answered: otherwise it would be this node that is cut off. It counts as gone until it answers one of
-  the questions that it is asked every `ASK_S`.
-* *refuses*: as a backup it has refused what it had agreed to take.
-* *restarts*: it was started again, or came back after it was declared dead. With each crash its shards would stand
-  still until somebody has missed it.
-* *nonsense*: it has sent what no healthy member sends, as values that no training gives.
-* *foreign*: its requests are of another swarm.
-
-Such a member is *quarantined* for a minute, then tried again; each time twice as long, up to `LONGEST_S`. It is no
-candidate for a shard. One that sends nonsense or is foreign is *ignored* as well: it counts as gone, and no barrier
-waits for it. Its deltas and pulls are still served. No node believes what another says of a third.
+A firewall, a clock that is off or another network can separate two members that others reach. For each unreached
+member there is a look every `LOOK_S` (`training.exchange.recovery.route_finder`): does it answer again, and does
+another member reach it? Requests then take that *relay* (`training.exchange.indirect`), and it does not count as gone.
+No node believes what another says of a third.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from overlay.environment import Clock
+from overlay.addresses import Address
+from overlay.environment import Clock, Log
+from overlay.peers import Contact
 from training.encoding.frames import BadFrame
-from training.exchange.indirect import MemberRoutes
-
-Reason = Literal["silent", "refuses", "restarts", "nonsense", "foreign"]
 
 #: With the first timeout, a survey and the first answer of another owner within the detection bound of 10 s.
-SILENT_S, UNANSWERED = 4.0, 3
-ASK_S = 2.0
-#: So many of a kind within so many seconds are enough. Those of one moment count once.
-LIMITS: dict[Reason, tuple[int, float]] = {"refuses": (4, 60.0), "restarts": (2, 60.0), "nonsense": (5, 600.0)}
-APART_S = 0.5
-FIRST_S, LONGEST_S = 60.0, 600.0
-#: Members remembered; the one that was noted longest ago is forgotten first.
+UNREACHED_S, UNANSWERED = 4.0, 3
+#: The first look, and each later one. A member that was killed is found dead before its relay is looked for often.
+FIRST_LOOK_S, LOOK_S = 1.0, 5.0
+#: After a look no take-over is held up by another one.
+LOOKED_S = 10.0
+#: So much nonsense within so many seconds is enough; what comes within `APART_S` counts once.
+NONSENSE, NONSENSE_S, APART_S = 5, 600.0, 0.5
+IGNORED_S = 60.0
+#: Members remembered; the one that was noted first is forgotten first.
 MAX_MEMBERS = 1024
+
+Reason = Literal["silent", "nonsense", "foreign"]
+_NEVER = float("-inf")
 
 
 class Nonsense(BadFrame):
@@ -43,7 +42,7 @@ class Nonsense(BadFrame):
 
 
 class Quarantine(NamedTuple):
-    """A member that is quarantined, why, and for how many seconds from now on."""
+    """A member that this node does without, why, and for how many seconds from now on; 0: until it answers."""
 
     node: bytes
     reason: Reason
@@ -51,148 +50,160 @@ class Quarantine(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Record:
-    """Of one member; times in monotonic seconds."""
+class Unreached:
+    """A member that does not answer directly; times in monotonic seconds. `reason`: of the last failure. `relay`: the
+    member that passes requests on; empty while none is known."""
 
-    #: When it first did not answer, since its last answer, and how often it has not.
-    unanswered_s: float = 0.0
-    unanswered: int = 0
-    asked_s: float = 0.0
-    #: When it did what `LIMITS` bounds.
-    seen_s: dict[Reason, list[float]] = field(default_factory=dict)
-    #: Until when it counts as silent, is ignored, and is quarantined; why last, and for how long next time.
-    silent_until_s: float = 0.0
-    ignored_until_s: float = 0.0
-    quarantined_until_s: float = 0.0
-    reason: Reason = "silent"
-    next_s: float = FIRST_S
+    address: Address
+    reason: str
+    since_s: float
+    look_s: float
+    failed_s: float = _NEVER
+    failures: int = 0
+    relay: bytes = b""
+    #: When a look ended last.
+    looked_s: float = _NEVER
+    is_told: bool = False
 
 
 class PeerScore:
     """What one node has seen of the others."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, me: bytes, clock: Clock, log: Log) -> None:
+        self._me = me
         self._now_s = clock.monotonic
-        self._records: dict[bytes, _Record] = {}
-        #: When any member answered last, and which.
-        self._answered: dict[bytes, float] = {}
-        self._news: list[Quarantine] = []
-        #: How those are reached that do not answer directly.
-        self.routes = MemberRoutes()
+        self._log = log
+        self._unreached: dict[bytes, Unreached] = {}
+        self._nonsense_s: dict[bytes, list[float]] = {}
+        #: Until when each is ignored, and why.
+        self._ignored: dict[bytes, tuple[float, Reason]] = {}
+        #: The member that answered last, and another one, each with the time of its last answer.
+        self._answered = self._answered_before = (b"", _NEVER)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
-    def answered(self, node: bytes) -> None:
+    def answered(self, node: bytes, *, by_relay: bool = False) -> None:
         """It answered a request."""
-        self._answered.pop(node, None)
-        self._answered[node] = self._now_s()
-        if len(self._answered) > MAX_MEMBERS:
-            del self._answered[next(iter(self._answered))]
-        if (record := self._records.get(node)) is not None:
-            record.unanswered = 0
-            record.silent_until_s = 0.0
+        if self._answered[0] != node:
+            self._answered_before = self._answered
+        self._answered = node, self._now_s()
+        if not by_relay and (found := self._unreached.pop(node, None)) is not None and found.relay:
+            self._log.info("route_direct", peer=node.hex()[:8])
 
-    def unanswered(self, node: bytes) -> None:
-        """It did not answer a request in time."""
-        record, now_s = self._record(node), self._now_s()
-        if not record.unanswered:
-            record.unanswered_s = now_s
-        record.unanswered += 1
-        # Promise 3: it may hang, and the failure detector's probes be answered.
-        is_silent = record.unanswered >= UNANSWERED and now_s - record.unanswered_s >= SILENT_S
-        if is_silent and record.silent_until_s <= now_s and self._others_answered(node, record.unanswered_s):
-            record.silent_until_s = self._quarantine(node, record, "silent")
-            record.unanswered = 0
+    def failed(self, to: Contact, reason: str, relay: bytes = b"") -> None:
+        """A request had no answer: a direct one, or one by way of `relay`."""
+        node, now_s = to.node_id, self._now_s()
+        found = self._unreached.get(node)
+        if relay:
+            if found is not None and found.relay == relay:
+                found.relay, found.look_s = b"", now_s
+            return
+        if found is None:
+            found = self._unreached[node] = Unreached(to.address, reason, now_s, now_s + FIRST_LOOK_S)
+            _bound(self._unreached)
+        found.address, found.reason, found.failed_s = to.address, reason, now_s
+        found.failures += 1
+        if not found.is_told and self.is_silent(node):
+            found.is_told = True
+            self._log.warning("member_quarantined", source=node.hex()[:8], reason="silent", seconds=0.0)
 
-    def _others_answered(self, node: bytes, since_s: float) -> bool:
-        return any(at_s >= since_s for other, at_s in self._answered.items() if other != node)
+    def forget(self, node: bytes) -> None:
+        """It has died, or was started: what it failed to answer does not count, and it relays nothing."""
+        self._unreached.pop(node, None)
+        for found in self._unreached.values():
+            if found.relay == node:
+                found.relay, found.look_s = b"", 0.0
 
-    def refused(self, node: bytes) -> None:
-        """As a backup, or about to become one, it refused what it had agreed to take."""
-        self._note(node, "refuses")
-
-    def returned(self, node: bytes) -> None:
-        """It was started again, or is back."""
-        self._note(node, "restarts")
-
-    def nonsense(self, node: bytes) -> None:
+    def nonsense(self, node: bytes, what: str) -> None:
         """It has sent what no healthy member sends."""
-        # Promise 7.
-        self._note(node, "nonsense")
+        if node == self._me:
+            return  # handed on by this node itself
+        self._log.debug("nonsense_received", source=node.hex()[:8], reason=what)
+        now_s = self._now_s()
+        seen_s = self._nonsense_s.setdefault(node, [])
+        _bound(self._nonsense_s)
+        if not seen_s or now_s - seen_s[-1] >= APART_S:
+            seen_s[:] = [at_s for at_s in seen_s if now_s - at_s < NONSENSE_S] + [now_s]
+        # Promise 7: what it sends is bounded, too.
+        if len(seen_s) >= NONSENSE:
+            del self._nonsense_s[node]
+            self._ignore(node, "nonsense")
 
     def foreign(self, node: bytes) -> None:
-        """It sent a request of another swarm."""
-        # Promise 8.
+        """It sent a request of another swarm: no barrier waits for its steps."""
         if not self.is_ignored(node):
-            self._quarantine(node, self._record(node), "foreign")
+            self._ignore(node, "foreign")
 
-    def _note(self, node: bytes, reason: Reason) -> None:
-        record, now_s = self._record(node), self._now_s()
-        enough, window_s = LIMITS[reason]
-        seen_s = record.seen_s.setdefault(reason, [])
-        if not seen_s or now_s - seen_s[-1] >= APART_S:
-            seen_s[:] = [at_s for at_s in seen_s if now_s - at_s < window_s] + [now_s]
-        # One that is quarantined already may have to be ignored.
-        until_s = record.ignored_until_s if reason == "nonsense" else record.quarantined_until_s
-        if len(seen_s) >= enough and until_s <= now_s:
-            seen_s.clear()
-            self._quarantine(node, record, reason)
-
-    def _quarantine(self, node: bytes, record: _Record, reason: Reason) -> float:
-        now_s = self._now_s()
-        if now_s - record.quarantined_until_s > LONGEST_S:
-            record.next_s = FIRST_S
-        until_s = record.quarantined_until_s = now_s + record.next_s
-        if reason in ("nonsense", "foreign"):
-            record.ignored_until_s = until_s
-        record.reason = reason
-        self._news.append(Quarantine(node, reason, record.next_s))
-        record.next_s = min(2 * record.next_s, LONGEST_S)
-        return until_s
-
-    def _record(self, node: bytes) -> _Record:
-        record = self._records.pop(node, None) or _Record()
-        self._records[node] = record
-        if len(self._records) > MAX_MEMBERS:
-            del self._records[next(iter(self._records))]
-        return record
+    def _ignore(self, node: bytes, reason: Reason) -> None:
+        self._ignored[node] = self._now_s() + IGNORED_S, reason
+        _bound(self._ignored)
+        self._log.warning("member_quarantined", source=node.hex()[:8], reason=reason, seconds=IGNORED_S)
 
     # -- what follows -------------------------------------------------------------------------------------------
 
     def is_ignored(self, node: bytes) -> bool:
         """Whether it counts as gone whatever it answers, and no barrier waits for it."""
-        record = self._records.get(node)
-        return record is not None and self._now_s() < record.ignored_until_s
+        ignored = self._ignored.get(node) if self._ignored else None
+        return ignored is not None and self._now_s() < ignored[0]
+
+    def is_unreached(self, node: bytes) -> bool:
+        """Whether direct requests to it have failed for so long, without an answer between, that it is no queue on a
+        slow line: an owner whose candidates come and go sends whole shards to each."""
+        found = self._unreached.get(node) if self._unreached else None
+        return found is not None and (bool(found.relay) or self._now_s() - found.since_s >= UNREACHED_S)
 
     def is_silent(self, node: bytes) -> bool:
         """Whether it counts as gone although it lives."""
-        record = self._records.get(node)
-        return record is not None and self._now_s() < record.silent_until_s
+        # Promise 3: it may hang, and the failure detector's probes be answered.
+        if not self.is_unreached(node):
+            return False
+        found = self._unreached[node]
+        others_s = max(at_s for other, at_s in (self._answered, self._answered_before) if other != node)
+        return not found.relay and found.failures >= UNANSWERED and others_s >= found.since_s
 
-    def is_candidate(self, node: bytes) -> bool:
-        """Whether it may be given a shard."""
-        record = self._records.get(node)
-        return record is None or self._now_s() >= record.quarantined_until_s
-
-    def to_ask(self) -> list[bytes]:
-        """The silent members whose turn it is to be asked whether they answer again."""
-        now_s = self._now_s()
-        found = [
-            node
-            for node, record in self._records.items()
-            if now_s < record.silent_until_s and now_s - record.asked_s >= ASK_S
-        ]
-        for node in found:
-            self._records[node].asked_s = now_s
-        return found
+    def failed_within(self, node: bytes, seconds: float) -> bool:
+        """Whether a request to it failed in the last `seconds`, and none was answered since."""
+        found = self._unreached.get(node) if self._unreached else None
+        return found is not None and not found.relay and self._now_s() - found.failed_s < seconds
 
     def quarantined(self) -> list[Quarantine]:
-        """The members that are quarantined now."""
-        now_s = self._now_s()
-        left = ((node, one.reason, one.quarantined_until_s - now_s) for node, one in self._records.items())
-        return [Quarantine(*one) for one in left if one[2] > 0.0]
+        """The members that this node does without now."""
+        left = [Quarantine(node, reason, at_s - self._now_s()) for node, (at_s, reason) in self._ignored.items()]
+        silent = [Quarantine(node, "silent", 0.0) for node in self._unreached if self.is_silent(node)]
+        return [one for one in left if one.seconds > 0.0] + silent
 
-    def take_news(self) -> list[Quarantine]:
-        """The members quarantined since the last call."""
-        news, self._news = self._news, []
-        return news
+    # -- ways to them -------------------------------------------------------------------------------------------
+
+    def unreached(self) -> dict[bytes, Unreached]:
+        """The members that do not answer directly."""
+        return dict(self._unreached)
+
+    def relay(self, node: bytes) -> bytes:
+        """The member by way of which this one answers; empty: it is asked directly."""
+        found = self._unreached.get(node) if self._unreached else None
+        return b"" if found is None else found.relay
+
+    def to_look_for(self) -> dict[bytes, Address]:
+        """The members to look for now, with their last addresses."""
+        now_s = self._now_s()
+        return {node: found.address for node, found in self._unreached.items() if now_s >= found.look_s}
+
+    def was_looked_for(self, node: bytes) -> bool:
+        """Whether a look has ended a moment ago."""
+        found = self._unreached.get(node)
+        return found is not None and self._now_s() - found.looked_s < LOOKED_S
+
+    def looked_for(self, node: bytes, relay: bytes) -> None:
+        """A look has ended: it does not answer directly, and this member reaches it; empty: none does."""
+        if (found := self._unreached.get(node)) is None:
+            return
+        found.looked_s = self._now_s()
+        found.look_s = found.looked_s + LOOK_S
+        if relay and relay != found.relay:
+            self._log.info("route_found", peer=node.hex()[:8], relay=relay.hex()[:8], reason=found.reason)
+        found.relay = relay
+
+
+def _bound(members: dict[bytes, Any]) -> None:
+    if len(members) > MAX_MEMBERS:
+        del members[next(iter(members))]

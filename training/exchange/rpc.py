@@ -1,21 +1,18 @@
 """Requests of the exchange: typed messages, adaptive timeouts, and handlers that check the genesis.
 
-A timeout is the median response time plus four median absolute deviations, between a floor and a ceiling. It bounds
-silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins when the peer has
-the request. Response times are measured per kind of request and per peer, so that one slow peer delays no other. For a
-peer without measurements those of all peers count. After a timeout the next one is longer (RFC 6298 section 5.5): the
-peer, or the queue before a slow line, may have become slower than any measurement. So the ceiling bounds the first
-silence, by which a dead node is found. A peer that did answer after more, twice, on later attempts, is given as long
-from then on: without that, every other request to it would fail.
+A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins
+when the peer has the request. It follows the response times of that peer for that kind of request (`overlay.waits`),
+between a floor and a ceiling. After a timeout the next one is longer (RFC 6298 section 5.5): the peer, or the queue
+before a slow line, may have become slower than any measurement. It stays longer until answers come that a shorter one
+would have got. So the ceiling bounds the first silence, by which a dead node is found, and no longer one for a peer
+that is suspected or dead.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from statistics import median
 from types import TracebackType
 from typing import Literal, NamedTuple, TypeVar
 
@@ -24,6 +21,7 @@ import msgspec
 from overlay.environment import Clock
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from overlay.waits import RoundTrips
 from training.cooperative import LoopTurns
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.indirect import NAME, IndirectRequests
@@ -33,15 +31,10 @@ from training.swarm import Swarm
 
 Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
 
-#: Response times kept per kind and peer, and how many are needed for an estimate.
-MAX_MEASUREMENTS, MIN_MEASUREMENTS = 16, 4
-#: Pairs of kind and peer kept; the one with the oldest answer is dropped.
+#: Pairs of kind and peer kept; the one that was used longest ago is dropped.
 MAX_KEYS = 1024
-DEVIATIONS = 4.0
 #: Each timeout in a row makes the next one longer by this factor, up to this one in all.
 BACKOFF, MAX_BACKOFF = 1.5, 8.0
-#: A peer is given so many times its second longest response time of late, whatever the ceiling.
-ABOVE_LONGEST = 1.5
 
 
 class Range(NamedTuple):
@@ -59,56 +52,57 @@ FORWARD = Range(1.5, 0.75, 1.75)
 #: A small question that is answered at once. Behind a full line its answer takes as long as the queues are.
 QUESTION = Range(1.0, 1.0, 4.5)
 
-
 _LIMITS: dict[Kind, Range] = {"forward": FORWARD, "question": QUESTION}
-#: A timeout up to this is the same for a peer that the failure detector suspects.
-LOWEST_CEILING_S = min(limits.ceiling_s for limits in (REQUEST, FORWARD, QUESTION))
+
+
+class _Times(RoundTrips):
+    """The response times of one peer to one kind of request."""
+
+    __slots__ = ("backoff",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backoff = 1.0
+
+    def within(self, limits: Range) -> float:
+        """The timeout without the silences of late."""
+        return min(max(limits.floor_s, self.timeout_s(limits.first_s)), limits.ceiling_s)
 
 
 class AdaptiveTimeouts:
-    """The response times of the peers of one node."""
+    """The timeouts of the requests of one node."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[Kind, bytes], deque[float]] = {}
-        self._of_kind: dict[Kind, deque[float]] = {}
-        self._backed_off: dict[tuple[Kind, bytes], float] = {}
+        self._times: dict[tuple[Kind, bytes], _Times] = {}
 
     def timeout_s(self, kind: Kind, peer: bytes, *, is_suspect: bool = False) -> float:
-        """Seconds of silence after which a request of this kind to this peer has failed; for one that the failure
-        detector suspects or has found dead no more than the ceiling, because it is about to be replaced."""
-        limits = _LIMITS.get(kind, REQUEST)
-        own = self._measured.get((kind, peer), ())
-        seen = own if len(own) >= MIN_MEASUREMENTS else self._of_kind.get(kind, ())
-        wanted_s = limits.first_s
-        if len(seen) >= MIN_MEASUREMENTS:
-            # No deviation is longer than the longest time: of quick answers the estimate is below the floor anyway.
-            wanted_s = limits.floor_s
-            if (1.0 + DEVIATIONS) * max(seen) > limits.floor_s:
-                middle_s = median(seen)
-                wanted_s = middle_s + DEVIATIONS * median(abs(seconds - middle_s) for seconds in seen)
-        wanted_s = min(max(limits.floor_s, wanted_s), limits.ceiling_s)
-        if len(own) > 1 and max(own) > limits.ceiling_s and (longest_s := sorted(own)[-2]) > limits.ceiling_s:
-            wanted_s = ABOVE_LONGEST * longest_s
-        wanted_s *= self._backed_off.get((kind, peer), 1.0)
-        return min(wanted_s, limits.ceiling_s) if is_suspect else wanted_s
+        """Seconds of silence after which a request of this kind to this peer has failed. One that the failure detector
+        suspects or has found dead is about to be replaced."""
+        limits, times = _LIMITS.get(kind, REQUEST), self._times.get((kind, peer))
+        if times is None:
+            return limits.first_s
+        seconds = times.within(limits) * times.backoff
+        # Promise 3.
+        return min(seconds, limits.ceiling_s) if is_suspect else seconds
 
     def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
         """The answer began so many seconds after the last byte of the request had arrived."""
-        key = (kind, peer)
-        own = self._measured.pop(key, None) or deque(maxlen=MAX_MEASUREMENTS)
-        own.append(seconds)
-        self._measured[key] = own
-        self._of_kind.setdefault(kind, deque(maxlen=4 * MAX_MEASUREMENTS)).append(seconds)
-        self._backed_off.pop(key, None)
-        while len(self._measured) > MAX_KEYS:
-            del self._measured[next(iter(self._measured))]
+        times = self._of(kind, peer)
+        if seconds <= times.within(_LIMITS.get(kind, REQUEST)):
+            times.backoff = max(1.0, times.backoff / BACKOFF)
+        times.observe(seconds)
 
     def on_timeout(self, kind: Kind, peer: bytes) -> None:
         """The timeout passed without an answer."""
-        key = (kind, peer)
-        self._backed_off[key] = min(self._backed_off.pop(key, 1.0) * BACKOFF, MAX_BACKOFF)
-        while len(self._backed_off) > MAX_KEYS:
-            del self._backed_off[next(iter(self._backed_off))]
+        times = self._of(kind, peer)
+        times.backoff = min(times.backoff * BACKOFF, MAX_BACKOFF)
+
+    def _of(self, kind: Kind, peer: bytes) -> _Times:
+        key = kind, peer
+        times = self._times[key] = self._times.pop(key) if key in self._times else _Times()
+        if len(self._times) > MAX_KEYS:
+            del self._times[next(iter(self._times))]
+        return times
 
 
 OTHER_SWARM = "another swarm: the genesis differs"
@@ -126,38 +120,52 @@ class ExchangeRpc:
     that reaches it (`training.exchange.indirect`).
     """
 
-    def __init__(
-        self,
-        swarm: Swarm,
-        genesis: bytes,
-        clock: Clock,
-        score: PeerScore | None = None,
-    ) -> None:
+    def __init__(self, *, swarm: Swarm, genesis: bytes, clock: Clock, score: PeerScore) -> None:
         """`score` hears who answers, and who sends nonsense."""
         #: For every pass over many values on the loop of this node.
         self.turns = LoopTurns()
-        self._score = PeerScore(clock) if score is None else score
-        self._swarm = swarm
-        self._genesis = genesis
-        self._clock = clock
+        self.score = score
+        self.genesis = genesis
+        self.clock = clock
         self.timeouts = AdaptiveTimeouts()
+        self._swarm = swarm
         self._handlers: dict[str, Handler] = {}
         self._indirect = IndirectRequests(swarm, self._dispatch)
-        #: The requests in flight of each node.
-        self._in_flight: dict[bytes, dict[_Request, None]] = {}
+        #: The requests under way to each node, or by way of it.
+        self.under_way: dict[bytes, dict[_Request, None]] = {}
+
+    @property
+    def me(self) -> Contact:
+        """Where other nodes reach this one."""
+        return Contact(self._swarm.node_id, self._swarm.address)
+
+    # -- requests of others -------------------------------------------------------------------------------------
 
     def register(self, name: str, kind: type[A], handle: TypedHandler[A], *, waits: bool = False) -> None:
         """Serve requests of this name, which carry messages of this type. `waits`: the handler may wait for an answer
         of another node."""
-        handler = self._handlers[name] = self._checked(kind, handle)
+
+        async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+            try:
+                message = decode(payload, kind)
+            except msgspec.DecodeError as error:
+                self.score.nonsense(sender.node_id, "malformed")
+                raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
+            if message.genesis != self.genesis:  # type: ignore[attr-defined]
+                # Its answers are refusals, and each would be followed by the next request.
+                self.score.foreign(sender.node_id)
+                raise RequestRejected(OTHER_SWARM)
+            try:
+                return await handle(sender, message, stream)
+            except BadFrame as error:
+                raise RequestRejected(f"bad body: {error}") from error
+
+        self._handlers[name] = handler
         self._swarm.register(name, handler, waits=waits)
 
     def serve_indirect(self) -> None:
         """Serve requests that come by way of a relay, and relay those of others."""
-        self._swarm.register(NAME, self._on_indirect, waits=True)
-
-    async def _on_indirect(self, sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-        return await self._indirect.handle(sender, payload, stream)
+        self._swarm.register(NAME, self._indirect.handle, waits=True)
 
     async def _dispatch(self, name: str, origin: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
         """Handle a request that a relay has passed on."""
@@ -165,41 +173,7 @@ class ExchangeRpc:
             raise RequestRejected(f"{NOT_SERVED} {name!r}")
         return await handler(origin, payload, stream)
 
-    def _checked(self, kind: type[A], handle: TypedHandler[A]) -> Handler:
-        """A request handler that decodes its message and rejects those of another genesis."""
-
-        async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-            try:
-                message = decode(payload, kind)
-            except msgspec.DecodeError as error:
-                self._score.nonsense(sender.node_id)
-                raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
-            if message.genesis != self._genesis:  # type: ignore[attr-defined]
-                # Its answers are refusals, and each would be followed by the next request.
-                self._score.foreign(sender.node_id)
-                raise RequestRejected(OTHER_SWARM)
-            try:
-                return await handle(sender, message, stream)
-            except BadFrame as error:
-                raise RequestRejected(f"bad body: {error}") from error
-
-        return handler
-
-    async def ask(
-        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
-    ) -> A:
-        """A `question` whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
-        async with self.question(to, name, message, timeout_s, body) as answer:
-            return self.decoded(to, answer.head, kind)
-
-    def question(
-        self, to: Contact, name: str, message: msgspec.Struct, timeout_s: float, body: Body = ()
-    ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """A request that is given up after a silence of `timeout_s`, or of more where this peer was slow before: on a
-        full line a small question waits for seconds behind everything else. Raises `TransportError`."""
-        to = self._swarm.contact(to.node_id) or to
-        limit_s = max(timeout_s, self._timeout_s("question", to))
-        return self._send("question", to, name, message, body, limit_s)
+    # -- own requests -------------------------------------------------------------------------------------------
 
     def request(
         self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
@@ -208,74 +182,62 @@ class ExchangeRpc:
 
         The caller retries under the same identity. Raises `TransportError`.
         """
-        to = self._swarm.contact(to.node_id) or to
-        return self._send(kind, to, kind, message, body, self._timeout_s(kind, to))
+        return self._send(kind, to, kind, message, body)
+
+    def question(
+        self, to: Contact, name: str, message: msgspec.Struct, timeout_s: float, body: Body = ()
+    ) -> AbstractAsyncContextManager[ReceivedResponse]:
+        """A request that is given up after a silence of `timeout_s`, or of more where this peer was slow before: on a
+        full line a small question waits for seconds behind everything else. Raises `TransportError`."""
+        return self._send("question", to, name, message, body, timeout_s)
 
     def _send(
-        self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, timeout_s: float
+        self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, at_least_s: float = 0.0
     ) -> _Request:
-        node = self._score.routes.relay(to.node_id)
+        to = self._swarm.contact(to.node_id) or to
+        timeout_s = max(at_least_s, self._timeout_s(kind, to.node_id))
+        node = self.score.relay(to.node_id)
         if node and (relay := self._swarm.contact(node)) is not None:
             sent = self._indirect.request(relay, to, name, encode(message), body, timeout_s)
             return _Request(self, kind, to, sent, node)
         return _Request(self, kind, to, self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s))
 
+    async def ask(
+        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
+    ) -> A:
+        """A `question` whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
+        async with self.question(to, name, message, timeout_s, body) as answer:
+            return self.decoded(to, answer.head, kind)
+
+    async def try_ask(
+        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float
+    ) -> A | None:
+        """`ask` where nothing follows from a failure: None."""
+        try:
+            return await self.ask(to, name, message, kind, timeout_s)
+        except TransportError:
+            return None
+
     async def failure(self, to: Contact, relay: Contact | None = None) -> TransportError | None:
         """Why a node does not answer a small question, directly or by way of a member; None: it answers."""
-        return await self._indirect.failure(to, relay, self._timeout_s("question", relay or to))
+        return await self._indirect.failure(to, relay, self._timeout_s("question", (relay or to).node_id))
 
     def found_dead(self, node_id: bytes) -> None:
-        """End the requests in flight to a node: each raises `TransportError` where it waits."""
-        for request in list(self._in_flight.get(node_id, ())):
+        """End the requests under way to a node: each raises `TransportError` where it waits."""
+        # Promise 3: a timeout may have become longer than the bound.
+        for request in list(self.under_way.get(node_id, ())):
             request.end()
 
-    def began(self, node: bytes, request: _Request) -> float:
-        """A request to a node, or by way of it, is under way until `ended`, or until the node is found dead. Returns
-        since when."""
-        self._in_flight.setdefault(node, {})[request] = None
-        return self._clock.monotonic()
-
-    def ended(self, node: bytes, request: _Request) -> None:
-        """The request is under way no more."""
-        requests = self._in_flight[node]
-        del requests[request]
-        if not requests:
-            del self._in_flight[node]
-
-    def responded(self, kind: Kind, to: Contact, began_s: float, answer: ReceivedResponse, relay: bytes) -> None:
-        """Count how long a request waited for its response: the time that the peer took, without the transfer of the
-        body, which depends on the line and the body."""
-        now_s = self._clock.monotonic()
-        if not relay:
-            self._score.routes.reached(to.node_id)
-        took_s = now_s - began_s if answer.waited_s is None else answer.waited_s
-        self.timeouts.on_response(kind, to.node_id, took_s)
-        self._score.answered(to.node_id)
-
-    def failed(self, kind: Kind, to: Contact, error: TransportError, relay: bytes) -> None:
-        """Count a request's timeout, and note that it did not reach the peer."""
-        if error.kind not in ("rejected", "closed"):
-            routes, now_s = self._score.routes, self._clock.monotonic()
-            routes.failed(to.node_id, to.address, error.detail, now_s, relay)
-        if error.kind == "timeout":
-            self.timeouts.on_timeout(kind, to.node_id)
-            self._score.unanswered(to.node_id)
-        elif error.kind == "rejected":
-            self._score.answered(to.node_id)
-
-    def _timeout_s(self, kind: Kind, to: Contact) -> float:
-        seconds = self.timeouts.timeout_s(kind, to.node_id)
-        if seconds > LOWEST_CEILING_S:
-            is_suspect = self._swarm.is_suspect(to.node_id) or self._swarm.is_gone(to.node_id)
-            return self.timeouts.timeout_s(kind, to.node_id, is_suspect=is_suspect)
-        return seconds
+    def _timeout_s(self, kind: Kind, node: bytes) -> float:
+        is_suspect = self._swarm.is_suspect(node) or self._swarm.is_gone(node)
+        return self.timeouts.timeout_s(kind, node, is_suspect=is_suspect)
 
     def decoded(self, source: Contact, head: bytes, kind: type[A]) -> A:
         """The head of an answer as its message. Raises `TransportError` (`foreign`) when it is malformed."""
         try:
             return decode(head, kind)
         except msgspec.DecodeError as error:
-            self._score.nonsense(source.node_id)
+            self.score.nonsense(source.node_id, "malformed")
             raise TransportError("foreign", source.address, f"gave a malformed answer: {error}") from error
 
     async def record(self, source: Contact, reader: FrameReader, shard: int, kind: type[A]) -> A:
@@ -308,17 +270,21 @@ class _Request:
         self._is_dead = self._has_ended = False
 
     async def __aenter__(self) -> ReceivedResponse:
-        rpc = self._rpc
+        rpc, node = self._rpc, self._to.node_id
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
-        began_s = rpc.began(self._relay or self._to.node_id, self)
+        rpc.under_way.setdefault(self._relay or node, {})[self] = None
+        began_s = rpc.clock.monotonic()
         try:
             answer = await self._sent.__aenter__()
         except BaseException as error:
             self._on_end(error)
             raise
-        rpc.responded(self._kind, self._to, began_s, answer, self._relay)
+        # The time that the peer took, without the transfer of the body, which depends on the line and the body.
+        took_s = rpc.clock.monotonic() - began_s if answer.waited_s is None else answer.waited_s
+        rpc.timeouts.on_response(self._kind, node, took_s)
+        rpc.score.answered(node, by_relay=bool(self._relay))
         return answer
 
     async def __aexit__(
@@ -344,8 +310,18 @@ class _Request:
         """The request has ended, by an error or without. As `asyncio.timeout` does it, a cancellation by `end` is told
         from one by others."""
         self._has_ended = True
-        self._rpc.ended(self._relay or self._to.node_id, self)
+        under_way, via = self._rpc.under_way, self._relay or self._to.node_id
+        del under_way[via][self]
+        if not under_way[via]:
+            del under_way[via]
         if self._is_dead and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TransportError("reset", self._to.address, "was found dead while it was asked") from error
-        if isinstance(error, TransportError):
-            self._rpc.failed(self._kind, self._to, error, self._relay)
+        if not isinstance(error, TransportError):
+            return
+        score, node = self._rpc.score, self._to.node_id
+        if error.kind == "rejected":
+            score.answered(node, by_relay=bool(self._relay))
+        elif error.kind != "closed":
+            score.failed(self._to, error.detail, self._relay)
+        if error.kind == "timeout":
+            self._rpc.timeouts.on_timeout(self._kind, node)

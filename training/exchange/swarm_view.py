@@ -85,7 +85,7 @@ class SwarmView:
         swarm: Swarm,
         clock: Clock,
         run: RunState,
-        score: PeerScore | None = None,
+        score: PeerScore,
         *,
         has_steps: bool = True,
         has_backups: bool = True,
@@ -98,13 +98,11 @@ class SwarmView:
         self.has_steps = has_steps
         self._has_backups = has_backups
         #: Members that send nonsense, and those that are alive and answer no requests, count as gone.
-        self.score = PeerScore(clock) if score is None else score
+        self.score = score
         #: Members that count the workers differently.
         self.counts = CountComparison()
         self._clock = clock
         self._run = run
-        #: When a request to a node last failed, in monotonic seconds.
-        self._failures: dict[bytes, float] = {}
         self._stale_limit = stale_limit
         self._has_met_others = False
         #: Answers, each with the time at which it was computed; a negative time: not computed yet.
@@ -121,13 +119,13 @@ class SwarmView:
         """
         if self.score.is_ignored(node_id):
             return True
-        if self.score.routes.relay(node_id):
+        if self.score.relay(node_id):
             return False
         if self.score.is_silent(node_id):
             return True
         if node_id == self._swarm.node_id or self._swarm.is_alive(node_id):
             return False
-        return self.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
+        return self.score.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
 
     def incarnation_of(self, node_id: bytes) -> int | None:
         """The present start of a node; None for one that is not known to be alive."""
@@ -139,19 +137,6 @@ class SwarmView:
     def heeded(self) -> list[Peer]:
         """The members that this node does not ignore."""
         return [peer for peer in self._swarm.members() if not self.score.is_ignored(peer.node_id)]
-
-    def note_failure(self, node_id: bytes) -> None:
-        """A request to this node failed now."""
-        self._failures[node_id] = self._clock.monotonic()
-
-    def reached(self, node_id: bytes) -> None:
-        """This node has answered, if by way of another: failures from before do not count."""
-        self._failures.pop(node_id, None)
-
-    def failed_within(self, node_id: bytes, seconds: float) -> bool:
-        """Whether a request to this node failed in the last `seconds`."""
-        failed_at = self._failures.get(node_id)
-        return failed_at is not None and self._clock.monotonic() - failed_at < seconds
 
     def median_step(self) -> int:
         """The median completed step of the known workers, this node included.

@@ -201,7 +201,7 @@ export function sections(status) {
     found.push(["Shared data", [["Kind", data.kind, `size ${count(data.size)}`], ["Epoch", count(data.epoch), trained], ["Shared by", plural(data.nodes, "node")]]]);
   }
   if (status.members_quarantined?.length) {
-    const rows = status.members_quarantined.map((/** @type {any} */ one) => [shortId(one.id), one.reason, `${duration(one.seconds)} more`]);
+    const rows = status.members_quarantined.map((/** @type {any} */ one) => [shortId(one.id), one.reason, one.seconds ? `${duration(one.seconds)} more` : "until it answers"]);
     found.push(["Quarantined", rows]);
   }
   return found;

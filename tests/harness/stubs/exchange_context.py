@@ -22,9 +22,11 @@ from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import decode, encode
 from training.exchange.peer_score import PeerScore
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica
@@ -178,7 +180,8 @@ def context_of(
 ) -> ExchangeContext:
     """A context on the running virtual loop; its log is `records_of(context)`."""
     clock = VirtualClock()
-    run, score = RunState(incarnation=1), PeerScore(clock)
+    log = ListLog([], "", clock)
+    run, score = RunState(incarnation=1), PeerScore(swarm.node_id, clock, log)
     plain = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0)
     view: Any = swarm
     return ExchangeContext(
@@ -188,7 +191,7 @@ def context_of(
             entropy=StartEntropy("context"),
             disk=MemoryDisk(),
             executor=InlineExecutor(),
-            log=ListLog([], "", clock),
+            log=log,
         ),
         genesis=GENESIS,
         settings=settings or plain,
@@ -198,9 +201,32 @@ def context_of(
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
         run=run,
         view=SwarmView(view, clock, run, score, has_backups=bool((settings or plain).replicas)),
-        rpc=ExchangeRpc(view, GENESIS, clock, score),
+        rpc=ExchangeRpc(swarm=view, genesis=GENESIS, clock=clock, score=score),
         rebalance=RebalanceRequests(store),
         codec=CodecChoice(settings or plain),
+    )
+
+
+def directory_of(context: ExchangeContext) -> OwnerDirectory:
+    """Over the same swarm and store."""
+    return OwnerDirectory(
+        swarm=context.swarm,
+        store=context.store,
+        view=context.view,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        environment=context.environment,
+    )
+
+
+def route_finder_of(context: ExchangeContext) -> RouteFinder:
+    return RouteFinder(
+        swarm=context.swarm,
+        store=context.store,
+        view=context.view,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        environment=context.environment,
     )
 
 

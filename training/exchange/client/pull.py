@@ -259,8 +259,6 @@ class PullClient:
                     self._directory.answered(owner, [result])
                     if result.status in ("later", "retry"):
                         self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
-                    if result.term.number and not takes_copies:
-                        self._directory.outdated(result.shard, owner, result.term)
                     if result.status == "same" and self._follower.is_same(result):
                         self._settle(result.shard, job, changed=False)
                     if result.status == "changes" or (result.status == "value" and result.chain):
@@ -297,7 +295,7 @@ class PullClient:
             self._directory.failed(owner, error)
         except BadFrame as error:
             self._note_obstacle(owner, shards, f"bad answer: {error}", job, asked_s, is_copy=takes_copies)
-            self._context.nonsense(owner.node_id, "value")
+            self._view.score.nonsense(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
 
     def _note_obstacle(

@@ -215,19 +215,18 @@ class DeltaReplicator:
             if result.status == "ok":
                 acknowledged[receipts[result.shard]] = None
             elif result.status == "fenced":
-                self._on_fenced(to, result, its)
+                self._on_fenced(result, its)
             elif result.status == "lacks" and result.shard not in with_body:
                 lacking[result.shard] = None
             else:
                 self._drop_target(to, result.shard, its)
         return acknowledged
 
-    def _on_fenced(self, to: Contact, result: ForwardResult, owned: Owned) -> None:
+    def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = Term(result.term_number, result.term_node)
         if term.node == self._context.swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self._store.owned.get(result.shard) is owned:
-            self._view.score.refused(to.node_id)
             # The term may have no owner: a backup keeps its fence over a restart.
             self._rebalance.challenge([Fence(result.shard, *term)])
 
@@ -241,7 +240,6 @@ class DeltaReplicator:
         """The target answered that it does not back up this shard."""
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
-        self._view.score.refused(to.node_id)
         if is_backup and self._store.owned.get(shard) is owned:
             self._store.drop_backup(shard, self._context.me())
         self._rebalance.wake()

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 
+from overlay.environment import Environment
 from overlay.peers import Activity, Contact
 from overlay.transport import Response, TransportError
 from training.cooperative import off_loop
 from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.context import ExchangeContext
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.owner.delta_item import NO_VALUES
 from training.exchange.ownership_messages import (
@@ -29,14 +30,18 @@ from training.exchange.ownership_messages import (
     TransferResult,
 )
 from training.exchange.peer_score import Nonsense
-from training.exchange.recovery.route_finder import RouteFinder
+from training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
 from training.exchange.store import state_stream
 from training.exchange.store.copies import copy_status, has_known_owner, has_state, rank_copy, replica_copy
+from training.exchange.store.replica import Replica
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 from training.shards.state import ShardState, last_steps
+from training.swarm import Swarm
 
-#: Candidates surveyed before a take-over: all of them, because any may be the backup.
-CANDIDATES_SURVEYED = 20
 #: A replica is used only when no better copy was found for this long, because a backup may detect the failure this much
 #: later. With 5.5 s of detection and a survey this stays within the detection bound of 10 s.
 REPLICA_GRACE_S = 2.5
@@ -53,19 +58,34 @@ FoundCopies = list[tuple[Contact, CopyStatus]]
 class Failover:
     """Take-overs and answers to fences of one node."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory) -> None:
-        self._context = context
-        self._swarm = context.swarm
-        self._store = context.store
-        self._replica = context.replica
-        self._run = context.run
-        self._view = context.view
-        self._rpc = context.rpc
-        self._rebalance = context.rebalance
-        self._clock = context.environment.clock
-        self._log = context.environment.log
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        store: ShardStore,
+        replica: Replica,
+        run: RunState,
+        view: SwarmView,
+        rpc: ExchangeRpc,
+        rebalance: RebalanceRequests,
+        directory: OwnerDirectory,
+        routes: RouteFinder,
+        environment: Environment,
+        is_synchronous: bool,
+    ) -> None:
+        self._swarm = swarm
+        self._store = store
+        self._replica = replica
+        self._run = run
+        self._view = view
+        self._rpc = rpc
+        self._rebalance = rebalance
         self._directory = directory
-        self._routes = RouteFinder(context, directory)
+        self._routes = routes
+        self._clock = environment.clock
+        self._log = environment.log
+        self._executor = environment.executor
+        self._is_synchronous = is_synchronous
         #: Shards of which only replicas were found: since when, and at which time last.
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
@@ -80,7 +100,9 @@ class Failover:
         """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
         taken = []
         for shard in message.shards:
-            if shard < len(self._store) and shard not in self._store.owned and self._may_take(shard):
+            # A node that others cannot dial owns nothing that it has no state of: its owner may start again.
+            may_take = self._swarm.is_eligible or has_state(self._store, shard)
+            if shard < len(self._store) and shard not in self._store.owned and may_take:
                 self._rebalance.take_over(shard)
                 taken.append(shard)
                 known = self._store.ownership.known_owners.get(shard)
@@ -90,33 +112,30 @@ class Failover:
         others = [info for shard in message.shards if (info := self._store.redirect(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
-    def _may_take(self, shard: int) -> bool:
-        """A node that others cannot dial owns nothing that it has no state of: its owner may start again."""
-        return self._swarm.is_eligible or has_state(self._store, shard)
-
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self._store.ownership.fence(shard) for shard in shards}
-        await self._routes.search(self._gone_owners(shards))  # promise 1: others may reach the owner
+        # Promise 1: others may reach the owner, which goes on owning then.
+        await self._routes.look(self._routes.owners_to_search(shards), SEARCH_WITHIN_S)
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
         for shard in shards:
             if not self._is_ownerless(shard, copies[shard]):
                 continue
-            best = await self._best_copy(shard, copies[shard])
-            # Promise 1: two owners of a shard would each acknowledge deltas.
-            # If meanwhile another node took the shard, or this one became its owner or backup, the survey is void.
-            if best is None or shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
+            if (best := await self._best_copy(shard, copies[shard])) is None:
                 continue
             copied, state = best
             # Promise 7.
-            if not await off_loop(self._context.environment.executor, state.value.size, state.is_in_range):
-                self._drop_broken(shard, copied)
-                continue
+            is_in_range = await off_loop(self._executor, state.value.size, state.is_in_range)
+            # Promise 1: two owners of a shard would each acknowledge deltas. If meanwhile another node took the shard,
+            # or this one became its owner or backup, the survey is void.
             if shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
+                continue
+            if not is_in_range:
+                self._drop_broken(shard, copied)
                 continue
             # Promise 6.
             if self._resuming and state.unlisted:
@@ -127,11 +146,11 @@ class Failover:
             is_from_disk = stored is not None and state.value is stored.state.value
             term = self._store.next_term(shard, copied, *seen, begins_generation=self._resuming or is_from_disk)
             now = self._clock.monotonic()
-            owned = self._store.own(shard, state, term, self._context.me(), now, by_handover=False)
+            owned = self._store.own(shard, state, term, self._rpc.me, now, by_handover=False)
             owned.rank_as(copied)
-            if self._context.synchronous:
+            if self._is_synchronous:
                 self._store.fold(shard, self._run.passed_step)
-            taken_over.append(OwnerInfo.of(shard, term, self._context.me()))
+            taken_over.append(OwnerInfo.of(shard, term, self._rpc.me))
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
@@ -151,19 +170,6 @@ class Failover:
         self._replica_steps[shard] = state.era_step
         state.era_step = max(1, min([self._run.step, state.era_step, *self._reached.values()]))
 
-    def _gone_owners(self, shards: list[int]) -> dict[bytes, Contact]:
-        """Owners that this node alone counts as gone: others may reach them, and then nothing is taken from them. One
-        that the failure detector has declared dead was asked by way of others already."""
-        known = (self._store.ownership.known_owners.get(shard) for shard in shards)
-        owners = {one.owner.node_id: one.owner for one in known if one is not None}
-        owners.pop(self._swarm.node_id, None)
-        routes, now_s = self._view.score.routes, self._clock.monotonic()
-        return {
-            node: owner
-            for node, owner in owners.items()
-            if self._view.is_gone(node) and not self._swarm.is_gone(node) and not routes.was_looked_for(node, now_s)
-        }
-
     async def resume(self, expected: int, wait_s: float) -> int:
         """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.
 
@@ -172,11 +178,14 @@ class Failover:
         """
         # Promise 6: the highest state on any disk that comes in time.
         deadline = self._clock.monotonic() + wait_s
+        nothing = Survey(self._rpc.genesis, [])
         while True:
             members = self._swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
-            answers = await asyncio.gather(*(self._is_ready(peer.contact) for peer in asked))
-            answered = sum(answers) + len(members) - len(asked)
+            questions = (
+                self._rpc.try_ask(peer.contact, "survey", nothing, SurveyAnswer, QUESTION_TIMEOUT_S) for peer in asked
+            )
+            answered = len(members) - (await asyncio.gather(*questions)).count(None)
             if answered >= expected or self._clock.monotonic() >= deadline:
                 break
             await asyncio.sleep(RESUME_POLL_INTERVAL_S)
@@ -203,20 +212,6 @@ class Failover:
             found[shard] = sum(max(0, step - max(least, last.get(node, 0))) for node, step in reached.items())
         return {shard: lost for shard, lost in found.items() if lost}
 
-    async def ask_silent(self, node: bytes) -> None:
-        """Ask a member that counts as gone whether it answers again; any answer ends its silence."""
-        if (contact := self._swarm.contact(node)) is not None and await self._is_ready(contact):
-            self._view.invalidate()
-            self._rebalance.wake()
-
-    async def _is_ready(self, contact: Contact) -> bool:
-        """Whether a node's exchange answers."""
-        try:
-            await self._rpc.ask(contact, "survey", Survey(self._context.genesis, []), SurveyAnswer, QUESTION_TIMEOUT_S)
-        except TransportError:
-            return False
-        return True
-
     def _is_ownerless(self, shard: int, found: FoundCopies) -> bool:
         """Whether the owner is dead, has restarted, or answers that it does not own the shard.
 
@@ -233,58 +228,58 @@ class Failover:
         return self._view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
 
     async def announce_owners(self, infos: list[OwnerInfo]) -> None:
-        """Announce the owners to the members of a small swarm, or to the candidates of the shards."""
-        hearers = await self._directory.hearers(info.shard for info in infos)
-        await asyncio.gather(*(self._announce_to(contact, infos) for contact in hearers))
+        """Announce the owners to the candidates of their shards: the others ask these."""
+        found = await self._directory.candidates_of_all([info.shard for info in infos])
+        told = dict.fromkeys(one for contacts in found for one in contacts if one.node_id != self._swarm.node_id)
+        message = LocateOwners(self._rpc.genesis, [infos[0].shard], infos)
+        await asyncio.gather(*(self._tell(contact, message) for contact in told))
+
+    async def _tell(self, to: Contact, message: LocateOwners) -> None:
+        answer = await self._rpc.try_ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        if answer is not None:
+            self._store.note_owners(answer.known)
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
-        asked: dict[bytes, tuple[Contact, list[int]]] = {}
-        for shard in shards:
-            contacts = (await self._directory.candidates(shard))[:CANDIDATES_SURVEYED]
-            if self._resuming:
-                # No node may own a shard yet, and any node may have a copy on disk.
-                contacts += [peer.contact for peer in self._swarm.members()]
+        """The copies that the candidates of these shards have."""
+        asked: dict[bytes, tuple[Contact, dict[int, None]]] = {}
+        # When a whole swarm starts again no node may own a shard yet, and any node may have a copy on disk.
+        members = [peer.contact for peer in self._swarm.members()] if self._resuming else []
+        for shard, candidates in zip(shards, await self._directory.candidates_of_all(shards), strict=True):
             known = self._store.ownership.known_owners.get(shard)
-            if known is not None and not self._view.is_gone(known.owner.node_id):
-                contacts.append(known.owner)
-            for contact in contacts:
-                if self._view.score.is_ignored(contact.node_id):
-                    continue
-                wanted = asked.setdefault(contact.node_id, (contact, []))[1]
-                if contact.node_id != self._swarm.node_id and shard not in wanted:
-                    wanted.append(shard)
+            owner = [] if known is None or self._view.is_gone(known.owner.node_id) else [known.owner]
+            for contact in [*candidates, *members, *owner]:
+                node = contact.node_id
+                if node != self._swarm.node_id and not self._view.score.is_ignored(node):
+                    asked.setdefault(node, (contact, {}))[1][shard] = None
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
-        #: The others have trained on, and have what they pushed.
-        joining = {peer.node_id for peer in self._swarm.members() if peer.activity is Activity.JOINING}
-
-        async def ask(contact: Contact, wanted: list[int], tries: int) -> None:
-            try:
-                survey = Survey(self._context.genesis, wanted)
-                answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
-            except TransportError as error:
-                if tries > 1:
-                    await ask(contact, wanted, tries - 1)
-                    return
-                self._view.note_failure(contact.node_id)
-                if error.is_not_served:
-                    # It was started again and loads its model: whatever it owned, it owns no more.
-                    nothing = (*ZERO_TERM, 0, *ZERO_TERM, 0)
-                    for shard in wanted:
-                        found[shard].append((contact, CopyStatus(shard, "none", *nothing)))
-                return
-            # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
-            self._store.note_owners(answer.known)
-            for copy in answer.statuses:
-                is_plausible = self._store.ownership.is_plausible
-                if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
-                    found[copy.shard].append((contact, copy))
-                    if self._resuming and contact.node_id in joining:
-                        self._reached[contact.node_id] = min(copy.step, self._view.furthest_step())
-
-        # When a whole swarm restarts any node may have the best copy, and all are busy starting.
-        tries = RESUME_ROUNDS if self._resuming else 1
-        await asyncio.gather(*(ask(contact, wanted, tries) for contact, wanted in asked.values() if wanted))
+        await asyncio.gather(*(self._ask_copies(contact, list(wanted), found) for contact, wanted in asked.values()))
         return found
+
+    async def _ask_copies(self, contact: Contact, wanted: list[int], found: dict[int, FoundCopies]) -> None:
+        survey, answer, is_not_served = Survey(self._rpc.genesis, wanted), None, False
+        # The others have trained on, and have what they pushed.
+        peer = self._swarm.peers.get(contact.node_id)
+        is_joining = peer is not None and peer.activity is Activity.JOINING
+        for _ in range(RESUME_ROUNDS if self._resuming else 1):  # all are busy starting
+            try:
+                answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
+                break
+            except TransportError as error:
+                is_not_served = error.is_not_served
+        if answer is None:
+            # One that serves no exchange was started again and loads its model: whatever it owned, it owns no more.
+            for shard in wanted if is_not_served else []:
+                found[shard].append((contact, CopyStatus(shard, "none", *ZERO_TERM, 0, *ZERO_TERM, 0)))
+            return
+        # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
+        self._store.note_owners(answer.known)
+        is_plausible = self._store.ownership.is_plausible
+        for copy in answer.statuses:
+            # Promise 7.
+            if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
+                found[copy.shard].append((contact, copy))
+                if self._resuming and is_joining:
+                    self._reached[contact.node_id] = min(copy.step, self._view.furthest_step())
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to continue from and its term; None when the shard has an owner or another node should take it."""
@@ -296,25 +291,22 @@ class Failover:
                 self._store.note_owner(shard, copy.term, contact)
                 return None
             if copy.term >= mine.term:
-                await self._send_fence(contact, shard)
+                fence = Fence(shard, *self._store.ownership.fence(shard))
+                await self._tell(contact, LocateOwners(self._rpc.genesis, [shard], [], [fence]))
                 return None
-        in_use = {found.term: None for _, found in others if found.role != "learner"}
-        if (pulled := self._replica.pulled_version(shard)) is not None:
-            in_use[pulled[0]] = None
-        ranked = sorted(
-            ((rank_copy(found, in_use), contact) for contact, found in others if found.role != "none"),
-            key=lambda entry: (entry[0], entry[1].node_id),
-        )
-        own_rank = rank_copy(mine, in_use)
-        if mine.role == "none" and not ranked:
+        pulled = self._replica.pulled_version(shard)
+        in_use = {found.term for _, found in others if found.role != "learner"} | ({pulled[0]} if pulled else set())
+        me, copies = self._swarm.node_id, [one for one in [*others, (self._rpc.me, mine)] if one[1].role != "none"]
+        if not copies:
             return self._empty(shard) if self._store.holds_values else None
-        if not ranked or (mine.role != "none" and own_rank >= ranked[-1][0]):
+        # Of equal copies this node's own, which is here already.
+        holder, best = max(copies, key=lambda one: (rank_copy(one[1], in_use), one[0].node_id == me, one[0].node_id))
+        if holder.node_id == me:
             found = self._store.unowned_copy(shard)
             if found is None and self._grace_has_passed(shard):
                 found = replica_copy(self._store, self._replica, self._run.step, shard)
             return found
-        best, holder = ranked[-1]
-        if best.has_history:
+        if rank_copy(best, in_use).has_history:
             await self._request_takeover(holder, shard)
             return None
         if not self._grace_has_passed(shard):
@@ -323,7 +315,7 @@ class Failover:
             return await self._fetch(shard, holder)
         except (TransportError, BadFrame) as error:
             if isinstance(error, Nonsense):
-                self._context.nonsense(holder.node_id, "state")
+                self._view.score.nonsense(holder.node_id, "state")
             self._log.warning("copy_not_taken", shard=shard, holder=holder.node_id.hex()[:8], reason=str(error))
             return None  # the next tick asks again
 
@@ -365,40 +357,20 @@ class Failover:
 
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
-        try:
-            await self._rpc.ask(
-                holder, "appeal", TakeoverRequest(self._context.genesis, [shard]), TransferResult, QUESTION_TIMEOUT_S
-            )
-        except TransportError:
-            return
-
-    async def _send_fence(self, owner: Contact, shard: int) -> None:
-        fence = Fence(shard, *self._store.ownership.fence(shard))
-        question = LocateOwners(self._context.genesis, [shard], [], [fence])
-        try:
-            await self._rpc.ask(owner, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        except TransportError:
-            return
+        message = TakeoverRequest(self._rpc.genesis, [shard])
+        await self._rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
-        message = Fetch(self._context.genesis, [shard])
+        message = Fetch(self._rpc.genesis, [shard])
         async with self._rpc.request("fetch", holder, message) as answer:
             if self._rpc.decoded(holder, answer.head, StateTransfer).shards != [shard]:
                 return None
             most = self._view.plausible_steps()
-            reader, executor = FrameReader(answer.body), self._context.environment.executor
+            reader, executor = FrameReader(answer.body), self._executor
             term, state = await state_stream.read_state(reader, shard, self._store, most, executor)
             if not self._store.ownership.is_plausible(term):
                 raise BadFrame(f"the state of shard {shard} is of term {term.number}")
             return term, state
-
-    async def _announce_to(self, to: Contact, infos: list[OwnerInfo]) -> None:
-        try:
-            message = LocateOwners(self._context.genesis, [infos[0].shard], infos)
-            answer = await self._rpc.ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        except TransportError:
-            return  # it will learn the owner from a redirect
-        self._store.note_owners(answer.known)
 
     # -- fences -------------------------------------------------------------------------------------------------
 
@@ -425,8 +397,8 @@ class Failover:
                 await self._request_takeover(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
             seen = [one for _, copy in found for one in (copy.term, copy.fence)]
-            self._store.drop_backup(shard, self._context.me(), fence, *seen)
-            raised.append(OwnerInfo.of(shard, owned.term, self._context.me()))
+            self._store.drop_backup(shard, self._rpc.me, fence, *seen)
+            raised.append(OwnerInfo.of(shard, owned.term, self._rpc.me))
         if raised:
             self._log.warning("owner_rose_above_fence", count=len(raised))
             self._rebalance.wake()

@@ -71,8 +71,27 @@ class Rebalancer:
         self._deltas = deltas
         self._reconciler = reconciler
         self._publisher = publisher
-        self._routes = RouteFinder(context, directory)
-        self._failover = Failover(context, directory)
+        self._routes = RouteFinder(
+            swarm=context.swarm,
+            store=context.store,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            environment=context.environment,
+        )
+        self._failover = Failover(
+            swarm=context.swarm,
+            store=context.store,
+            replica=context.replica,
+            run=context.run,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            directory=directory,
+            routes=self._routes,
+            environment=context.environment,
+            is_synchronous=context.synchronous,
+        )
         self._confirmation = BackupConfirmation(context)
         self._identities = IdentityKeeper(
             context.store, context.view, context.settings.log_seconds, context.stale_limit, context.environment
@@ -104,10 +123,7 @@ class Rebalancer:
     async def tick(self) -> None:
         """Check all shards once and start the jobs that are due."""
         self._jobs.forget_done()
-        self._tell_who_is_quarantined()
         self._rebalance.challenge_own()
-        for node in self._view.score.to_ask():
-            self._jobs.start(JobKind.ASK_SILENT, node, partial(self._failover.ask_silent, node))
         if unreached := self._routes.due():
             self._jobs.start(JobKind.FIND_ROUTES, b"", partial(self._routes.look, unreached))
         self._drop_gone_partners()
@@ -147,11 +163,6 @@ class Rebalancer:
             for shard, backed in self._store.backed.items()
             if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
         ]
-
-    def _tell_who_is_quarantined(self) -> None:
-        for node, reason, seconds in self._view.score.take_news():
-            self._log.warning("member_quarantined", source=node.hex()[:8], reason=reason, seconds=seconds)
-            self._view.invalidate()
 
     def _drop_gone_partners(self) -> None:
         is_gone = self._view.is_gone

@@ -24,7 +24,7 @@ from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.own_deltas import Outgoing
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import ConfirmBackup, HandOver, Learn, Release, StateTransfer, TransferResult
-from training.exchange.peer_score import LIMITS
+from training.exchange.peer_score import NONSENSE
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
 from training.exchange.store.replica import Position
@@ -285,14 +285,14 @@ def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
     async def scenario() -> None:
         store = store_of("b")
         swarm, context = handler_of(store)
-        for number in range(3 * LIMITS["nonsense"][0]):
+        for number in range(3 * NONSENSE):
             await learned(swarm, store, 2 * number + 1)
             await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2 * number + 3)]), TransferResult)
             assert not store.backed
             await asyncio.sleep(1.0)
         assert not context.view.score.is_ignored(OWNER.node_id)
         await learned(swarm, store, 99)
-        for _ in range(LIMITS["nonsense"][0]):
+        for _ in range(NONSENSE):
             context.nonsense(OWNER.node_id, "value")
             await asyncio.sleep(1.0)
         assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(101)]), TransferResult)).taken == []

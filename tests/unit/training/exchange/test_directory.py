@@ -11,28 +11,27 @@ from overlay.peers import Activity, Contact
 from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of
 from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
 from training.exchange.ownership_messages import TakeoverRequest, TransferResult
-from training.exchange.peer_score import APART_S, LIMITS
 from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Fence, OwnerInfo
+from training.exchange.terms import OwnerInfo
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 
 
-def directory_of(store: ShardStore) -> tuple[OwnerDirectory, ScriptedSwarm, Any]:
+def built(store: ShardStore) -> tuple[OwnerDirectory, ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [B, C])
     swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
     swarm.answers["appeal"] = lambda *_: TransferResult([], [])
     context = context_of(swarm, store)
-    return OwnerDirectory(context), swarm, context
+    return directory_of(context), swarm, context
 
 
 def test_shards_are_grouped_by_living_owner() -> None:
-    """Each owner once, starting at the own id; shards of a dead or unknown owner are returned apart."""
+    """Each owner once; shards of a dead or unknown owner are returned apart."""
 
     async def scenario() -> None:
         store = owner_of("b")  # this store is that of node b
@@ -40,10 +39,10 @@ def test_shards_are_grouped_by_living_owner() -> None:
         context = context_of(swarm, store)
         store.note_owner(1, term(1, "a"), contact("a"))
         store.note_owner(2, term(1, "c"), contact("c"))
-        directory = OwnerDirectory(context)
+        directory = directory_of(context)
 
         groups, unknown = directory.by_owner(range(4))
-        assert [(owner.node_id[:1], shards) for owner, shards in groups] == [(b"b", [0]), (b"c", [2]), (b"a", [1])]
+        assert [(owner.node_id[:1], shards) for owner, shards in groups] == [(b"b", [0]), (b"a", [1]), (b"c", [2])]
         assert unknown == [3]
 
         swarm.gone.append(IDS["c"])
@@ -59,7 +58,7 @@ def test_an_owner_that_redirects_without_a_higher_term_is_not_asked_again() -> N
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, _, _ = directory_of(store)
+        directory, _, _ = built(store)
         store.note_owner(0, term(2, "b"), B)
         redirect = PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(1, "c"), C))
 
@@ -77,7 +76,7 @@ def test_an_owner_that_serves_no_exchange_denies_what_it_owned() -> None:
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, _, context = directory_of(store)
+        directory, _, context = built(store)
         store.note_owner(0, term(2, "b"), B)
         store.note_owner(1, term(2, "c"), C)
 
@@ -97,7 +96,7 @@ def test_a_redirect_to_a_higher_term_is_followed() -> None:
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, _, _ = directory_of(store)
+        directory, _, _ = built(store)
         store.note_owner(0, term(2, "b"), B)
 
         directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(3, "c"), C))])
@@ -111,7 +110,7 @@ def test_a_shard_without_an_owner_is_asked_for_and_its_first_candidate_takes_ove
     """No candidate knows an owner: the first one, another node, receives a request to take over."""
 
     async def scenario() -> None:
-        directory, swarm, context = directory_of(store_of("a"))
+        directory, swarm, context = built(store_of("a"))
         swarm.candidate_list = [B, C, ME]
 
         await directory.refresh([2])
@@ -127,7 +126,7 @@ def test_this_node_takes_over_where_it_is_the_first_candidate() -> None:
     """The shard is left to the rebalancer, which is woken."""
 
     async def scenario() -> None:
-        directory, swarm, context = directory_of(store_of("a"))
+        directory, swarm, context = built(store_of("a"))
         swarm.suspects = [IDS["b"]]
         swarm.candidate_list = [B, ME, C]
 
@@ -144,7 +143,7 @@ def test_an_answer_of_a_candidate_names_the_owner() -> None:
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, swarm, _ = directory_of(store)
+        directory, swarm, _ = built(store)
         known = LocateOwnersAnswer([OwnerInfo.of(1, term(4, "c"), C)])
         swarm.answers["where_is"] = lambda *_: known
 
@@ -156,48 +155,11 @@ def test_an_answer_of_a_candidate_names_the_owner() -> None:
     run(scenario())
 
 
-def test_a_node_that_starts_believes_no_terms_that_a_second_member_contradicts() -> None:
-    """The first member that it asks names itself under the highest term. Another one is asked beside it, and the lower
-    terms are taken first, whoever answers first."""
-
-    async def scenario() -> None:
-        store = store_of("a")
-        directory, swarm, _ = directory_of(store)
-        known = {
-            B.node_id: [OwnerInfo.of(shard, term((1 << 61) - 2, "b"), B) for shard in range(4)],
-            C.node_id: [OwnerInfo.of(shard, term(9, "c"), C) for shard in range(4)],
-        }
-        swarm.answers["where_is"] = lambda to, _: LocateOwnersAnswer(known[to.node_id])
-        await directory.learn_all(B)
-        assert [one.owner.node_id for one in store.ownership.known_owners.values()] == [C.node_id] * 4
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("silent_one", [B, C])
-def test_a_member_that_does_not_answer_keeps_no_node_from_starting(silent_one: Contact) -> None:
-    """The other one counts; without any answer the start fails."""
-
-    async def scenario() -> None:
-        store = store_of("a")
-        directory, swarm, _ = directory_of(store)
-        known = LocateOwnersAnswer([OwnerInfo.of(0, term(3, "b"), B)])
-        silent = TransportError("timeout", silent_one.address, "was silent")
-        swarm.answers["where_is"] = lambda to, _: silent if to == silent_one else known
-        await directory.learn_all(B)
-        assert set(store.ownership.known_owners) == {0}
-        swarm.answers["where_is"] = lambda to, _: silent
-        with pytest.raises(TransportError, match="silent"):
-            await directory.learn_all(B)
-
-    run(scenario())
-
-
 def test_another_node_is_asked_about_a_shard_without_a_candidate() -> None:
     """Near the shard all nodes are joining; its owner is known elsewhere, and nothing is taken over."""
 
     async def scenario() -> None:
-        directory, swarm, context = directory_of(store_of("a"))
+        directory, swarm, context = built(store_of("a"))
         swarm.candidate_list = []
         swarm.peers[IDS["b"]].eligible = False
         swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([OwnerInfo.of(1, term(4, "b"), B)])
@@ -216,7 +178,7 @@ def test_an_owner_below_the_fence_receives_the_fence() -> None:
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, swarm, _ = directory_of(store)
+        directory, swarm, _ = built(store)
         store.ownership.raise_fence(1, term(9, "x"))
         swarm.candidate_list = [B]
 
@@ -242,52 +204,13 @@ def test_the_keys_of_shards_differ_by_swarm_and_shard() -> None:
     assert {len(key) for key in keys} == {20}
 
 
-def test_a_node_that_redirects_to_itself_is_ignored_after_a_while() -> None:
-    """No healthy node does: it owns a shard, or names another. One that redirects to a third is heard."""
-
-    async def scenario() -> None:
-        store = store_of("a")
-        directory, _, context = directory_of(store)
-        store.note_owner(0, term(2, "b"), B)
-        for _ in range(LIMITS["nonsense"][0]):
-            directory.answered(C, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
-            directory.answered(B, [PushResult(0, "redirect", owner_info=OwnerInfo.of(0, term(2, "b"), B))])
-            await asyncio.sleep(APART_S)
-        assert not context.view.score.is_ignored(C.node_id)
-        assert context.view.score.is_ignored(B.node_id)
-        assert directory.by_owner([0]) == ([], [0])
-
-    run(scenario())
-
-
-def test_an_owner_that_answers_under_a_term_below_one_seen_here_is_told() -> None:
-    """A third node has said that it owns the shard under a term that it never had. It answers under its own: its values
-    are not taken until it has raised that."""
-
-    async def scenario() -> None:
-        store = store_of("a")
-        directory, swarm, _ = directory_of(store)
-        store.note_owner(0, term(9, "x"), B)
-
-        directory.outdated(0, B, term(9, "x"))
-        await directory.refresh([0])
-        assert swarm.sent("where_is", LocateOwners) == []
-
-        directory.outdated(0, B, term(2, "b"))
-        await directory.refresh([0])
-        (question,) = swarm.sent("where_is", LocateOwners)
-        assert question.fences == [Fence(0, *term(9, "x"))]
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("is_eligible", [True, False])
 def test_a_node_that_others_cannot_dial_takes_nothing_over_that_it_has_no_state_of(is_eligible: bool) -> None:
     """No candidate is left. Who has a state, from its disk as the former owner, goes on with it; the others wait."""
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, swarm, context = directory_of(store)
+        directory, swarm, context = built(store)
         swarm.gone += [IDS["b"], IDS["c"]]
         swarm.candidate_list, swarm.is_eligible = [ME] if is_eligible else [], is_eligible
         store.note_owner(0, term(2, "b"), B)
@@ -304,7 +227,7 @@ def test_a_node_is_apart_while_nobody_is_in_reach_that_could_own() -> None:
 
     async def scenario() -> None:
         store = store_of("a")
-        directory, swarm, _ = directory_of(store)
+        directory, swarm, _ = built(store)
         for peer in swarm.peers.values():
             peer.eligible = False
         assert not directory.is_apart(), "it may own itself"

@@ -49,7 +49,7 @@ def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
     for owner, name in (
         (type(exchange.reconciler), "on_change"),
         (type(context.store), "on_restart"),
-        (type(context.view.score), "returned"),
+        (type(context.view.score), "forget"),
         (type(context.rpc), "found_dead"),
         (type(context.view), "invalidate"),
         (type(context.rebalance), "wake"),
@@ -59,14 +59,14 @@ def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 CHANGES: dict[ChangeKind, set[str]] = {
-    "up": {"invalidate", "wake"},
-    "returned": {"returned", "invalidate", "wake"},
+    "up": {"forget", "invalidate", "wake"},
+    "returned": {"forget", "invalidate", "wake"},
     "suspect": set(),
     "refuted": set(),
-    "dead": {"found_dead", "invalidate", "wake"},
+    "dead": {"forget", "found_dead", "invalidate", "wake"},
     "left": {"invalidate", "wake"},
-    "restarted": {"on_restart", "returned", "invalidate", "wake"},
-    "moved": set(),
+    "restarted": {"on_restart", "forget", "invalidate", "wake"},
+    "moved": {"forget"},
     "eligible": {"invalidate", "wake"},
     "clone": set(),
     "twin": set(),

@@ -12,7 +12,7 @@ import pytest
 from overlay.peers import Contact
 from overlay.transport import NOT_SERVED, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
 from tests.harness.builders.stores import contact
-from training.exchange.indirect import LONGEST_WAIT_S, NAME, RELAY_S, IndirectRequests
+from training.exchange.indirect import NAME, RELAY_S, IndirectRequests
 from training.exchange.messages import Indirect, encode
 
 A, B, C = contact("a"), contact("b"), contact("c")
@@ -161,18 +161,6 @@ def test_what_is_malformed_is_rejected(payload: bytes) -> None:
 
     with pytest.raises(RequestRejected, match="malformed Indirect"):
         asyncio.run(c.indirect.handle(A, payload, _stream(())))
-
-
-def test_a_relay_waits_no_longer_than_its_own_limit() -> None:
-    """Whatever the sender asks for."""
-    a, _, c = nodes()
-
-    async def ask() -> None:
-        async with a.indirect.request(C, B, "push", b"", (), 1e4):
-            pass
-
-    asyncio.run(ask())
-    assert c.timeouts_s == [LONGEST_WAIT_S]
 
 
 def test_whether_a_member_answers_directly_or_by_way_of_another() -> None:

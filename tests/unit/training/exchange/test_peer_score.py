@@ -1,4 +1,4 @@
-"""Whom a node does without for a while, although they live, and for how long."""
+"""Whom a node does without for a while, although they live, for how long, and by way of whom it reaches them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from overlay.addresses import Address
+from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of
+from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
-from training.exchange.directory import OwnerDirectory
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, directory_of
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.ownership_messages import SurveyAnswer
 from training.exchange.peer_score import (
     APART_S,
-    ASK_S,
-    FIRST_S,
-    LIMITS,
-    LONGEST_S,
+    FIRST_LOOK_S,
+    IGNORED_S,
+    LOOK_S,
+    LOOKED_S,
     MAX_MEMBERS,
-    SILENT_S,
+    NONSENSE,
+    NONSENSE_S,
     UNANSWERED,
+    UNREACHED_S,
     PeerScore,
-    Reason,
 )
-from training.exchange.recovery.failover import Failover
 
-B, C = IDS["b"], IDS["c"]
+A, B, C, D = (IDS[name] for name in "abcd")
 
 
 class Clock:
@@ -50,37 +50,46 @@ class Scored:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.score = PeerScore(self.clock)
+        self.records: list[Record] = []
+        self.score = PeerScore(A, self.clock, ListLog(self.records, "", self.clock))
 
-    def silence(self, every_s: float = SILENT_S / 2, times: int = UNANSWERED) -> None:
+    def silence(self, every_s: float = UNREACHED_S / 2, times: int = UNANSWERED) -> None:
         """B leaves so many requests unanswered."""
         for _ in range(times):
-            self.score.unanswered(B)
+            self.score.failed(contact("b"), "did not answer")
             self.clock.now_s += every_s
 
-    def note(self, reason: Reason, times: int | None = None, apart_s: float = APART_S) -> None:
-        """B does this so often; None: as often as is enough."""
-        what = {"refuses": self.score.refused, "restarts": self.score.returned, "nonsense": self.score.nonsense}[reason]
-        for _ in range(LIMITS[reason][0] if times is None else times):
-            what(B)
+    def nonsense(self, times: int = NONSENSE, apart_s: float = APART_S) -> None:
+        for _ in range(times):
+            self.score.nonsense(B, "value")
             self.clock.now_s += apart_s
 
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        """Events and reasons, but for what is told each time."""
+        told = [one for one in self.records if one.event != "nonsense_received"]
+        return [(one.event, one.fields.get("reason", "")) for one in told]
 
-def test_a_member_that_answers_nothing_while_others_do_is_silent_for_a_minute() -> None:
-    """It is told once, with how long it lasts; then it is tried again."""
+
+# -- silence ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_answers_nothing_while_others_do_is_silent_until_it_answers() -> None:
+    """It is told once. It is not ignored: its next answer counts, and its next silence begins anew."""
     one = Scored()
-    score = one.score
-    score.answered(C)
+    one.score.answered(C)
     one.silence()
-    assert score.is_silent(B)
-    assert not score.is_silent(C)
-    assert not score.is_candidate(B)
-    assert not score.is_ignored(B)
-    assert score.take_news() == [(B, "silent", FIRST_S)]
-    assert score.take_news() == []
-    one.clock.now_s += FIRST_S
-    assert not score.is_silent(B)
-    assert score.is_candidate(B)
+    one.score.failed(contact("b"), "did not answer")
+    assert one.score.is_silent(B)
+    assert one.score.is_unreached(B)
+    assert not one.score.is_silent(C)
+    assert not one.score.is_ignored(B)
+    assert one.score.quarantined() == [(B, "silent", 0.0)]
+    assert one.events == [("member_quarantined", "silent")]
+    one.score.answered(B)
+    one.score.failed(contact("b"), "did not answer")
+    assert not one.score.is_silent(B)
+    assert not one.score.is_unreached(B)
 
 
 def test_a_node_that_nobody_answers_leaves_nobody_out() -> None:
@@ -90,9 +99,12 @@ def test_a_node_that_nobody_answers_leaves_nobody_out() -> None:
     one.clock.now_s += 0.1
     one.silence(times=20)
     assert not one.score.is_silent(B)
+    one.score.answered(C)
+    one.score.answered(D)
+    assert one.score.is_silent(B)
 
 
-@pytest.mark.parametrize(("every_s", "times"), [(SILENT_S, UNANSWERED - 1), (SILENT_S / 10, UNANSWERED)])
+@pytest.mark.parametrize(("every_s", "times"), [(UNREACHED_S, UNANSWERED - 1), (UNREACHED_S / 10, UNANSWERED)])
 def test_a_few_lost_answers_or_a_short_silence_are_none(every_s: float, times: int) -> None:
     """Both the number of requests and the time must be long enough."""
     one = Scored()
@@ -101,123 +113,164 @@ def test_a_few_lost_answers_or_a_short_silence_are_none(every_s: float, times: i
     assert not one.score.is_silent(B)
 
 
-def test_an_answer_ends_a_silence() -> None:
-    """Whoever answers again is not gone, and its next silence begins anew."""
+def test_a_request_that_fails_once_makes_a_member_no_stranger() -> None:
+    """A question may wait in the queue of a slow line: only what fails for long is no candidate any more."""
+    one = Scored()
+    one.silence(UNREACHED_S - 0.1, 1)
+    assert not one.score.is_unreached(B)
+    assert one.score.failed_within(B, UNREACHED_S)
+    one.clock.now_s += 0.2
+    assert one.score.is_unreached(B)
+    assert not one.score.failed_within(B, UNREACHED_S)
+
+
+def test_what_a_member_failed_to_answer_before_it_was_started_again_does_not_count() -> None:
+    """Nor when it is declared dead: then it is asked nothing."""
     one = Scored()
     one.score.answered(C)
     one.silence()
-    one.score.answered(B)
-    assert not one.score.is_silent(B)
-    one.score.unanswered(B)
+    one.score.forget(B)
+    assert not one.score.unreached()
     assert not one.score.is_silent(B)
 
 
-def test_a_silent_member_is_asked_again_until_it_answers() -> None:
-    """Every `ASK_S`, and one that is not silent never: after a line of one direction has healed nobody else sends it
-    anything."""
+# -- nonsense ---------------------------------------------------------------------------------------------------------
+
+
+def test_so_much_nonsense_has_a_member_ignored_for_a_minute() -> None:
+    """What comes at one moment counts once, and what is long ago not at all."""
     one = Scored()
-    one.score.answered(C)
-    one.silence()
-    assert one.score.to_ask() == [B]
-    one.clock.now_s += ASK_S / 2
-    assert one.score.to_ask() == []
-    one.clock.now_s += ASK_S / 2
-    assert one.score.to_ask() == [B]
-    one.score.answered(B)
-    one.clock.now_s += ASK_S
-    assert one.score.to_ask() == []
-
-
-@pytest.mark.parametrize("reason", LIMITS)
-def test_so_many_faults_have_a_member_quarantined_and_no_fewer(reason: Reason) -> None:
-    """Those of one moment count once, and those of long ago not at all. Only who sends nonsense is ignored as well."""
-    enough, window_s = LIMITS[reason]
-    one = Scored()
-    one.note(reason, 100, apart_s=0.0)
-    one.clock.now_s += window_s
-    one.note(reason, 3 * enough, apart_s=window_s / (enough - 1))
-    one.clock.now_s += window_s
-    one.note(reason, enough - 1)
-    assert one.score.is_candidate(B)
-    assert one.score.take_news() == one.score.quarantined() == []
-    one.note(reason, 1, apart_s=0.0)
-    assert not one.score.is_candidate(B)
-    assert one.score.is_ignored(B) is (reason == "nonsense")
+    one.nonsense(100, apart_s=0.0)
+    one.clock.now_s += NONSENSE_S
+    one.nonsense(3 * NONSENSE, apart_s=NONSENSE_S / (NONSENSE - 1))
+    one.clock.now_s += NONSENSE_S
+    one.nonsense(NONSENSE - 1)
+    assert not one.score.is_ignored(B)
+    assert one.score.quarantined() == one.events == []
+    one.nonsense(1, apart_s=0.0)
+    assert one.score.is_ignored(B)
     assert not one.score.is_silent(B)
-    assert one.score.take_news() == one.score.quarantined() == [(B, reason, FIRST_S)]
-    one.clock.now_s += FIRST_S
-    assert one.score.is_candidate(B)
+    assert one.score.quarantined() == [(B, "nonsense", IGNORED_S)]
+    assert one.events == [("member_quarantined", "nonsense")]
+    one.clock.now_s += IGNORED_S
     assert not one.score.is_ignored(B)
     assert one.score.quarantined() == []
-
-
-def test_each_time_is_longer_up_to_a_limit() -> None:
-    """Who fails again whenever it is tried is tried more rarely. After a long time without a fault it begins anew."""
-    one, seconds = Scored(), []
-    for _ in range(6):
-        one.note("nonsense")
-        ((_, _, lasts_s),) = one.score.take_news()
-        seconds.append(lasts_s)
-        one.clock.now_s += lasts_s
-    assert seconds == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S, LONGEST_S, LONGEST_S]
-    one.clock.now_s += LONGEST_S
-    one.note("nonsense")
-    assert one.score.take_news() == [(B, "nonsense", FIRST_S)]
-
-
-def test_a_quarantined_member_that_sends_nonsense_is_ignored_too() -> None:
-    """More of the same changes nothing."""
-    one = Scored()
-    one.note("refuses")
-    one.note("refuses")
-    one.note("nonsense")
-    one.note("nonsense")
+    one.nonsense()
     assert one.score.is_ignored(B)
-    assert [reason for _, reason, _ in one.score.take_news()] == ["refuses", "nonsense"]
 
 
-def test_a_foreign_node_is_ignored_longer_each_time_it_is_met() -> None:
+def test_what_this_node_hands_on_itself_is_no_ones_nonsense() -> None:
+    """Its own state may be broken: it is not to ignore itself."""
+    one = Scored()
+    for _ in range(NONSENSE):
+        one.score.nonsense(A, "state")
+        one.clock.now_s += APART_S
+    assert not one.score.is_ignored(A)
+    assert one.records == []
+
+
+def test_a_foreign_node_is_ignored_whenever_it_is_met() -> None:
     """While it is ignored more of its requests change nothing."""
     one = Scored()
     for _ in range(2):
         one.score.foreign(B)
+    assert one.events == [("member_quarantined", "foreign")]
     assert one.score.is_ignored(B)
-    one.clock.now_s += FIRST_S
+    one.clock.now_s += IGNORED_S
     assert not one.score.is_ignored(B)
     one.score.foreign(B)
-    assert [seconds for _, _, seconds in one.score.take_news()] == [FIRST_S, 2 * FIRST_S]
+    assert one.score.is_ignored(B)
 
 
 def test_invented_members_take_no_memory() -> None:
-    """Beyond a limit the one that was noted longest ago is forgotten."""
+    """Beyond a limit the one that was noted first is forgotten."""
     score = Scored().score
-    for number in range(3 * MAX_MEMBERS):
-        score.refused(number.to_bytes(20, "big"))
-        score.answered(number.to_bytes(20, "big"))
-    assert len(score._records) == MAX_MEMBERS
-    assert len(score._answered) == MAX_MEMBERS
+    for number in range(MAX_MEMBERS + 5):
+        node = number.to_bytes(20, "big")
+        score.nonsense(node, "value")
+        score.foreign(node)
+        score.failed(Contact(node, Address("10.0.0.1", 1)), "refused")
+    assert len(score._nonsense_s) == len(score._ignored) == len(score.unreached()) == MAX_MEMBERS
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_member_that_answers_again_is_not_gone_any_more(answers: bool) -> None:
-    """The next tick asks it; without an answer it stays gone."""
+# -- ways to them -----------------------------------------------------------------------------------------------------
 
-    async def scenario() -> None:
-        swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
-        context = context_of(swarm, owner_of("a"))
-        silence = TransportError("timeout", Address("10.0.0.1", 98), "no answer")
-        swarm.answers["survey"] = lambda *_: SurveyAnswer([]) if answers else silence
-        found = context.view.score
-        found.answered(C)
-        for _ in range(UNANSWERED):
-            found.unanswered(B)
-            await asyncio.sleep(SILENT_S / (UNANSWERED - 1))
-        assert context.view.is_gone(B)
-        directory = OwnerDirectory(context)
-        await Failover(context, directory).ask_silent(B)
-        assert context.view.is_gone(B) is not answers
 
-    VirtualLoop().run(scenario())
+def reached_by(relay: bytes) -> Scored:
+    """Direct requests to B have failed, and this member was found to reach it."""
+    one = Scored()
+    one.score.answered(C)
+    one.silence()
+    one.score.looked_for(B, relay)
+    return one
+
+
+def test_a_member_is_looked_for_soon_and_again_and_again() -> None:
+    """Until it answers. After a look no take-over waits for another one, for a while."""
+    one = Scored()
+    one.silence(FIRST_LOOK_S / 2, 1)
+    assert one.score.to_look_for() == {}
+    one.clock.now_s += FIRST_LOOK_S
+    assert one.score.to_look_for() == {B: contact("b").address}
+    assert not one.score.was_looked_for(B)
+    one.score.looked_for(B, b"")
+    assert one.score.to_look_for() == {}
+    one.clock.now_s += LOOK_S
+    assert list(one.score.to_look_for()) == [B]
+    assert one.score.was_looked_for(B)
+    one.clock.now_s += LOOKED_S - LOOK_S
+    assert not one.score.was_looked_for(B)
+    one.score.answered(B)
+    one.clock.now_s += LOOK_S
+    assert one.score.to_look_for() == {}
+
+
+def test_a_member_that_another_one_reaches_is_not_silent() -> None:
+    """It is no candidate. Where the relay fails it is silent again, and looked for at once; failures of another relay,
+    from before, change nothing."""
+    one = reached_by(C)
+    assert (one.score.relay(B), one.score.is_unreached(B), one.score.is_silent(B)) == (C, True, False)
+    assert not one.score.failed_within(B, 100.0)
+    one.score.answered(B, by_relay=True)
+    one.score.failed(contact("b"), "was silent", D)
+    assert one.score.relay(B) == C
+    one.score.failed(contact("b"), "was silent", C)
+    assert one.score.relay(B) == b""
+    assert one.score.is_silent(B)
+    assert list(one.score.to_look_for()) == [B]
+
+
+def test_a_new_relay_and_a_direct_answer_are_told() -> None:
+    """A relay that is confirmed is not."""
+    one = reached_by(C)
+    for relay in (C, D):
+        one.score.looked_for(B, relay)
+    one.score.answered(B)
+    assert one.score.relay(B) == b""
+    found = ("route_found", "did not answer")
+    assert one.events == [("member_quarantined", "silent"), found, found, ("route_direct", "")]
+
+
+def test_a_dead_member_relays_nothing() -> None:
+    """What it relayed is looked for at once."""
+    one = reached_by(C)
+    one.score.forget(D)
+    assert one.score.relay(B) == C
+    one.score.forget(C)
+    assert one.score.relay(B) == b""
+    assert list(one.score.to_look_for()) == [B]
+
+
+def test_the_last_reason_counts_and_the_first_moment() -> None:
+    """For `/status`."""
+    one = Scored()
+    one.silence()
+    one.score.failed(Contact(B, Address("10.0.0.3", 1)), "cannot be reached")
+    (found,) = one.score.unreached().values()
+    assert (found.since_s, found.reason, found.address) == (1000.0, "cannot be reached", Address("10.0.0.3", 1))
+
+
+# -- what follows -----------------------------------------------------------------------------------------------------
 
 
 def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate() -> None:
@@ -228,7 +281,7 @@ def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate()
         store = store_of("a")
         swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
         context = context_of(swarm, store)
-        directory, question = OwnerDirectory(context), LocateOwners(GENESIS, [], [])
+        directory, question = directory_of(context), LocateOwners(GENESIS, [], [])
         is_silent = True
 
         def answer(to: Any, _payload: bytes) -> Any:
@@ -243,11 +296,11 @@ def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate()
             with pytest.raises(TransportError):
                 await ask("b")
             await ask("c")
-            await asyncio.sleep(SILENT_S / (UNANSWERED - 1) + 0.1)
+            await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1) + 0.1)
         assert swarm.is_alive(B)
         assert context.view.is_gone(B)
         assert not context.view.is_gone(C)
-        assert [one.node_id for one in await directory.candidates(0)] == [IDS["a"], C]
+        assert [one.node_id for one in await directory.candidates(0)] == [A, C]
         is_silent = False
         await ask("b")
         assert not context.view.is_gone(B)
@@ -255,18 +308,17 @@ def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate()
     VirtualLoop().run(scenario())
 
 
-def test_where_all_others_are_left_out_they_stay_candidates() -> None:
+def test_where_all_others_are_unreached_they_stay_candidates() -> None:
     """One that has failed is better than no backup."""
 
     async def scenario() -> None:
         swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
         context = context_of(swarm, owner_of("a"))
-        directory = OwnerDirectory(context)
+        directory = directory_of(context)
         for name in ("b", "c"):
             assert len(await directory.candidates(0)) == 3 - (name == "c")
-            for _ in range(LIMITS["refuses"][0]):
-                context.view.score.refused(IDS[name])
-                await asyncio.sleep(APART_S)
-        assert [one.node_id for one in await directory.candidates(0)] == [IDS["a"], B, C]
+            context.view.score.failed(contact(name), "refused")
+            await asyncio.sleep(UNREACHED_S)
+        assert [one.node_id for one in await directory.candidates(0)] == [A, B, C]
 
     VirtualLoop().run(scenario())

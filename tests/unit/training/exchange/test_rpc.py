@@ -10,7 +10,7 @@ from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.transport import FailureKind, RequestRejected, Response, TransportError
 from tests.harness.builders.stores import contact, term
-from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.swarms.exchange_overlay import chunks
@@ -19,7 +19,7 @@ from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, L
 from training.exchange.ownership_messages import (
     TransferResult,
 )
-from training.exchange.peer_score import FIRST_S, PeerScore
+from training.exchange.peer_score import IGNORED_S, PeerScore
 from training.exchange.rpc import REQUEST, ExchangeRpc
 from training.exchange.terms import OwnerInfo
 
@@ -27,7 +27,9 @@ ME, PEER, RELAY = contact("a"), contact("b"), contact("c")
 
 
 def rpc_of(swarm: ScriptedSwarm) -> ExchangeRpc:
-    return ExchangeRpc(swarm, GENESIS, VirtualClock())  # type: ignore[arg-type]
+    clock = VirtualClock()
+    score = PeerScore(ME.node_id, clock, ListLog([]))
+    return ExchangeRpc(swarm=swarm, genesis=GENESIS, clock=clock, score=score)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +61,13 @@ def test_a_node_of_another_swarm_is_ignored_for_a_while() -> None:
     are malformed, or whose body is bad, stays."""
 
     async def scenario() -> None:
-        swarm, score = ScriptedSwarm(ME), PeerScore(VirtualClock())
+        swarm = ScriptedSwarm(ME)
 
         async def handle(_sender: object, _message: LocateOwners, _stream: object) -> Response:
             raise BadFrame("short")
 
-        rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), score)  # type: ignore[arg-type]
+        rpc = rpc_of(swarm)
+        score = rpc.score
         rpc.register("where_is", LocateOwners, handle)
         for payload in (b"\xc1", encode(LocateOwners(GENESIS, [0], [])), encode(LocateOwners(b"other" * 3, [], []))):
             assert not score.is_ignored(PEER.node_id)
@@ -72,10 +75,10 @@ def test_a_node_of_another_swarm_is_ignored_for_a_while() -> None:
                 await swarm.handlers["where_is"](PEER, payload, chunks([]))
         assert score.is_ignored(PEER.node_id)
 
-        await asyncio.sleep(FIRST_S)
+        await asyncio.sleep(IGNORED_S)
         assert not score.is_ignored(PEER.node_id)
 
-    run(scenario(), limit_s=2 * FIRST_S)
+    run(scenario(), limit_s=2 * IGNORED_S)
 
 
 def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
@@ -113,8 +116,8 @@ def test_a_silent_peer_is_given_longer_next_time() -> None:
 
 
 def test_a_question_waits_longer_for_a_peer_behind_a_full_line() -> None:
-    """After a silence it has half as long again; once such answers have come, as long as they took. A longer timeout of
-    the caller holds."""
+    """After a silence it has half as long again, until answers come that a shorter timeout would have got. A longer
+    timeout of the caller holds."""
 
     async def scenario() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
@@ -129,10 +132,10 @@ def test_a_question_waits_longer_for_a_peer_behind_a_full_line() -> None:
                 await ask()
         swarm.answers["where_is"] = lambda *_: TransferResult([], [])
         swarm.waited_s = 2.8
-        for _ in range(5):
+        for _ in range(4):
             await ask()
-        await ask(3.0)
-        assert swarm.timeouts_s == [1.0, 1.5, 2.25, 1.0, 1.0, 1.0, 2.8, 3.0]
+        await ask(30.0)
+        assert swarm.timeouts_s == [1.0, 1.5, 2.25, 2.25 * 4.5, 1.5 * 4.5, 4.5, 30.0]
 
     run(scenario())
 
@@ -223,7 +226,7 @@ def test_requests_in_flight_end_when_their_node_is_found_dead() -> None:
 
         assert not found.cancelled()
         assert ended == [("reset", 0.5), ("reset", 0.5), ("answered", 3.0), ("answered", 3.0)]
-        assert rpc._in_flight == {}
+        assert rpc.under_way == {}
 
     run(scenario())
 
@@ -281,13 +284,13 @@ def test_a_request_that_ends_its_own_node_cancels_nothing_later() -> None:
 
 def relayed() -> tuple[ExchangeRpc, ScriptedSwarm, PeerScore]:
     """This node reaches its peer by way of a relay alone, which answers for it."""
-    swarm, found = ScriptedSwarm(ME, [PEER, RELAY]), PeerScore(VirtualClock())
-    rpc = ExchangeRpc(swarm, GENESIS, VirtualClock(), score=found)  # type: ignore[arg-type]
-    found.routes.failed(PEER.node_id, PEER.address, "refused the connection", 0.0)
-    found.routes.found(PEER.node_id, RELAY.node_id, 0.0)
+    swarm = ScriptedSwarm(ME, [PEER, RELAY])
+    rpc = rpc_of(swarm)
+    rpc.score.failed(PEER, "refused the connection")
+    rpc.score.looked_for(PEER.node_id, RELAY.node_id)
     known = OwnerInfo.of(3, term(5, "b"), PEER)
     swarm.answers["indirect"] = lambda *_: IndirectAnswer(encode(LocateOwnersAnswer([known])))
-    return rpc, swarm, found
+    return rpc, swarm, rpc.score
 
 
 async def asked(rpc: ExchangeRpc) -> list[int]:
@@ -305,13 +308,13 @@ def test_requests_to_a_member_behind_a_hole_go_by_way_of_its_relay() -> None:
         inner = decode(payload, Indirect)
         assert (name, to, inner.target, inner.name, inner.origin) == ("indirect", RELAY, PEER.node_id, "where_is", b"")
         assert decode(inner.payload, LocateOwners).shards == [3]
-        assert found.routes.relay(PEER.node_id) == RELAY.node_id  # it has answered, not directly
+        assert found.relay(PEER.node_id) == RELAY.node_id  # it has answered, not directly
 
         swarm.gone.append(RELAY.node_id)
         swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
         assert await asked(rpc) == []
         assert swarm.requests[-1][:2] == ("where_is", PEER)
-        assert not found.routes
+        assert not found.unreached()
 
     run(scenario())
 
@@ -326,7 +329,7 @@ def test_a_relay_that_does_not_get_through_is_used_no_more(failure: FailureKind,
         with pytest.raises(TransportError, match="the reason") as caught:
             await asked(rpc)
         assert (caught.value.kind, caught.value.address) == (failure, PEER.address)
-        assert bool(found.routes.relay(PEER.node_id)) is is_kept
+        assert bool(found.relay(PEER.node_id)) is is_kept
 
     run(scenario())
 
@@ -356,7 +359,7 @@ def test_what_a_relay_passes_on_is_handled_as_its_senders_own() -> None:
             senders.append(sender)
             return Response(encode(LocateOwnersAnswer([])))
 
-        rpc = ExchangeRpc(swarm, GENESIS, VirtualClock())  # type: ignore[arg-type]
+        rpc = rpc_of(swarm)
         rpc.register("where_is", LocateOwners, handle)
         rpc.serve_indirect()
 

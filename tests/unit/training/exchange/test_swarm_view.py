@@ -11,7 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from training.exchange.peer_score import FIRST_S, LIMITS
+from overlay.addresses import Address
+from overlay.peers import Contact
+from tests.harness.environment.simulated import ListLog
+from training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
 from training.exchange.run_state import RunState
 from training.exchange.swarm_view import (
     LASTING_S,
@@ -71,8 +74,10 @@ class Crowd:
         return len(self.peers) + 1.0
 
 
-def view_of(crowd: Crowd, clock: Clock) -> SwarmView:
-    return SwarmView(cast(Any, crowd), cast(Any, clock), RunState(incarnation=1))
+def view_of(crowd: Crowd, clock: Clock, run: RunState | None = None, stale_limit: int | None = None) -> SwarmView:
+    swarm, time = cast(Any, crowd), cast(Any, clock)
+    score = PeerScore(crowd.node_id, time, ListLog([], "", time))
+    return SwarmView(swarm, time, run or RunState(incarnation=1), score, stale_limit=stale_limit)
 
 
 @pytest.mark.parametrize(("peers", "counts_at_once"), [(SMALL_SWARM, True), (SMALL_SWARM + 1, False)])
@@ -100,7 +105,7 @@ def test_one_change_among_many_waits_until_the_cache_expires(peers: int, counts_
 def test_the_median_step_includes_the_own_step_once_it_is_invalidated() -> None:
     """A step of this node counts after `invalidate`; until then the cached median is used."""
     clock, crowd, run = Clock(), Crowd(2, steps=[3, 9]), RunState(incarnation=1, step=5)
-    view = SwarmView(cast(Any, crowd), cast(Any, clock), run)
+    view = view_of(crowd, clock, run)
     assert view.median_step() == 5
 
     run.step = 8
@@ -113,7 +118,7 @@ def test_the_median_step_may_be_that_of_those_who_have_answered() -> None:
     """A node that has not been heard since does not count, whatever its last step was; what is cached stays."""
     clock, crowd = Clock(), Crowd(3, steps=[5, 5, 23])
     crowd.heard = [10.0, 10.0, 50.0]
-    view = SwarmView(cast(Any, crowd), cast(Any, clock), RunState(incarnation=1, step=4))
+    view = view_of(crowd, clock, RunState(incarnation=1, step=4))
     assert view.median_step() == 5
     assert view.median_step_of_those_heard(50.0) == 23
     assert view.median_step_of_those_heard(50.1) == 4
@@ -127,8 +132,8 @@ def test_an_unknown_node_counts_as_gone_only_shortly_after_a_failure() -> None:
     unknown, dead, alive = b"u" * 20, b"d" * 20, b"a" * 20
     crowd.gone, crowd.alive = [dead], [alive]
 
-    view.note_failure(unknown)
-    view.note_failure(alive)
+    for node in (unknown, alive):
+        view.score.failed(Contact(node, Address("10.0.0.1", 1)), "refused")
     assert [view.is_gone(node) for node in (unknown, dead, alive, crowd.node_id)] == [True, True, False, False]
 
     clock.now += 1.01 * UNKNOWN_FAILED_S
@@ -145,7 +150,7 @@ def test_one_other_node_is_believed_as_far_as_the_own_pace_explains() -> None:
         clock.now += 1.0
 
     def median(*steps: int) -> int:
-        return SwarmView(cast(Any, Crowd(len(steps), steps=list(steps))), cast(Any, clock), run).median_step()
+        return view_of(Crowd(len(steps), steps=list(steps)), clock, run).median_step()
 
     assert median(12) == 12
     assert median(10**9) == 43
@@ -177,14 +182,14 @@ def test_most_of_the_others_two_at_least_contradict_a_step(
     beyond the others, and without a barrier any node may be."""
     run = RunState(incarnation=1, step=1005)
     run.begins_at(1000, told_by_one=told_by_one)
-    view = SwarmView(cast(Any, Crowd(len(steps), steps=steps)), cast(Any, Clock()), run, stale_limit=limit)
+    view = view_of(Crowd(len(steps), steps=steps), Clock(), run, limit)
     assert view.step_of_others() == back
 
 
 def test_a_step_that_two_others_have_confirmed_is_not_doubted_any_more() -> None:
     """Nor one that has been taken back, nor that of a node that founded."""
     run, crowd = RunState(incarnation=1, step=1005), Crowd(2, steps=[1000, 1000])
-    view = SwarmView(cast(Any, crowd), cast(Any, Clock()), run, stale_limit=10)
+    view = view_of(crowd, Clock(), run, 10)
     run.begins_at(1000, told_by_one=True)
     assert view.step_of_others() is None
     crowd.steps = [5, 5]
@@ -212,12 +217,12 @@ def test_a_peer_that_is_ignored_counts_as_gone_and_its_step_does_not_count() -> 
     clock, crowd = Clock(), Crowd(1, [50])
     crowd.alive.append(b"p" * 20)
     view = view_of(crowd, clock)
-    for _ in range(LIMITS["nonsense"][0]):
-        view.score.nonsense(b"p" * 20)
+    for _ in range(NONSENSE):
+        view.score.nonsense(b"p" * 20, "value")
         clock.now += 1.0
     assert view.is_gone(b"p" * 20)
     assert view.median_step() == 0
-    clock.now += FIRST_S
+    clock.now += IGNORED_S
     assert not view.is_gone(b"p" * 20)
     assert view.median_step() == 50
 

@@ -10,9 +10,8 @@ import pytest
 from overlay.peers import Contact
 from tests.harness.builders.stores import contact, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S, JoinerRelief
-from training.exchange.directory import OwnerDirectory
 
 ME, B, C, D = contact("a"), contact("b"), contact("c"), contact("d")
 
@@ -42,7 +41,7 @@ class Joiner:
             if donor in self.donors:
                 self.arrive(*shards)
 
-        return JoinerRelief(context, OwnerDirectory(context), self.waiting, lambda: self.is_receiving, fetch)
+        return JoinerRelief(context, directory_of(context), self.waiting, lambda: self.is_receiving, fetch)
 
     def arrive(self, *shards: int) -> None:
         for shard in shards:

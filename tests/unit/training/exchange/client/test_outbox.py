@@ -13,11 +13,18 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, records_of, until
+from tests.harness.stubs.exchange_context import (
+    GENESIS,
+    Answer,
+    ScriptedSwarm,
+    context_of,
+    directory_of,
+    records_of,
+    until,
+)
 from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import COPIED_BYTES, Outbox
 from training.exchange.context import ExchangeContext
-from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import SIGN_OF_LIFE, LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, piece_of
 from training.exchange.own_deltas import KEPT_BYTES, Delivery, Outgoing
 from training.exchange.ownership_messages import TransferResult
@@ -47,7 +54,7 @@ def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox
         store.note_owner(shard, term(1, "b"), OWNER)
     settings = ExchangeSettings(codec="float32", outbox_bytes=limit)
     context = context_of(swarm, store, settings=settings)
-    return Outbox(context, OwnerDirectory(context), cast(Any, None)), swarm, context
+    return Outbox(context, directory_of(context), cast(Any, None)), swarm, context
 
 
 def delivery_of(step: int, memory: Any = b"") -> Delivery:

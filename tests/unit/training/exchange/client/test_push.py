@@ -12,10 +12,9 @@ from overlay.peers import Contact
 from overlay.transport import Response
 from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.client.push import PushClient, _runs
-from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import TransferResult
@@ -35,7 +34,7 @@ def test_shards_without_a_backup_are_added_without_a_request() -> None:
             store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, by_handover=False)
         swarm = ScriptedSwarm(ME)
         context = context_of(swarm, store)
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        client = PushClient(context, directory_of(context), DeltaHandler(context))
         delta = np.arange(VALUES, dtype=np.float32)
 
         report = await client.push(1, 0, 1.0, delta)
@@ -62,7 +61,7 @@ def test_the_shards_of_another_owner_are_sent_to_it() -> None:
         swarm.answers["push"] = answer
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum", replicas=0))
         deltas = DeltaHandler(context)
-        client, add, added_here = PushClient(context, OwnerDirectory(context), deltas), deltas.add_unreplicated, []
+        client, add, added_here = PushClient(context, directory_of(context), deltas), deltas.add_unreplicated, []
 
         def counted(push: Push, parts: Any, *, is_finite: bool) -> dict[int, PushResult]:
             listed = list(parts)
@@ -92,7 +91,7 @@ def test_what_no_owner_can_be_sent_by_the_deadline_is_returned() -> None:
         swarm.answers["appeal"] = lambda *_: TransferResult([], [])
         settings = ExchangeSettings(codec="float32", weight="sum", push_deadline_s=1.0)
         context = context_of(swarm, store, settings=settings)
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        client = PushClient(context, directory_of(context), DeltaHandler(context))
         began = context.environment.clock.monotonic()
 
         report = await client.push(3, 2, 1.0, np.ones(VALUES, np.float32))
@@ -129,7 +128,7 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
         swarm.linked[OTHER.node_id] = ScriptedSwarm(OTHER)
         swarm.linked[OTHER.node_id].handlers["push"] = push
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum"))
-        client, clock = PushClient(context, OwnerDirectory(context), DeltaHandler(context)), context.environment.clock
+        client, clock = PushClient(context, directory_of(context), DeltaHandler(context)), context.environment.clock
         returned = []
         for step in range(1, 6):
             began_s = clock.monotonic()
@@ -170,7 +169,7 @@ def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.Monke
         context = context_of(swarm, store, settings=ExchangeSettings(codec=codec))  # type: ignore[arg-type]
         pauses: list[None] = []
         monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        client = PushClient(context, directory_of(context), DeltaHandler(context))
         await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
         assert len(pauses) == (4 if codec == "sparse" else 2)
 
@@ -184,7 +183,7 @@ def test_under_bsp_a_node_waits_for_its_owners() -> None:
         swarm = ScriptedSwarm(ME)
         swarm.is_eligible, swarm.candidate_list = False, []
         context = context_of(swarm, store_of("a"), synchronous=True)
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        client = PushClient(context, directory_of(context), DeltaHandler(context))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(100.0):
                 await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
@@ -214,7 +213,7 @@ def test_a_delta_is_overwritten_with_what_its_owners_decode(codec: Any) -> None:
         swarm.linked[OTHER.node_id] = ScriptedSwarm(OTHER)
         swarm.linked[OTHER.node_id].handlers["push"] = push
         context = context_of(swarm, store, settings=ExchangeSettings(codec=codec, weight="sum", sparse_values=1))
-        client = PushClient(context, OwnerDirectory(context), DeltaHandler(context))
+        client = PushClient(context, directory_of(context), DeltaHandler(context))
         rests = []
         for is_last in (False, True):
             trained = np.random.default_rng(3).normal(size=VALUES).astype(np.float32)
@@ -248,7 +247,7 @@ def test_what_is_trained_while_no_owner_is_in_reach_is_returned(codec: Any, kind
         )
         settings = ExchangeSettings(codec=codec, weight=kind, push_deadline_s=0.5)
         context = context_of(swarm, store, settings=settings)
-        client, clock = PushClient(context, OwnerDirectory(context), DeltaHandler(context)), context.environment.clock
+        client, clock = PushClient(context, directory_of(context), DeltaHandler(context)), context.environment.clock
 
         async def trained(step: int, amount: float, *, is_last: bool = False) -> tuple[np.ndarray, Any]:
             delta = np.full(VALUES, amount, np.float32)

@@ -9,8 +9,7 @@ from typing import Any
 from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.directory import OwnerDirectory
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 from training.exchange.messages import record_frames
 from training.exchange.owner.final_values import BUFFERS_SHARD, BufferAgreement, FinalValues
 from training.exchange.ownership_messages import FinalBuffersAnswer, IntegerBuffers
@@ -26,7 +25,7 @@ def node_of(store: ShardStore, answer: Callable[[], Any] | None = None) -> tuple
     context = context_of(swarm, store)
     if answer is not None:
         store.note_owner(BUFFERS_SHARD, term(1, "b"), OWNER)
-    return BufferAgreement(context, OwnerDirectory(context), FinalValues(context)), context, swarm
+    return BufferAgreement(context, directory_of(context), FinalValues(context)), context, swarm
 
 
 def test_the_owner_names_its_own() -> None:
@@ -96,7 +95,7 @@ def test_an_owner_whose_backup_has_not_confirmed_names_none() -> None:
         swarm = ScriptedSwarm(contact("a"), [OWNER])
         swarm.answers["compare"] = lambda _to, _payload: TransportError("timeout", OWNER.address, "no answer")
         context = context_of(swarm, store)
-        agreement = BufferAgreement(context, OwnerDirectory(context), FinalValues(context))
+        agreement = BufferAgreement(context, directory_of(context), FinalValues(context))
         assert await agreement.agree(b"mine", 3.0) is None
         assert context.run.final_buffers == b"mine"
 

@@ -11,10 +11,10 @@ from overlay.peers import Activity, Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, until
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, directory_of, until
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
-from training.exchange.directory import OwnerDirectory, shard_key
+from training.exchange.directory import shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.deltas import DeltaHandler
@@ -52,7 +52,7 @@ def rebalancer_of(
     for name, answer in {**usual, **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=settings)
-    deltas, directory = DeltaHandler(context), OwnerDirectory(context)
+    deltas, directory = DeltaHandler(context), directory_of(context)
     return (
         Rebalancer(
             context,
