@@ -53,11 +53,10 @@ MAX_REMEMBERED = 1024
 class HeardPeer:
     """What a peer announced last over a stream, and what was derived from it. The payload, maybe large, is not kept."""
 
-    __slots__ = ("capacity", "changes", "contact", "heard_s", "heartbeat", "party", "source", "stream", "version")
+    __slots__ = ("capacity", "changes", "contact", "heard_s", "heartbeat", "source", "stream", "version")
 
-    def __init__(self, envelope: Envelope, source: Address, party: bytes | str = b"") -> None:
+    def __init__(self, envelope: Envelope, source: Address) -> None:
         self.source = source
-        self.party = party
         self.capacity, self.version = envelope.capacity, envelope.version
         self.heartbeat = heartbeat = envelope.heartbeat
         self.contact = Contact(heartbeat.node_id, Address(usable_host(heartbeat.host) or source.host, heartbeat.port))

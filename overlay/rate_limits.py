@@ -1,4 +1,4 @@
-"""Limits on what one party may ask of this node: token buckets by party, and a count of concurrent operations.
+"""Limits on what one party may ask of this node: token buckets by party.
 
 Pure. `now` is passed in, nothing waits. A bucket holds up to `burst` tokens and gains `rate_per_s` of them per second.
 If a caller finds too few, it gets the seconds until there are enough. The caller chooses the key of a party: a proven
@@ -107,35 +107,3 @@ class RateLimiter(Generic[Key]):
         if not wait_s:
             del self._buckets[next(iter(self._buckets))]
         return wait_s
-
-
-class ConcurrencyLimit(Generic[Key]):
-    """Counts the open operations of each party, at most `max_each`. Each `enter` that returns true needs one
-    `leave`."""
-
-    def __init__(self, max_each: int) -> None:
-        self.max_each = max_each
-        self._open: dict[Key, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def count(self, party: Key) -> int:
-        """The number of open operations of this party."""
-        return self._open.get(party, 0)
-
-    def enter(self, party: Key) -> bool:
-        """False when the party is at its limit; then there is nothing to leave."""
-        count = self._open.get(party, 0)
-        if count >= self.max_each:
-            return False
-        self._open[party] = count + 1
-        return True
-
-    def leave(self, party: Key) -> None:
-        """An operation that `enter` allowed has ended."""
-        count = self._open.get(party, 0)
-        if count <= 1:
-            self._open.pop(party, None)
-        else:
-            self._open[party] = count - 1

@@ -1,8 +1,8 @@
 """Requests between the nodes of a swarm, over streams; an envelope surrounds the payload in both directions.
 
 The envelope carries the swarm's tag, the sender's heartbeat and the id of the node that should answer. A request that
-reaches another swarm or another node is refused before its handler runs. Rate and number of the requests of one peer
-are limited. What streams show about a peer is reported to `StreamEvents`.
+reaches another swarm or another node is refused before its handler runs. What streams show about a peer is reported to
+`StreamEvents`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overlay.environment import Clock
 from overlay.ids import short
 from overlay.local_node import LocalNode
 from overlay.peers import Contact, Heartbeat
-from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter
+from overlay.rate_limits import RateLimit, RateLimiter
 from overlay.transport import (
     NOT_SERVED,
     Body,
@@ -43,14 +43,9 @@ Sent = AbstractAsyncContextManager[ReceivedResponse]
 #: A handler of a request that carries no envelope (`hello`).
 BareHandler = Callable[[Request], Awaitable[Response]]
 
-#: Requests of one peer. A step takes two, and the pushes of a thousand nodes are forwarded one by one; a second of that
-#: is not a flood.
-REQUEST_RATE = RateLimit(2000.0, 4000.0)
 #: Requests without an envelope, of one address: answering `hello` costs a signature.
 BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
-#: Requests of one peer whose handlers are still running; a body that is still sent counts.
-MAX_CONCURRENT_PER_PEER = 256
-#: A request beyond the rate is refused after this delay, which slows the peer down and occupies one of its places.
+#: A request beyond the rate is refused after this delay, which slows its sender down.
 RATE_LIMIT_DELAY_S = 1.0
 
 
@@ -120,9 +115,7 @@ class RequestService:
         self._handlers: dict[str, Handler] = {}
         self._waiting: dict[str, None] = {}
         self._bare_handlers: dict[str, BareHandler] = {}
-        self._rates: RateLimiter[bytes | str] = RateLimiter(REQUEST_RATE)
         self._bare_rates: RateLimiter[str] = RateLimiter(BARE_REQUEST_RATE)
-        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_CONCURRENT_PER_PEER)
 
     def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         """Serve requests of this name; a second registration replaces the first. `waits`: the handler may wait for an
@@ -144,8 +137,12 @@ class RequestService:
         self.counters["requests_in"] += 1
         bare = self._bare_handlers.get(incoming.name)
         if bare is not None:
-            if group := group_of(incoming.source.host):
-                await self._refuse_beyond_rate(self._bare_rates.take(group, self._clock.monotonic()))
+            group = group_of(incoming.source.host)
+            if group and self._bare_rates.take(group, self._clock.monotonic()):
+                # Promise 8.
+                self.counters["refused_rate"] += 1
+                await asyncio.sleep(RATE_LIMIT_DELAY_S)
+                raise RequestRejected("you ask more often in a second than a stranger may; try again later")
             return await bare(incoming)
         local = self._local
         if local.tag is None:
@@ -175,18 +172,7 @@ class RequestService:
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"{NOT_SERVED} {incoming.name!r}")
-        party = heard.party
-        if not self._open.enter(party):
-            self.counters["refused_open"] += 1
-            raise RequestRejected(
-                f"more than {MAX_CONCURRENT_PER_PEER} requests of yours are open here; wait until some have ended"
-            )
-        try:
-            if wait_s := self._rates.take(party, now):
-                await self._refuse_beyond_rate(wait_s)
-            reply = await handler(heard.contact, envelope.payload, incoming.body)
-        finally:
-            self._open.leave(party)
+        reply = await handler(heard.contact, envelope.payload, incoming.body)
         return Response(encoded_envelope(local, b"", reply.head), reply.body)
 
     def _met(self, envelope: Envelope, source: Address) -> HeardPeer:
@@ -194,9 +180,7 @@ class RequestService:
         heartbeat = envelope.heartbeat
         if (proven := id_behind(source)) and proven != heartbeat.node_id:
             raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
-        # An unproven id costs an attacker nothing, an address does. On the loopback of an open swarm neither does.
-        party = proven or group_of(source.host) or heartbeat.node_id
-        return remember(self._heard, HeardPeer(envelope, source, party))
+        return remember(self._heard, HeardPeer(envelope, source))
 
     def _tell(self, heard: HeardPeer, now: float) -> None:
         """What a peer said is told to `StreamEvents` now; in full again after `REPEATED_S`, or any change."""
@@ -207,14 +191,6 @@ class RequestService:
             self.events.on_capacity(envelope.heartbeat.node_id, envelope.capacity)
         if envelope.version:
             self.events.on_version(envelope.heartbeat.node_id, envelope.version)
-
-    async def _refuse_beyond_rate(self, wait_s: float) -> None:
-        """Refuse a request beyond the rate, after a delay. `wait_s` is 0 within the rate."""
-        if not wait_s:
-            return
-        self.counters["refused_rate"] += 1
-        await asyncio.sleep(RATE_LIMIT_DELAY_S)
-        raise RequestRejected("you send more requests in a second than a member may; try again later")
 
     def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1

@@ -10,10 +10,7 @@ import asyncio
 from collections import deque
 from contextlib import AbstractAsyncContextManager
 
-from overlay.errors import OverlayError
-from overlay.rate_limits import ConcurrencyLimit
-
-#: Requests handled at once. Others wait; the timeouts of their senders bound the queue.
+#: Requests handled at once. Others wait; the places for connections and the timeouts of their senders bound the queue.
 MAX_CONCURRENT_HANDLERS = 256
 #: The share of these places, and of those of a peer, for handlers that may wait for an answer of another node. The rest
 #: is for requests that wait for nobody, and end: two owners that are full of pushes, each of which waits for the other
@@ -21,12 +18,6 @@ MAX_CONCURRENT_HANDLERS = 256
 WAITING_SHARE = 0.75
 #: Half of them, so that one peer cannot block the others.
 MAX_HANDLERS_PER_PEER = 128
-#: Waiting requests of one peer. An owner forwards as many at once as others push to it.
-MAX_WAITING_PER_PEER = 1024
-
-
-class TooManyRequests(OverlayError):
-    """A peer exceeds a limit; the text names it."""
 
 
 class _Seats:
@@ -72,9 +63,11 @@ class _Seats:
 class _Places:
     """Places for handlers, of which those that wait for other nodes may take `WAITING_SHARE`."""
 
-    __slots__ = ("_all", "_waiting")
+    __slots__ = ("_all", "_waiting", "open")
 
     def __init__(self, count: int) -> None:
+        #: How many handlers have a place, or wait for one.
+        self.open = 0
         self._all = _Seats(count)
         self._waiting = _Seats(max(1, int(WAITING_SHARE * count)))
 
@@ -120,25 +113,21 @@ class HandlerLimiter:
     def __init__(self) -> None:
         self._all = _Places(MAX_CONCURRENT_HANDLERS)
         self._own: dict[bytes | str, _Places] = {}
-        self._open: ConcurrencyLimit[bytes | str] = ConcurrencyLimit(MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER)
 
     def handler(self, peer: bytes | str, *, waits: bool = False) -> AbstractAsyncContextManager[object]:
-        """Wait until a handler may run, and occupy its place. `waits`: it may wait for an answer of another node.
-        Raises `TooManyRequests` if too many of the peer wait."""
+        """Wait until a handler may run, and occupy its place. `waits`: it may wait for an answer of another node."""
         seats = self._all.wanted(waits=waits)
         if not peer:
             return _Occupied(self, peer, seats)
-        if not self._open.enter(peer):
-            raise TooManyRequests(
-                f"more than {MAX_HANDLERS_PER_PEER + MAX_WAITING_PER_PEER} requests of yours are open here"
-            )
         own = self._own.get(peer)
         if own is None:
             own = self._own[peer] = _Places(MAX_HANDLERS_PER_PEER)
+        own.open += 1
         return _Occupied(self, peer, own.wanted(waits=waits) + seats)
 
     def left(self, peer: bytes | str) -> None:
         """A request of a peer has ended."""
-        self._open.leave(peer)
-        if not self._open.count(peer):
+        own = self._own[peer]
+        own.open -= 1
+        if not own.open:
             del self._own[peer]

@@ -13,7 +13,7 @@ from overlay.environment import Log
 from overlay.sealing.tls import NotANodeCertificate
 from overlay.sockets import http1 as http
 from overlay.sockets import small_messages
-from overlay.sockets.concurrency import HandlerLimiter, TooManyRequests
+from overlay.sockets.concurrency import HandlerLimiter
 from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
 from overlay.sockets.connection_places import ConnectionPlaces
 from overlay.sockets.connection_pool import TIMER_S, proven_id
@@ -128,10 +128,6 @@ class StreamServer:
         try:
             async with self._limiter.handler(peer, waits=self._waits(head.name)):
                 return await self._run_handler(connection, head, message, source, is_last=is_last)
-        except TooManyRequests as reason:
-            self._counters["streams_dropped_quota"] += 1
-            _send(connection, http.REJECTED, str(reason).encode(), is_last=True)
-            return False
         finally:
             self._places.end(connection)
 
@@ -158,8 +154,6 @@ class StreamServer:
             reason = str(refusal)[: http.REASON_CHARACTERS].encode()
             _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)
             return not is_last
-        except TooManyRequests:
-            raise
         except Exception as error:
             if reader is None or not reader.broken:  # otherwise the handler only reports that the stream broke
                 self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -12,10 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay import requests
 from overlay.nat.reachability import DialBackAnswer
 from overlay.peers import Activity, Contact
-from overlay.rate_limits import RateLimit
 from overlay.transport import Buffer, TransportError
 from p2pnode.lifecycle import checkpoints
 from tests.harness.attacks.lies import KINDS
@@ -231,50 +228,6 @@ def test_lists_and_numbers_have_bounds() -> None:
             with pytest.raises(TransportError, match="malformed") as caught:
                 await ask(swarm, victim, name, payload, [])
             assert caught.value.kind == "rejected"
-
-    simulate(scenario)
-
-
-def test_a_flood_is_turned_away_and_slowed_down_and_the_others_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that asks as fast as it can gets its burst and its rate, then a reason a second later; others
-    continue."""
-    monkeypatch.setattr(requests, "REQUEST_RATE", RateLimit(50.0, 100.0))
-    monkeypatch.setattr(requests, "MAX_CONCURRENT_PER_PEER", 16)
-
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        payload = encode(LocateOwners(victim.living.exchange.context.genesis, [0], []))
-        outcomes: Counter[str] = Counter()
-
-        async def flood() -> None:
-            while True:
-                try:
-                    await ask(swarm, victim, "where_is", payload, [])
-                    outcomes["served"] += 1
-                except TransportError as error:
-                    outcomes["rate" if "a second" in error.detail else error.detail[:30]] += 1
-                    await asyncio.sleep(0.05)
-
-        steps = {host.name: step_of(host) for host in swarm.running() if host.name != LIAR}
-        floods = [asyncio.create_task(flood()) for _ in range(24)]
-        await asyncio.sleep(6.0)
-        for task in floods:
-            task.cancel()
-        await asyncio.gather(*floods, return_exceptions=True)
-
-        print(outcomes)
-        assert sorted(outcomes) == ["more than 16 requests of yours", "rate", "served"]
-        assert 100 <= outcomes["served"] <= 100 + 7 * 50
-        report = victim.living.overlay.report()
-        assert (report.counters["refused_rate"] >= outcomes["rate"] > 30, report.counters["refused_open"] > 100) == (
-            True,
-            True,
-        )
-        for host in swarm.running():
-            if host.name != LIAR:
-                assert step_of(host) - steps[host.name] >= 3
-        await asyncio.sleep(3.0)
-        await ask(swarm, victim, "where_is", payload, [])  # forgiven when it has rested
 
     simulate(scenario)
 

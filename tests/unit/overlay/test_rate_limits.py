@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.rate_limits import ConcurrencyLimit, RateLimit, RateLimiter, TokenBucket
+from overlay.rate_limits import RateLimit, RateLimiter, TokenBucket
 
 TEN = RateLimit(rate_per_s=10.0, burst=5.0)
 
@@ -98,15 +98,3 @@ def test_recovered_parties_make_room_first() -> None:
 
     assert limits.take("new", 10.0) == 0.0
     assert limits.take("busy", 10.0) > 0.0
-
-
-def test_open_operations_are_counted_by_party() -> None:
-    """Each party has its own limit; ended operations free a place; parties without open operations are removed."""
-    count: ConcurrencyLimit[str] = ConcurrencyLimit(2)
-
-    assert [count.enter("a"), count.enter("a"), count.enter("a"), count.enter("b")] == [True, True, False, True]
-    count.leave("a")
-    assert count.enter("a")
-    for party in ("a", "a", "b"):
-        count.leave(party)
-    assert len(count) == 0

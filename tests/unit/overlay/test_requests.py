@@ -362,44 +362,24 @@ def test_a_node_outside_any_swarm_serves_no_request() -> None:
     play(story())
 
 
-def test_a_request_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The delay slows the peer down; another address has its own rate."""
-    monkeypatch.setattr(requests, "REQUEST_RATE", RateLimit(1.0, 2.0))
+def test_a_stranger_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To answer it costs a signature. Another address has its own rate."""
+    monkeypatch.setattr(requests, "BARE_REQUEST_RATE", RateLimit(1.0, 2.0))
+
+    async def answer(_incoming: Request) -> Response:
+        return Response(b"hello")
 
     async def story() -> None:
         made, local, _ = service()
+        made.register_bare("hello", answer)
         for _ in range(2):
-            await made.serve(request(local))
+            await made.serve(request(local, name="hello"))
         began_s = asyncio.get_running_loop().time()
-        with pytest.raises(RequestRejected, match="more requests in a second"):
-            await made.serve(request(local))
+        with pytest.raises(RequestRejected, match="than a stranger may"):
+            await made.serve(request(local, name="hello"))
 
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(RATE_LIMIT_DELAY_S)
-        await made.serve(request(local, source=Address("10.0.0.3", 50_000)))
+        await made.serve(request(local, name="hello", source=Address("10.0.0.3", 50_000)))
         assert made.counters["refused_rate"] == 1
-
-    play(story())
-
-
-def test_a_peer_has_a_limited_number_of_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ended request frees its place."""
-    monkeypatch.setattr(requests, "MAX_CONCURRENT_PER_PEER", 1)
-
-    async def story() -> None:
-        made, local, _ = service()
-        may_end = asyncio.Event()
-
-        async def wait(_contact: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
-            await may_end.wait()
-            return Response(b"")
-
-        made.register("wait", wait)
-        first = asyncio.create_task(made.serve(request(local, name="wait")), name="first")
-        await asyncio.sleep(0)
-        with pytest.raises(RequestRejected, match="more than 1 requests of yours"):
-            await made.serve(request(local))
-        may_end.set()
-        await first
-        await made.serve(request(local))
 
     play(story())
