@@ -19,6 +19,7 @@ from overlay.transport import ReceivedResponse, TransportError
 from p2pnode.doctor.check import DoctorCheck, info, ok, warning
 from p2pnode.terminal.numbers import rate, size
 from training.exchange.messages import Pull, PullAnswer, Wanted, decode, encode
+from training.exchange.terms import ZERO_TERM
 
 READ_BYTES = 4 << 20
 READ_S = 4.0
@@ -52,7 +53,7 @@ class Asking(Protocol):
 
 async def read_from(overlay: Asking, member: Contact, genesis: bytes, shards: int) -> LineRead:
     """Read a part of the model from a member that may have some of these shards."""
-    wanted = [Wanted(shard, 0, b"", 0) for shard in range(shards)]
+    wanted = [Wanted(shard, ZERO_TERM, 0) for shard in range(shards)]
     # Of step 0: it shows an owner no step that this node would not be entitled to see.
     pull = encode(Pull(genesis, 0, "float32", wanted, takes_copies=True))
     address, loop = str(member.address), asyncio.get_running_loop()

@@ -200,15 +200,14 @@ class BackupHandler:
         return Response(encode(ForwardAnswer(results)))
 
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
-        term = Term(entry.term_number, entry.term_node)
         folded = entry.folded_step and min(entry.folded_step, self._context.view.plausible_steps().furthest)
-        status, known = self._store.accept_forward(entry.shard, term, item, folded, sender.node_id)
+        status, known = self._store.accept_forward(entry.shard, entry.term, item, folded, sender.node_id)
         backed = self._store.backed.get(entry.shard)
         if backed is not None and backed.state is not None and not is_good(backed.state, self._clock.monotonic()):
             self._store.drop_copy(entry.shard)  # the owner hears of it now, and sends its state again
             self._log.error("copy_broken", shard=entry.shard)
-            return ForwardResult(entry.shard, "unknown", *known)
-        return ForwardResult(entry.shard, status, *known)
+            return ForwardResult(entry.shard, "unknown", known)
+        return ForwardResult(entry.shard, status, known)
 
     async def _decoded(self, shard: int, encoded: Encoded, codec: CodecName) -> Vector:
         size = self._store.size(shard)

@@ -22,6 +22,7 @@ from overlay.transport import Buffer, FailureKind
 from training.encoding.frames import BadFrame, FrameReader, Part, blob_frames, read_blob
 from training.exchange.terms import (
     MAX_SHARDS,
+    ZERO_TERM,
     Fence,
     Genesis,
     Host,
@@ -34,8 +35,6 @@ from training.exchange.terms import (
     Scale,
     ShardIndex,
     Term,
-    TermNode,
-    TermNumber,
     Weight,
 )
 
@@ -142,8 +141,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     its published version too."""
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     version: Number
     chain: ChainName = b""
     published: Number = 0
@@ -173,7 +171,7 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     """With status `value` the shard follows in the body, with `copy` the copy of a node that does not own it. With
     `same` the puller's copy is up to date. With `later`, for a final pull, the owner's backup has other bits still.
 
-    `rank_term` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
+    `rank` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
 
     To a puller that follows, `value` with a `chain` is the published value as a whole. With `changes` that many changes
@@ -182,20 +180,14 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: Literal["value", "copy", "same", "redirect", "retry", "later", "changes"]
-    term_number: TermNumber = 0
-    term_node: TermNode = b""
+    term: Term = ZERO_TERM
     version: Number = 0
     owner_info: OwnerInfo | None = None
-    rank_number: TermNumber = 0
-    rank_node: TermNode = b""
+    rank: Term | None = None
     chain: ChainName = b""
     published: Number = 0
     digest: Digest = b""
     changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
 
     @property
     def denies_ownership(self) -> bool:
@@ -204,7 +196,7 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rank_term(self) -> Term:
-        return Term(self.rank_number, self.rank_node) if self.rank_number else self.term
+        return self.rank or self.term
 
 
 class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -217,8 +209,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     batch of named values has a number of its own in each shard; 0: that of the forward."""
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     folded_step: Number
     scale: Scale = 1.0
     norm: Length = 0.0
@@ -249,8 +240,7 @@ class ForwardResult(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: ForwardStatus
-    term_number: TermNumber = 0
-    term_node: TermNode = b""
+    term: Term = ZERO_TERM
 
 
 class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):

@@ -14,6 +14,7 @@ from training.encoding import low_bits
 from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards
 from training.exchange.terms import (
     MAX_SHARDS,
+    ZERO_TERM,
     Genesis,
     Length,
     NodeId,
@@ -22,7 +23,6 @@ from training.exchange.terms import (
     Role,
     ShardIndex,
     Term,
-    TermNode,
     TermNumber,
     Weight,
     Workers,
@@ -89,8 +89,7 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     """A shard's state without its arrays; `pending` lists (node, incarnation, step, weight, momentum)."""
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     version: Number
     sum_weight: Annotated[float, Meta(ge=0, le=1)]
     era_step: Number
@@ -98,7 +97,7 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     has_momentum: bool
     applied: Identities
     pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_PENDING)]
-    era_term: tuple[TermNumber, TermNode] = (0, b"")
+    era_term: Term = ZERO_TERM
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
     #: Places in `pending` of the deltas that were sparse: they are added by another rule.
     plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_PENDING)]], Meta(max_length=MAX_PENDING)] = []
@@ -110,10 +109,6 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     unlisted: Number = 0
     #: What `applied` does not list any more.
     forgotten: ForgottenRows | None = None
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
 
 
 class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
@@ -135,8 +130,7 @@ class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
     published: Number = 0
     digest: Digest = b""
     version: Number = 0
-    rank_number: TermNumber = 0
-    rank_node: TermNode = b""
+    rank: Term = ZERO_TERM
     changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0
 
 
@@ -172,15 +166,10 @@ class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
     """A shard as its owner has it at the end of training: the deltas that are visible, and a digest of the value."""
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     folded_step: Number
     version: Number
     digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
 
 
 class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
@@ -247,21 +236,11 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     role: Role
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     version: Number
-    fence_number: TermNumber
-    fence_node: TermNode
+    fence: Term
     step: Number
     is_stored: bool = False
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
-
-    @property
-    def fence(self) -> Term:
-        return Term(self.fence_number, self.fence_node)
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -294,18 +273,13 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: Literal["owner", "not_owner", "retry"]
-    term_number: TermNumber = 0
-    term_node: TermNode = b""
+    term: Term = ZERO_TERM
     era_step: Number = 0
-    era_term: tuple[TermNumber, TermNode] = (0, b"")
+    era_term: Term = ZERO_TERM
     known: Identities = []
     owner_info: OwnerInfo | None = None
     unlisted: Number = 0
     forgotten: ForgottenRows | None = None
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
 
     @property
     def row_count(self) -> int:

@@ -41,8 +41,8 @@ Reason = Annotated[str, Meta(max_length=200)]
 class Term(NamedTuple):
     """A fencing token: the higher number wins; the id of the node that raised it separates simultaneous take-overs."""
 
-    number: int
-    node: bytes
+    number: TermNumber
+    node: TermNode
 
 
 ZERO_TERM = Term(0, b"")
@@ -70,27 +70,17 @@ class Fence(msgspec.Struct, frozen=True, array_like=True):
     """
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
+    term: Term
 
 
 class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
     """The owner of a shard, as far as the sender knows."""
 
     shard: ShardIndex
-    term_number: TermNumber
-    term_node: TermNode
+    term: Term
     owner: NodeId
     host: Host
     port: Port
-
-    @property
-    def term(self) -> Term:
-        return Term(self.term_number, self.term_node)
 
     def contact(self) -> Contact:
         """The owner's contact; `ValueError` for a malformed address."""
@@ -98,7 +88,7 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, shard: int, term: Term, owner: Contact) -> OwnerInfo:
-        return cls(shard, term.number, term.node, owner.node_id, owner.address.host, owner.address.port)
+        return cls(shard, term, owner.node_id, *owner.address)
 
 
 Role = Literal["owner", "backup", "learner", "replica", "none"]

@@ -253,7 +253,7 @@ class PullClient:
                     # Promise 7.
                     plausible = self._store.ownership.is_plausible
                     if not (plausible(result.term) and plausible(result.rank_term)):
-                        raise BadFrame(f"shard {result.shard} under term {result.term_number}")
+                        raise BadFrame(f"shard {result.shard} under term {result.term.number}")
                     if max(result.version, result.published) >= MAX_BELIEVED:
                         raise BadFrame(f"shard {result.shard} in version {result.version}")
                     self._directory.answered(owner, [result])
@@ -376,7 +376,7 @@ class PullClient:
 
 
 def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
-    return Wanted(shard, *term, version, position.chain, position.published)
+    return Wanted(shard, term, version, position.chain, position.published)
 
 
 def _received_since(body: Any) -> Callable[[], int]:

@@ -113,7 +113,7 @@ class FinalValues:
             marks[shard] = self._mark(shard, owned, backup)
             digest = await self._executor.run(value_digest, owned.state.value)
             state = owned.state
-            copies.append(CopyDigest(shard, *owned.term, state.folded_step, state.version, digest))
+            copies.append(CopyDigest(shard, owned.term, state.folded_step, state.version, digest))
         buffers = self._run.final_buffers if BUFFERS_SHARD in shards else None
         message = CompareCopies(self._context.genesis, copies, buffers is not None)
         body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))

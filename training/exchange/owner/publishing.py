@@ -232,7 +232,7 @@ class Publisher:
             term, version = published.source
             heads.append(
                 PublishedHead(
-                    published.chain, published.version, published.digest, version, *term, changes=len(changes)
+                    published.chain, published.version, published.digest, version, term, changes=len(changes)
                 )
             )
 
@@ -261,12 +261,12 @@ class Publisher:
             backed = self._store.backed.get(info.shard)
             if backed is None or backed.owner.node_id != sender:
                 continue
-            is_believed = self._store.ownership.is_plausible(Term(head.rank_number, head.rank_node))
+            is_believed = self._store.ownership.is_plausible(head.rank)
             if not is_believed or max(head.version, head.published) >= MAX_BELIEVED:
                 continue
             if not head.chain or chain != head.chain or not 0 <= lacking <= len(changes):
                 continue
-            source = ApproximatedState(Term(head.rank_number, head.rank_node), head.version)
+            source = ApproximatedState(head.rank, head.version)
             last = Published(head.chain, head.published, _NO_VALUE, head.digest, source, tuple(changes))
             missing = tuple(changes[len(changes) - lacking :])
             work.append((info.shard, self._context.replica.slice_of(info.shard), missing, last))

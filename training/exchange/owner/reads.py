@@ -74,14 +74,12 @@ def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> t
     shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
     changes = published.since(wanted.published) if wanted.chain == published.chain else None
     rank_term, version = published.source
-    number, node = (0, b"") if rank_term == term else rank_term
     result = PullResult(
         shard,
         "value" if changes is None else "changes" if changes else "same",
-        *term,
+        term,
         version,
-        rank_number=number,
-        rank_node=node,
+        rank=rank_term,
         chain=published.chain,
         published=published.version,
         digest=published.digest,
@@ -196,7 +194,7 @@ class ReadHandler:
         copied = self._copy(shard) if owned is None and pull.takes_copies else None
         if copied is not None:
             term, version, value = copied
-            return PullResult(shard, "copy", *term, version), [_whole(shard, value, version, pull)]
+            return PullResult(shard, "copy", term, version), [_whole(shard, value, version, pull)]
         if owned is None:
             info = self._store.redirect(shard)
             return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), []
@@ -206,14 +204,12 @@ class ReadHandler:
         state, rank_term = owned.state, owned.rank_term
         published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
         # A copy of a chain is compared by its place there: one of another chain has other bits in the same version.
-        known = Term(wanted.term_number, wanted.term_node), wanted.version
-        if not wanted.chain and known == (rank_term, state.version):
-            return PullResult(shard, "same", *owned.term, state.version), []
+        if not wanted.chain and (wanted.term, wanted.version) == (rank_term, state.version):
+            return PullResult(shard, "same", owned.term, state.version), []
         if published is not None:
             return _followed(wanted, owned.term, published, pull)
-        rank = () if rank_term == owned.term else (None, *rank_term)
         encoder = self._encoder(shard, state, pull.codec)
-        result = PullResult(shard, "value", *owned.term, state.version, *rank)
+        result = PullResult(shard, "value", owned.term, state.version, rank=rank_term)
         return result, [_whole(shard, state.value, state.version, pull, encoder)]
 
     def _make_visible(self, shard: int, step: int) -> None:

@@ -223,12 +223,12 @@ class DeltaReplicator:
         return acknowledged
 
     def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
-        term = Term(result.term_number, result.term_node)
+        term = result.term
         if term.node == self._context.swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self._store.owned.get(result.shard) is owned:
             # The term may have no owner: a backup keeps its fence over a restart.
-            self._rebalance.challenge([Fence(result.shard, *term)])
+            self._rebalance.challenge([Fence(result.shard, term)])
 
     def _on_failure(self, to: Contact, pairs: list[Pair], reason: str) -> None:
         self._context.swarm.suspect(to.node_id, reason)
@@ -252,7 +252,7 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
 def _forwarded(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
     return Forwarded(
         item.shard,
-        *owned.term,
+        owned.term,
         owned.state.folded_step,
         item.scale,
         item.norm or 0.0,

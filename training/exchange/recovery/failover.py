@@ -291,7 +291,7 @@ class Failover:
                 self._store.note_owner(shard, copy.term, contact)
                 return None
             if copy.term >= mine.term:
-                fence = Fence(shard, *self._store.ownership.fence(shard))
+                fence = Fence(shard, self._store.ownership.fence(shard))
                 await self._tell(contact, LocateOwners(self._rpc.genesis, [shard], [], [fence]))
                 return None
         pulled = self._replica.pulled_version(shard)

@@ -237,4 +237,4 @@ class ShardHandover:
 
     def _is_moving(self, info: OwnerInfo) -> bool:
         owned = self._store.owned.get(info.shard)
-        return owned is not None and owned.moving and owned.promised == info.term_number
+        return owned is not None and owned.moving and owned.promised == info.term.number

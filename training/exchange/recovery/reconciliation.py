@@ -200,7 +200,7 @@ class SplitReconciler:
         # Promise 5: the side with the whole history goes on.
         newer_era = history.era_step > copy.state.era_step
         # A term with the same number is the other side's: its state cannot descend from this copy.
-        if not newer_era or self._run.is_leaving or copy.term.number < history.era_term[0]:
+        if not newer_era or self._run.is_leaving or copy.term.number < history.era_term.number:
             return False
         # A new era that started from a state on disk has its identities, and may have all of this copy's.
         return bool(copy.known().without(known).rows())

@@ -30,7 +30,7 @@ from training.exchange.ownership_messages import (
     OwnedHistory,
 )
 from training.exchange.store.repair_log import LogEntry, identities_of
-from training.exchange.terms import MAX_BELIEVED
+from training.exchange.terms import MAX_BELIEVED, Term
 
 #: Deltas of one request, in bytes.
 MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -80,9 +80,9 @@ class RepairHandler:
         return OwnedHistory(
             shard,
             "owner",
-            *owned.term,
+            owned.term,
             state.era_step,
-            state.era_term,
+            Term(*state.era_term),
             known.rows(),
             unlisted=state.unlisted,
             forgotten=ForgottenRows.of(known),

@@ -62,7 +62,7 @@ def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> 
         # A state from disk has its identities, so that no delta is refused for its age: any new era number will do.
         era = stored.state.era_step + 1
         return stored.term, dataclasses.replace(
-            stored.state, era_step=era, era_term=(stored.term.number, stored.term.node)
+            stored.state, era_step=era, era_term=stored.term
         )
     return None if pulled is None else (pulled[0], replica_state(store, replica, step, shard))
 
@@ -81,19 +81,19 @@ def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None,
     fence = max(store.ownership.fence(shard), store.promised_here(shard))
     owned, backed = store.owned.get(shard), store.backed.get(shard)
     if owned is not None:
-        return CopyStatus(shard, "owner", *owned.term, owned.state.version, *fence, step)
+        return CopyStatus(shard, "owner", owned.term, owned.state.version, fence, step)
     if backed is not None and backed.state is not None:
         role: Role = "backup" if backed.is_active else "learner"
-        return CopyStatus(shard, role, *backed.term, backed.state.version, *fence, step)
+        return CopyStatus(shard, role, backed.term, backed.state.version, fence, step)
     superseded = store.superseded.get(shard)
     if superseded is not None and superseded.is_usable:
-        return CopyStatus(shard, "backup", *superseded.term, superseded.state.version, *fence, step)
+        return CopyStatus(shard, "backup", superseded.term, superseded.state.version, fence, step)
     stored = stored_above(store, shard, replica)
     if stored is not None:
         replica = stored.term, stored.state.version
     if replica is not None:
-        return CopyStatus(shard, "replica", *replica[0], replica[1], *fence, step, stored is not None)
-    return CopyStatus(shard, "none", *ZERO_TERM, 0, *fence, step)
+        return CopyStatus(shard, "replica", *replica, fence, step, stored is not None)
+    return CopyStatus(shard, "none", ZERO_TERM, 0, fence, step)
 
 
 def has_state(store: ShardStore, shard: int) -> bool:

@@ -67,7 +67,7 @@ class Ownership:
         for shard in shards:
             known, fence = self.known_owners.get(shard), self.fence(shard)
             if fence > (ZERO_TERM if known is None else known.term):
-                found.append(Fence(shard, *fence))
+                found.append(Fence(shard, fence))
         return found
 
     def take_unsaved_fences(self) -> dict[int, Term] | None:

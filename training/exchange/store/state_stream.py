@@ -40,12 +40,11 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
     """The head of a state; `term` is the one that is valid once the receiver has the state."""
     return StateHead(
         shard=shard,
-        term_number=term.number,
-        term_node=term.node,
+        term=term,
         version=state.version,
         sum_weight=state.sum_weight,
         era_step=state.era_step,
-        era_term=state.era_term,
+        era_term=Term(*state.era_term),
         folded_step=state.folded_step,
         has_momentum=state.momentum is not None,
         applied=state.applied.rows(),

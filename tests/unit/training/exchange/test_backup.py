@@ -62,7 +62,7 @@ def test_a_forward_is_added_with_the_clipped_weight() -> None:
     async def scenario() -> None:
         store = backup_of("b", "a")
         swarm, context = handler_of(store)
-        entries = [Forwarded(0, *term(1, "a"), 0, scale=0.5, norm=2.0), Forwarded(99, *term(1, "a"), 0)]
+        entries = [Forwarded(0, term(1, "a"), 0, scale=0.5, norm=2.0), Forwarded(99, term(1, "a"), 0)]
 
         answer = await swarm.deliver("forward", OWNER, forward_of(*entries), ForwardAnswer, body_of(0))
 
@@ -92,8 +92,8 @@ def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(context.environment.executor, "run", noted)
         kept = Outgoing(0, bytes(as_bytes(np.full(4, 2.0, np.float32))), "float32", 4)
         context.kept.keep(DeltaId(IDS["x"], 1, 2), {0: kept})
-        first = forward_of(Forwarded(0, *term(1, "a"), 0))
-        second = msgspec.structs.replace(first, step=2, shards=[Forwarded(0, *term(1, "a"), 0, has_it=True)])
+        first = forward_of(Forwarded(0, term(1, "a"), 0))
+        second = msgspec.structs.replace(first, step=2, shards=[Forwarded(0, term(1, "a"), 0, has_it=True)])
         for message, body in ((first, body_of(0)), (second, [])):
             answer = await swarm.deliver("forward", OWNER, message, ForwardAnswer, body)
             assert [result.status for result in answer.results] == ["ok"]
@@ -114,11 +114,11 @@ def test_a_fenced_forward_names_the_higher_term() -> None:
         swarm, _ = handler_of(store)
 
         answer = await swarm.deliver(
-            "forward", OWNER, forward_of(Forwarded(0, *term(1, "a"), 0)), ForwardAnswer, body_of(0)
+            "forward", OWNER, forward_of(Forwarded(0, term(1, "a"), 0)), ForwardAnswer, body_of(0)
         )
 
         (result,) = answer.results
-        assert (result.status, result.term_number, result.term_node) == ("fenced", *term(7, "c"))
+        assert (result.status, result.term) == ("fenced", term(7, "c"))
 
     run(scenario())
 
@@ -140,7 +140,7 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
         assert not store.backed[0].is_active
 
-        entry = Forwarded(0, *promised, 0)
+        entry = Forwarded(0, promised, 0)
         await swarm.deliver("forward", OWNER, forward_of(entry), ForwardAnswer, body_of(0))
         assert store.backed[0].is_active
 
@@ -310,7 +310,7 @@ async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
     state = zeros(store)
     body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
     await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
-    forward = msgspec.structs.replace(forward_of(Forwarded(0, *promised, 0)), step=number)
+    forward = msgspec.structs.replace(forward_of(Forwarded(0, promised, 0)), step=number)
     await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))
     assert store.backed[0].is_active
 
@@ -322,7 +322,7 @@ def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:
     async def scenario() -> None:
         store = backup_of("b", "a")
         swarm, context = handler_of(store)
-        entry = Forwarded(0, *term(1, "a"), 0, has_it=True)
+        entry = Forwarded(0, term(1, "a"), 0, has_it=True)
         message = msgspec.structs.replace(forward_of(entry, weight=0.5), node=IDS["b"])
 
         async def status() -> str:
@@ -355,7 +355,7 @@ def test_a_forward_out_of_range_is_not_added(bad: float) -> None:
         store = backup_of("b", "a")
         swarm, context = handler_of(store)
         body = list(frames(0, np.full(4, bad, np.float32), "float32", Part.DELTA))
-        answer = await swarm.deliver("forward", OWNER, forward_of(Forwarded(0, *term(1, "a"), 0)), ForwardAnswer, body)
+        answer = await swarm.deliver("forward", OWNER, forward_of(Forwarded(0, term(1, "a"), 0)), ForwardAnswer, body)
 
         assert [result.status for result in answer.results] == ["unknown"]
         state = store.backed[0].state

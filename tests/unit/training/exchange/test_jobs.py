@@ -154,10 +154,10 @@ def test_only_a_higher_term_challenges_an_owner() -> None:
 
     async def scenario() -> None:
         requests = RebalanceRequests(owner_of("a", 3))
-        requests.challenge([Fence(0, *term(3, "a")), Fence(0, *term(2, "x")), Fence(1, *term(9, "x"))])
+        requests.challenge([Fence(0, term(3, "a")), Fence(0, term(2, "x")), Fence(1, term(9, "x"))])
         assert not requests.has_challenges
 
-        requests.challenge([Fence(0, *term(5, "x")), Fence(0, *term(4, "x"))])
+        requests.challenge([Fence(0, term(5, "x")), Fence(0, term(4, "x"))])
         assert requests.has_challenges
         assert requests.collect_challenges() == {0: term(5, "x")}
         assert not requests.has_challenges

@@ -52,7 +52,7 @@ from training.exchange.ownership_messages import (
     SurveyAnswer,
     TransferResult,
 )
-from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo
+from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
 from training.values.encoding import MAX_KEY_BYTES
 from training.values.owner import (
     MAX_ITEMS,
@@ -123,23 +123,24 @@ def test_only_a_redirect_or_an_unknown_owner_denies_ownership() -> None:
 
 def test_a_value_ranks_by_its_own_term_unless_another_is_given() -> None:
     """The rank differs after a take-over that has added nothing."""
-    assert PullResult(0, "value", *term(9, "a")).rank_term == term(9, "a")
-    assert PullResult(0, "value", *term(9, "a"), 1, None, *term(4, "b")).rank_term == term(4, "b")
+    assert PullResult(0, "value", term(9, "a")).rank_term == term(9, "a")
+    assert PullResult(0, "value", term(9, "a"), 1, None, term(4, "b")).rank_term == term(4, "b")
 
 
 def test_the_longest_messages_fit_a_head() -> None:
     """With an entry for each of the most shards that there are, each as long as it may be: what may be longer travels
     in bodies. The envelope, and a relay's own message around it, have room."""
     node, number, index = b"n" * 20, (1 << 48) - 1, MAX_SHARDS - 1
-    owner = OwnerInfo(index, number, node, node, "f" * 45, 65_535)
-    fences = [Fence(index, number, node)] * MAX_SHARDS
-    wanted = Wanted(index, number, node, number, b"c" * 8, number)
-    pulled = PullResult(index, "redirect", number, node, number, owner, number, node, b"c" * 8, number, b"d" * 8, 1024)
-    status = CopyStatus(index, "replica", number, node, number, number, node, number, True)
-    head = PublishedHead(b"c" * 8, number, b"d" * 8, number, number, node, 1024)
-    forwarded = Forwarded(index, number, node, number, 0.5, 0.5, True, number)
+    highest = Term(number, node)
+    owner = OwnerInfo(index, highest, node, "f" * 45, 65_535)
+    fences = [Fence(index, highest)] * MAX_SHARDS
+    wanted = Wanted(index, highest, number, b"c" * 8, number)
+    pulled = PullResult(index, "redirect", highest, number, owner, highest, b"c" * 8, number, b"d" * 8, 1024)
+    status = CopyStatus(index, "replica", highest, number, highest, number, True)
+    head = PublishedHead(b"c" * 8, number, b"d" * 8, number, highest, 1024)
+    forwarded = Forwarded(index, highest, number, 0.5, 0.5, True, number)
     logged = LoggedDelta(index, node, number, number, 0.5, 1e6)
-    digest = CopyDigest(index, number, node, number, number, b"d" * 16)
+    digest = CopyDigest(index, highest, number, number, b"d" * 16)
     key = b"s" * (MAX_KEY_BYTES + 1)
     genesis, shards = bytes(16), [index] * MAX_SHARDS
     for message in (
@@ -173,7 +174,7 @@ def test_the_longest_messages_fit_a_head() -> None:
 def test_a_record_in_a_body_is_read_as_it_was_written() -> None:
     """However long it is; one of another shard, or a malformed one, is a bad frame."""
     rows = [(number.to_bytes(20, "big"), 1, [(1, 2)]) for number in range(40_000)]
-    history = OwnedHistory(3, "owner", 1, bytes(20), known=rows)
+    history = OwnedHistory(3, "owner", Term(1, bytes(20)), known=rows)
     body = [bytes(buffer) for buffer in record_frames(3, history)]
     assert max(map(len, body)) <= MAX_HEAD_BYTES
 

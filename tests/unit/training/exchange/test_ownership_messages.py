@@ -21,14 +21,14 @@ from training.exchange.ownership_messages import (
 
 def test_a_copy_has_a_term_and_a_fence() -> None:
     """The fence may be above the copy's own term."""
-    status = decode(encode(CopyStatus(0, "backup", *term(3, "a"), 7, *term(5, "c"), 9)), CopyStatus)
+    status = decode(encode(CopyStatus(0, "backup", term(3, "a"), 7, term(5, "c"), 9)), CopyStatus)
 
     assert (status.term, status.fence, status.is_stored) == (term(3, "a"), term(5, "c"), False)
 
 
 def test_an_unknown_role_is_refused() -> None:
     """A role decides how a copy ranks."""
-    status = CopyStatus(0, "king", *term(3, "a"), 7, *term(5, "c"), 9)  # type: ignore[arg-type]
+    status = CopyStatus(0, "king", term(3, "a"), 7, term(5, "c"), 9)  # type: ignore[arg-type]
 
     with pytest.raises(msgspec.ValidationError):
         decode(encode(status), CopyStatus)
@@ -57,6 +57,6 @@ def test_a_repaired_delta_had_at_least_one_worker() -> None:
 
 def test_the_terms_of_states_and_histories_survive_the_wire() -> None:
     """As number and node."""
-    head = StateHead(0, *term(4, "a"), 1, 0.0, 0, 0, False, [], [])
+    head = StateHead(0, term(4, "a"), 1, 0.0, 0, 0, False, [], [])
     assert decode(encode(head), StateHead).term == term(4, "a")
-    assert decode(encode(OwnedHistory(0, "owner", *term(6, "b"))), OwnedHistory).term == term(6, "b")
+    assert decode(encode(OwnedHistory(0, "owner", term(6, "b"))), OwnedHistory).term == term(6, "b")

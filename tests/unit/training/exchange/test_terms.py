@@ -25,15 +25,15 @@ def test_an_owner_survives_the_wire() -> None:
 
 def test_a_malformed_address_is_an_error_of_the_contact_only() -> None:
     """The message is decoded; the entry is skipped where its contact is needed."""
-    info = decode(encode(OwnerInfo(0, 1, IDS["b"], IDS["b"], "not-an-address", 1)), OwnerInfo)
+    info = decode(encode(OwnerInfo(0, term(1, "b"), IDS["b"], "not-an-address", 1)), OwnerInfo)
 
     with pytest.raises(ValueError, match="address"):
         info.contact()
 
 
 def test_a_fence_carries_its_term() -> None:
-    """Number and node, as a `Term`."""
-    assert Fence(2, *term(7, "a")).term == Term(7, IDS["a"])
+    """Number and node, as a `Term`, which compares as one."""
+    assert decode(encode(Fence(2, term(7, "a"))), Fence).term > Term(6, IDS["b"])
 
 
 def test_roles_rank_from_owner_to_none() -> None:

@@ -38,12 +38,10 @@ def chain(versions: int) -> Published:
 def answer(published: Published, changes: int | None) -> tuple[PullResult, list[bytes]]:
     """The last changes of a chain, or the whole."""
     status: Any = "value" if changes is None else "changes"
-    number, node = RANK
     result = PullResult(
         SHARD,
         status,
-        number,
-        node,
+        RANK,
         published.source.version,
         chain=published.chain,
         published=published.version,

@@ -60,9 +60,9 @@ class Line:
     @asynccontextmanager
     async def request(self, _kind: str, _to: Contact, pull: Pull) -> AsyncIterator[Any]:
         self.asked.append(pull)
-        fresh = [one for one in pull.shards if (one.term_number, one.version) != (TERM.number, self.version)]
+        fresh = [one for one in pull.shards if (one.term, one.version) != (TERM, self.version)]
         results = [
-            PullResult(one.shard, "value" if one in fresh else "same", *TERM, self.version) for one in pull.shards
+            PullResult(one.shard, "value" if one in fresh else "same", TERM, self.version) for one in pull.shards
         ]
         yield SimpleNamespace(head=encode(PullAnswer(results)), body=self._body([one.shard for one in fresh], pull))
 
@@ -320,7 +320,7 @@ class Swarm:
         async with self.lines[to.node_id].request(kind, to, pull) as answer:
             if pull.takes_copies:
                 results = [
-                    PullResult(result.shard, "copy", *TERM, 7) for result in decode(answer.head, PullAnswer).results
+                    PullResult(result.shard, "copy", TERM, 7) for result in decode(answer.head, PullAnswer).results
                 ]
                 answer.head = encode(PullAnswer(results))
             yield answer

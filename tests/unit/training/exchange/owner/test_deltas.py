@@ -142,7 +142,7 @@ def test_a_large_push_is_forwarded_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 
     def answer(_to: Contact, payload: bytes) -> ForwardAnswer:
         message = decode(payload, Forward)
-        return ForwardAnswer([ForwardResult(entry.shard, "ok", 1, IDS["a"]) for entry in message.shards])
+        return ForwardAnswer([ForwardResult(entry.shard, "ok", term(1, "a")) for entry in message.shards])
 
     async def scenario() -> None:
         store = owner_of("a")

@@ -39,7 +39,7 @@ from training.exchange.terms import ZERO_TERM, Fence
 from training.settings import ExchangeSettings
 
 PEER = contact("x")
-NOTHING = Wanted(0, *ZERO_TERM, 0)
+NOTHING = Wanted(0, ZERO_TERM, 0)
 
 
 def handler_of(
@@ -79,7 +79,7 @@ def test_an_owner_sends_the_value_only_if_it_changed() -> None:
         value, _, _ = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
         assert value.tolist() == [1.0] * 4
 
-        answer, body = await pulled(swarm, pull_of(Wanted(0, *term(1, "a"), 1)))
+        answer, body = await pulled(swarm, pull_of(Wanted(0, term(1, "a"), 1)))
         assert (answer.results[0].status, body) == ("same", [])
 
     run(scenario())
@@ -100,7 +100,7 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
         _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
         assert codec == "bfloat16"
 
-        here = Wanted(0, *whole.term, 1, whole.chain, 0)
+        here = Wanted(0, whole.term, 1, whole.chain, 0)
         answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
         (same,) = answer.results
         assert (same.status, same.chain, same.digest, body) == ("same", whole.chain, whole.digest, [])
@@ -114,7 +114,7 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
         _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.CHANGE, 4)
         assert codec == "int8"
 
-        for place in (NOTHING, Wanted(0, *whole.term, 2, b"another.", 1), Wanted(0, *whole.term, 1, whole.chain, 9)):
+        for place in (NOTHING, Wanted(0, whole.term, 2, b"another.", 1), Wanted(0, whole.term, 1, whole.chain, 9)):
             answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[place]))
             (result,) = answer.results
             assert (result.status, result.published, result.changes) == ("value", 1, 0)
@@ -167,7 +167,7 @@ def test_a_node_that_does_not_own_a_shard_redirects() -> None:
         store.note_owner(0, term(2, "b"), contact("b"))
         swarm, _ = handler_of(store)
 
-        answer, _ = await pulled(swarm, pull_of(NOTHING, Wanted(1, *ZERO_TERM, 0)))
+        answer, _ = await pulled(swarm, pull_of(NOTHING, Wanted(1, ZERO_TERM, 0)))
 
         assert [result.status for result in answer.results] == ["redirect", "retry"]
         assert answer.results[0].owner_info == store.ownership.owner_info(0)
@@ -186,7 +186,7 @@ def test_a_joining_node_gets_copies_of_a_backup_and_of_the_replica() -> None:
         context.replica.slice_of(1)[:] = 7.0
         context.replica.set_version(1, term(3, "c"), 5)
 
-        wanted = [Wanted(shard, *ZERO_TERM, 0) for shard in (0, 1, 2, 99)]
+        wanted = [Wanted(shard, ZERO_TERM, 0) for shard in (0, 1, 2, 99)]
         answer, body = await pulled(swarm, pull_of(*wanted, takes_copies=True))
 
         assert [result.status for result in answer.results] == ["copy", "copy", "retry", "retry"]
@@ -209,7 +209,7 @@ def test_a_search_for_owners_exchanges_what_both_know() -> None:
         claim = other.ownership.owner_info(1)
         assert claim is not None
 
-        question = LocateOwners(GENESIS, [], [claim], [Fence(0, *term(6, "b"))])
+        question = LocateOwners(GENESIS, [], [claim], [Fence(0, term(6, "b"))])
         answer = await swarm.deliver("where_is", PEER, question, LocateOwnersAnswer)
 
         assert [(known.shard, known.term) for known in answer.known] == [(0, term(1, "a")), (1, term(3, "c"))]

@@ -32,7 +32,7 @@ IDENTITY = DeltaId(IDS["x"], 1, 1)
 def forwarded(status: str = "ok", fence: tuple[int, bytes] = (0, b"")) -> Callable[[Contact, bytes], Answer]:
     def answer(_to: Contact, payload: bytes) -> Answer:
         shards = [entry.shard for entry in decode(payload, Forward).shards]
-        return ForwardAnswer([ForwardResult(shard, status, *fence) for shard in shards])  # type: ignore[arg-type]
+        return ForwardAnswer([ForwardResult(shard, status, fence) for shard in shards])  # type: ignore[arg-type]
 
     return answer
 
@@ -75,7 +75,7 @@ def test_the_delta_is_added_after_its_backup_has_acknowledged_it() -> None:
         assert await replicate(replicator, 0) == [PushResult(0, "ok", 1)]
         assert added_at_forward == [False]
         (message,) = swarm.sent("forward", Forward)
-        assert (message.shards[0].term_number, message.shards[0].term_node) == term(1, "a")
+        assert message.shards[0].term == term(1, "a")
         assert replicator.take_merged() == {IDS["x"]: 1}
 
     run(scenario())

@@ -41,7 +41,7 @@ ME, B, C = contact("a"), contact("b"), contact("c")
 
 
 def copy(role: Role, held: Term, version: int = 0) -> CopyStatus:
-    return CopyStatus(0, role, *held, version, *ZERO_TERM, 0)
+    return CopyStatus(0, role, held, version, ZERO_TERM, 0)
 
 
 def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, ScriptedSwarm, ExchangeContext]:
@@ -224,7 +224,7 @@ def test_an_owner_raises_its_term_above_a_bare_fence() -> None:
     async def scenario() -> None:
         store = owner_of("a", 3)
         failover, _, context = failover_of(store, copy("replica", term(3, "a"), 1))
-        context.rebalance.challenge([Fence(0, *term(8, "x"))])
+        context.rebalance.challenge([Fence(0, term(8, "x"))])
         await failover.answer_challenges()
         assert store.owned[0].term > term(8, "x")
 
@@ -238,7 +238,7 @@ def test_an_owner_yields_to_a_better_copy_and_to_a_higher_owner() -> None:
         for theirs in (copy("backup", term(8, "x")), copy("owner", term(8, "b"))):
             store = owner_of("a", 3)
             failover, _, context = failover_of(store, theirs)
-            context.rebalance.challenge([Fence(0, *term(8, "x"))])
+            context.rebalance.challenge([Fence(0, term(8, "x"))])
             await failover.answer_challenges()
             assert 0 not in store.owned
             assert 0 in store.superseded
@@ -333,7 +333,7 @@ def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show() -
         def answer(to: Contact, payload: bytes) -> SurveyAnswer:
             step = {IDS[name]: step for name, step in steps.items()}[to.node_id]
             shards = decode(payload, Survey).shards
-            return SurveyAnswer([CopyStatus(shard, "none", *ZERO_TERM, 0, *ZERO_TERM, step) for shard in shards])
+            return SurveyAnswer([CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, step) for shard in shards])
 
         swarm.answers["survey"] = answer
         context.run.step = 9

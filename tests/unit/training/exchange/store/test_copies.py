@@ -20,7 +20,7 @@ from training.shards.outer_rule import Rule
 
 
 def copy(role: Role, held: Term, version: int = 0, *, fence: Term = ZERO_TERM, is_stored: bool = False) -> CopyStatus:
-    return CopyStatus(0, role, *held, version, *fence, 0, is_stored)
+    return CopyStatus(0, role, held, version, fence, 0, is_stored)
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ def test_the_status_of_every_role() -> None:
     store = store_of("b")
     mark = (term(1, "d"), 9)
     fence = (0, b"")
-    assert copy_status(store, 0, None, 5) == CopyStatus(0, "none", *ZERO_TERM, 0, *fence, 5)
-    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, *fence, 5)
+    assert copy_status(store, 0, None, 5) == CopyStatus(0, "none", ZERO_TERM, 0, fence, 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", term(1, "d"), 9, fence, 5)
 
     store.begin_catch_up(0, term(2, "a"), contact("a"))
-    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", 1, IDS["d"], 9, 2, IDS["a"], 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "replica", term(1, "d"), 9, term(2, "a"), 5)
 
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
     learner = copy_status(store, 0, mark, 5)
     assert (learner.role, learner.term, learner.version) == ("learner", term(2, "a"), 0)
 
     store.accept_forward(0, term(3, "a"), delta(1), 0, IDS["a"])
-    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "backup", 3, IDS["a"], 1, 3, IDS["a"], 5)
+    assert copy_status(store, 0, mark, 5) == CopyStatus(0, "backup", term(3, "a"), 1, term(3, "a"), 5)
 
     state = store.backed[0].state
     assert state is not None
     store.own(0, state, term(4, "b"), contact("b"), 0.0, by_handover=False)
     store.ownership.raise_fence(0, term(6, "c"))
     status = copy_status(store, 0, mark, 5)
-    assert status == CopyStatus(0, "owner", 4, IDS["b"], 1, 6, IDS["c"], 5)
+    assert status == CopyStatus(0, "owner", term(4, "b"), 1, term(6, "c"), 5)
     assert (status.term, status.fence) == (term(4, "b"), term(6, "c"))
 
 

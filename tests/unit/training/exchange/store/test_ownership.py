@@ -113,7 +113,7 @@ def test_a_term_that_no_history_explains_is_ignored() -> None:
         assert not store.note_owner(0, high, contact("x"))
         assert not store.begin_catch_up(1, high, contact("x"), 1)
         requests = RebalanceRequests(store)
-        requests.challenge([Fence(0, *high)])
+        requests.challenge([Fence(0, high)])
         assert not requests.has_challenges
     assert (store.owned[0].term, store.ownership.fence(0), store.ownership.fence(1)) == (before, before, ZERO_TERM)
 

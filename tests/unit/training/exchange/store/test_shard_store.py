@@ -118,9 +118,9 @@ def test_claims_with_a_malformed_address_are_skipped() -> None:
     store = store_of("a")
     store.note_owners(
         [
-            OwnerInfo(0, 1, IDS["b"], IDS["b"], "not-an-address", 1),
-            OwnerInfo(1, 1, IDS["b"], IDS["b"], "", 1),
-            OwnerInfo(2, 1, IDS["b"], IDS["b"], "10.0.0.1", 8468),
+            OwnerInfo(0, term(1, "b"), IDS["b"], "not-an-address", 1),
+            OwnerInfo(1, term(1, "b"), IDS["b"], "", 1),
+            OwnerInfo(2, term(1, "b"), IDS["b"], "10.0.0.1", 8468),
         ]
     )
 

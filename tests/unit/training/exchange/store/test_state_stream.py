@@ -139,7 +139,7 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"shard": 4096}, {"shard": -1}, {"term_number": -1}, {"version": -1}, {"applied": [(b"x", 1)]}, {"pending": [1]}],
+    [{"shard": 4096}, {"shard": -1}, {"term": (-1, b"")}, {"version": -1}, {"applied": [(b"x", 1)]}, {"pending": [1]}],
     ids=str,
 )
 def test_a_malformed_head_is_refused_when_it_is_decoded(change: dict[str, object]) -> None:
