@@ -9,7 +9,6 @@ never ends the node.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from training import checkpoint
 from training.checkpoint import CheckpointState
 from training.encoding.codecs import Vector
-from training.exchange.exchange import Exchange, Reading
+from training.exchange.exchange import Exchange
 from training.exchange.store import state_files
+from training.exchange.store.replica import ReplicaReading
 from training.manifest import Manifest
 from training.progress import Progress
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
@@ -57,7 +57,7 @@ class _Begun(NamedTuple):
 
     saving: _Saving
     state: CheckpointState
-    reading: Reading
+    reading: ReplicaReading
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class CheckpointWriter:
             optimizer_steps=progress.optimizer_steps,
             marks=[],
         )
-        reading = self._exchange.reading(threading.Lock(), partial(time.sleep, READ_AGAIN_S))
+        reading = self._exchange.reading(partial(time.sleep, READ_AGAIN_S))
         return _Begun(saving, state, reading)
 
     async def _write(self, saving: _Saving, counted: Callable[[], Awaitable[object]]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
@@ -40,7 +39,7 @@ from training.exchange.run_state import Phase, RunState
 from training.exchange.store.copies import has_known_owner
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog
-from training.exchange.store.replica import Replica, ReplicaReading, VectorSnapshot
+from training.exchange.store.replica import Replica, ReplicaReading
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
@@ -58,9 +57,6 @@ RELAXED_PULL_S = 5.0
 DETECTION_BOUND_S = 10.0
 #: For what a node says before it leaves.
 FAREWELL_TIMEOUT_S = 2.0
-
-#: What a checkpoint reads the vector from.
-Reading = VectorSnapshot | ReplicaReading
 
 
 class Exchange:
@@ -147,18 +143,15 @@ class Exchange:
         """(term, version) of the replica's copy of every shard."""
         return self._replica.versions()
 
-    def reading(self, lock: AbstractContextManager[object], pause: Callable[[], None]) -> Reading:
-        """The replica, for a thread to write to disk: shard by shard (`pause`: see `ReplicaReading`), or as it is now
-        on a node that exchanges nothing (`lock`: see `VectorSnapshot`)."""
-        return self._replica.snapshot(lock) if self._is_alone else ReplicaReading(self._replica, pause)
+    def reading(self, pause: Callable[[], None]) -> ReplicaReading:
+        """The replica, for a thread to write to disk (`pause`: see `ReplicaReading`)."""
+        return ReplicaReading(self._replica.copy() if self._is_alone else self._replica, pause)
 
     def add_alone(self, delta: Vector) -> bool:
         """Add a delta to the replica of a node that exchanges nothing; False for one out of range, left out."""
-        if not is_delta_in_range(delta):
-            return False
-        self._replica.changing(0, delta.size)
-        self._replica.vector += delta
-        return True
+        if is_in_range := is_delta_in_range(delta):
+            self._replica.vector += delta
+        return is_in_range
 
     def begin_at(self, step: int) -> None:
         """Set the step to start from: that of the restored checkpoint."""

@@ -1,95 +1,21 @@
 """This node's replica of the vector, which version of each shard it holds, and how a thread writes it to disk.
 
-A node that exchanges nothing writes the vector of one moment (`VectorSnapshot`). Copy on write: whoever is about to
-change values calls `preserve`, which copies those that the thread has not read yet. The thread reads one slice after
-the other into a buffer of its own. Between two steps the vector does not change, so a disk that is faster than a step
-costs no copy at all; a slower one costs a copy of what it has not written yet.
-
 The vector of a node that exchanges is of no single moment: its shards come from pulls of different moments, and those
 that the node holds are written after it. So nothing is copied before it changes (`ReplicaReading`), and a checkpoint
 takes the memory of one shard, with the version that it had. A shard that was written while it was read is read again.
+A node that exchanges nothing adds to the whole vector at once: its checkpoint reads a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
 from training.encoding.codecs import Vector
 from training.exchange.terms import ZERO_TERM, Term
-
-#: Values copied under the lock at a time: 4 MB, a millisecond.
-SLICE_VALUES = 1 << 20
-
-
-class SnapshotClosed(Exception):
-    """The snapshot was given up while it was being read."""
-
-
-class VectorSnapshot:
-    """`vector` is `float32[total]`. `preserve` and `close` may be called while another thread reads `slices`: `lock` is
-    held while a slice is copied."""
-
-    def __init__(
-        self,
-        vector: Vector,
-        lock: AbstractContextManager[object],
-        slice_values: int = SLICE_VALUES,
-        versions: Sequence[tuple[Term, int]] = (),
-    ) -> None:
-        #: (term, version) of each shard, as it was.
-        self.versions = list(versions)
-        self._vector = vector
-        self._slice_values = slice_values
-        self._lock = lock
-        self._preserved: dict[int, Vector] = {}
-        #: The first slice that was not read yet.
-        self._next = 0
-        self._count = -(-vector.size // slice_values)
-        self._is_closed = False
-
-    @property
-    def preserved_bytes(self) -> int:
-        """Memory of the copies."""
-        with self._lock:
-            return sum(values.nbytes for values in self._preserved.values())
-
-    def preserve(self, start: int, stop: int) -> None:
-        """The values from `start` to `stop` are about to change."""
-        if self._next >= self._count or start >= stop:
-            return
-        for number in range(start // self._slice_values, -(-stop // self._slice_values)):
-            with self._lock:
-                if self._next <= number < self._count and number not in self._preserved:
-                    self._preserved[number] = self._of(number).copy()
-
-    def slices(self) -> Iterator[Vector]:
-        """All values in order, once. A slice is valid until the next one. Raises `SnapshotClosed`."""
-        buffer = np.empty(min(self._slice_values, self._vector.size), dtype=np.float32)
-        for number in range(self._count):
-            with self._lock:
-                if self._is_closed:
-                    raise SnapshotClosed
-                values = self._preserved.pop(number, None)
-                if values is None:
-                    live = self._of(number)
-                    values = buffer[: live.size]
-                    np.copyto(values, live)
-                self._next = number + 1
-            yield values
-
-    def close(self) -> None:
-        """Nobody reads it any more; the copies are freed."""
-        with self._lock:
-            self._is_closed = True
-            self._next = self._count
-            self._preserved.clear()
-
-    def _of(self, number: int) -> Vector:
-        return self._vector[number * self._slice_values : (number + 1) * self._slice_values]
 
 
 class Position(NamedTuple):
@@ -112,8 +38,7 @@ NO_POSITION = Position(b"", 0)
 
 class Replica:
     """`vector` is the trainer's shared memory, `float32[total]`. Pulls change it through `writing`, so that a thread
-    that reads a shard for a checkpoint knows whether it has changed (`training.exchange.store.replica`). A node
-    that exchanges nothing changes it through `changing`, so that a snapshot stays as it was.
+    that reads a shard for a checkpoint knows whether it has changed.
 
     A shard has a position in a chain while it holds that published value to the bit. Whatever else is recorded of it,
     a version or a doubt, ends that.
@@ -128,7 +53,6 @@ class Replica:
         #: (term, version) of every shard; others read it, this class writes it.
         self.shard_versions: list[tuple[Term, int]] = [(ZERO_TERM, 0)] * len(bounds)
         self._positions: list[Position] = [NO_POSITION] * len(bounds)
-        self._snapshot: VectorSnapshot | None = None
 
     def slice_of(self, shard: int) -> Vector:
         """The values of one shard, as a view to be read."""
@@ -150,17 +74,11 @@ class Replica:
         version = self.shard_versions[shard]
         return Stamp(version, ended) if self._begun[shard] == ended else None
 
-    def changing(self, start: int, stop: int) -> None:
-        """The values from `start` to `stop` are about to be overwritten."""
-        if self._snapshot is not None:
-            self._snapshot.preserve(start, stop)
-
-    def snapshot(self, lock: AbstractContextManager[object]) -> VectorSnapshot:
-        """The vector as it is now, for a thread to read. The former snapshot is closed."""
-        if self._snapshot is not None:
-            self._snapshot.close()
-        self._snapshot = VectorSnapshot(self.vector, lock, versions=self.versions())
-        return self._snapshot
+    def copy(self) -> Replica:
+        """The vector as it is now, with its versions, for a thread to read."""
+        twin = Replica(self.vector.copy(), self.bounds)
+        twin.restore_versions(self.shard_versions)
+        return twin
 
     def versions(self) -> list[tuple[Term, int]]:
         """(term, version) of every shard; the term is the one by which the copy ranks among copies."""
@@ -195,6 +113,10 @@ class Replica:
             self._positions[:] = [NO_POSITION] * len(versions)
 
 
+class ReadingClosed(Exception):
+    """The reading was given up."""
+
+
 #: How often a shard that is being written is tried again. After that it is taken as it is, under version 0: as a copy
 #: it then ranks lowest. A write that was cut off leaves such a shard, until the next pull.
 ATTEMPTS = 500
@@ -211,7 +133,7 @@ class ReplicaReading:
         self._is_closed = False
 
     def slices(self) -> Iterator[Vector]:
-        """The values of each shard, in order. A slice is valid until the next one. Raises `SnapshotClosed`."""
+        """The values of each shard, in order. A slice is valid until the next one. Raises `ReadingClosed`."""
         bounds = self._replica.bounds
         buffer = np.empty(max((stop - start for start, stop in bounds), default=0), dtype=np.float32)
         for shard, (start, stop) in enumerate(bounds):
@@ -226,7 +148,7 @@ class ReplicaReading:
     def _read(self, shard: int, into: Vector) -> tuple[Term, int]:
         for attempt in range(ATTEMPTS):
             if self._is_closed:
-                raise SnapshotClosed
+                raise ReadingClosed
             if attempt:
                 self._pause()
             before = self._replica.stamp(shard)

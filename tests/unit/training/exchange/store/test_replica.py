@@ -1,8 +1,6 @@
 """The replica: the vector, and the version of each shard in it.
 
 Reading the replica for a checkpoint while pulls change it: whole shards, each with the version that it had.
-
-A snapshot of the vector: it stays as it was, whatever changes before it has been read.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.harness.builders.stores import BOUNDS, term
 from training.encoding.codecs import Vector
@@ -25,10 +21,9 @@ from training.exchange.store.replica import (
     ATTEMPTS,
     NO_POSITION,
     Position,
+    ReadingClosed,
     Replica,
     ReplicaReading,
-    SnapshotClosed,
-    VectorSnapshot,
 )
 from training.exchange.terms import ZERO_TERM
 
@@ -211,13 +206,13 @@ def test_a_reading_that_was_closed_ends() -> None:
     slices = reading.slices()
     next(slices)
     reading.close()
-    with pytest.raises(SnapshotClosed):
+    with pytest.raises(ReadingClosed):
         next(slices)
 
     writing = replica.writing(0)
     writing.__enter__()
     waiting = ReplicaReading(replica, lambda: waiting.close())
-    with pytest.raises(SnapshotClosed):
+    with pytest.raises(ReadingClosed):
         next(waiting.slices())
 
 
@@ -273,76 +268,13 @@ def _switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-TOTAL, SLICE = 23, 4
+def test_a_copy_stays_as_it_was() -> None:
+    """Values and versions of the moment, for a node that adds to the whole vector between two checkpoints."""
+    replica = replica_of(2, 4)
+    write(replica, 0, 1)
+    reading = ReplicaReading(replica.copy(), no_pause)
+    replica.vector += 1.0
+    replica.set_version(1, term(1, "a"), 2)
 
-
-def snapshot_of(vector: np.ndarray) -> VectorSnapshot:
-    return VectorSnapshot(vector, contextlib.nullcontext(), slice_values=SLICE)
-
-
-#: Before each slice is read, these ranges change.
-CHANGES = st.lists(
-    st.lists(st.tuples(st.integers(0, TOTAL), st.integers(0, TOTAL)).map(sorted), max_size=3), min_size=6, max_size=6
-)
-
-
-@given(CHANGES)
-def test_the_values_are_those_of_the_beginning(changes: list[list[list[int]]]) -> None:
-    """However changes and reads alternate, the slices together are the vector as it was, and only what changed before
-    it was read has been copied."""
-    vector = np.arange(TOTAL, dtype=np.float32)
-    before = vector.copy()
-    snapshot = snapshot_of(vector)
-    slices = snapshot.slices()
-    read = []
-    for number, ranges in enumerate(changes):
-        for start, stop in ranges:
-            snapshot.preserve(start, stop)
-            vector[start:stop] = -1.0
-        unread = number * SLICE
-        changed = [
-            value for before_it in changes[: number + 1] for start, stop in before_it for value in range(start, stop)
-        ]
-        copied = {value // SLICE for value in changed}
-        assert snapshot.preserved_bytes <= 4 * SLICE * len({one for one in copied if one * SLICE >= unread})
-        read.append(next(slices).copy())
-
-    np.testing.assert_array_equal(np.concatenate(read), before)
-    assert snapshot.preserved_bytes == 0
-
-
-def test_a_change_after_the_reading_copies_nothing() -> None:
-    """What has been read, and everything once it is closed, may change for nothing."""
-    vector = np.zeros(TOTAL, np.float32)
-    snapshot = snapshot_of(vector)
-    slices = snapshot.slices()
-    next(slices)
-    snapshot.preserve(0, SLICE)
-    assert snapshot.preserved_bytes == 0
-
-    snapshot.preserve(0, TOTAL)
-    assert snapshot.preserved_bytes == 4 * (TOTAL - SLICE)
-    snapshot.close()
-    assert snapshot.preserved_bytes == 0
-    snapshot.preserve(0, TOTAL)
-    assert snapshot.preserved_bytes == 0
-    with pytest.raises(SnapshotClosed):
-        next(slices)
-
-
-def test_a_thread_reads_what_the_loop_changes() -> None:
-    """A million values in another thread while this one overwrites them from both ends."""
-    total = 1 << 20
-    vector = np.arange(total, dtype=np.float32)
-    before = vector.copy()
-    snapshot = VectorSnapshot(vector, threading.Lock(), slice_values=1 << 12)
-    read: list[np.ndarray] = []
-    reader = threading.Thread(target=lambda: read.extend(values.copy() for values in snapshot.slices()))
-    reader.start()
-    for start in range(0, total // 2, 1 << 13):
-        for first in (start, total - start - (1 << 13)):
-            snapshot.preserve(first, first + (1 << 13))
-            vector[first : first + (1 << 13)] = -1.0
-    reader.join()
-
-    np.testing.assert_array_equal(np.concatenate(read), before)
+    assert [values.tolist() for values in reading.slices()] == [[1.0] * 4, [0.0] * 4]
+    assert reading.versions == [(term(1, "a"), 1), (ZERO_TERM, 0)]
