@@ -15,51 +15,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from overlay.environment import Disk, Log
-from training import vector_file
 from training.encoding.codecs import Vector
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
 from training.exchange.terms import TERM_LIMIT, Term
 from training.layout import Layout
+from training.model_file import BadModelFile, TensorFile, TensorInfo, header
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"
 TRAINER_FILE = "trainer.state"
 MARKER = "state.json"
 
-#: Bytes read at a time.
-PIECE_BYTES = 4 * 1024 * 1024
-
-_NAME = re.compile(r"(?:(\d+)-)?step-(\d+)")
+_NAME = re.compile(r"(\d+)-step-(\d+)")
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """`state.json`. `marks` holds (term number, term node as hex, version) per shard.
+    """`state.json`. `marks` are the term and version of each shard of the vector.
 
-    `trainer_state` names the file of the
-    trainer's own state, below the state directory; empty: there is none.
+    `trainer_state` names the file of the trainer's own state, below the state directory; empty: there is none.
     """
 
-    schema: int = 1
     run: str
     genesis: str
     layout_digest: str
     step: Annotated[int, Meta(ge=0)]
     samples: int
     optimizer_steps: int
-    marks: list[tuple[int, str, int]]
+    marks: list[tuple[Term, int]]
     trainer_state: str = ""
-
-    def terms(self) -> list[tuple[Term, int]]:
-        """`marks` as terms and versions."""
-        return [(Term(number, bytes.fromhex(node)), version) for number, node, version in self.marks]
 
 
 class Checkpoint(NamedTuple):
@@ -82,7 +73,7 @@ def write_vector(disk: Disk, folder: str, layout: Layout, slices: Iterable[Vecto
     """Write the vector from its slices, `float32`, which may be views of one buffer."""
     file = disk.create(f"{folder}/{VECTOR_FILE}")
     try:
-        file.write(vector_file.header(layout))
+        file.write(header(TensorInfo(entry.name, "float32", entry.shape) for entry in layout.entries))
         for values in slices:
             file.write(values.data)
         file.commit()
@@ -145,7 +136,7 @@ def newest(disk: Disk, log: Log) -> Checkpoint | None:
 
 def trainer_state(disk: Disk, checkpoint: Checkpoint) -> str:
     """The file with the trainer's own state that belongs to a checkpoint; empty if there is none."""
-    # The file beside it may have come after the marker, and one of an earlier version is not named in the marker.
+    # The file beside it may have come after the marker.
     for name in (f"{checkpoint.folder}/{TRAINER_FILE}", checkpoint.state.trainer_state):
         if name and disk.size(name) is not None:
             return name
@@ -154,29 +145,23 @@ def trainer_state(disk: Disk, checkpoint: Checkpoint) -> str:
 
 def read_vector(disk: Disk, folder: str, layout: Layout, into: Vector) -> None:
     """Load the checkpoint's vector in pieces. Raises `ValueError` when it is missing, damaged or of another layout, and
-    then has changed nothing; an `OSError` leaves a part of it in `into`."""
-    for entry, offset in _places(disk, folder, layout):
-        _read_values(disk, folder, offset, into[entry.offset : entry.offset + entry.size])
-
-
-def _places(disk: Disk, folder: str, layout: Layout) -> list[vector_file.Place]:
+    then has changed nothing; an error while the values are read leaves a part of them in `into`."""
     name = f"{folder}/{VECTOR_FILE}"
-    size_bytes = disk.size(name)
-    if size_bytes is None:
+    if (size_bytes := disk.size(name)) is None:
         raise ValueError(f"{VECTOR_FILE} is missing")
-    head_bytes = vector_file.header_bytes(disk.read_at(name, 0, 8), size_bytes)
-    return vector_file.places(disk.read_at(name, 0, head_bytes), size_bytes, layout)
-
-
-def _read_values(disk: Disk, folder: str, offset: int, into: Vector) -> None:
-    """Read a contiguous part of the vector's file, in pieces."""
-    name, values = f"{folder}/{VECTOR_FILE}", into.view(np.uint8)
-    for start in range(0, values.size, PIECE_BYTES):
-        piece = values[start : start + PIECE_BYTES]
-        raw = disk.read_at(name, offset + start, piece.size)
-        if len(raw) != piece.size:
-            raise OSError(f"{name} became shorter while it was read")
-        np.copyto(piece, np.frombuffer(raw, np.uint8))
+    try:
+        file = TensorFile(partial(disk.read_at, name), size_bytes)
+        for entry in layout.entries:
+            info = file.infos.get(entry.name)
+            if info is None or info.dtype != "float32" or info.size_bytes != into.itemsize * entry.size:
+                raise ValueError(f"tensor {entry.name} is missing or of another size")
+        for entry in layout.entries:
+            start = entry.offset
+            for values in file.values(entry.name):
+                into[start : start + values.size] = values
+                start += values.size
+    except BadModelFile as error:
+        raise ValueError(f"{VECTOR_FILE} is damaged: {error}") from error
 
 
 def read_states(
@@ -221,10 +206,10 @@ def _folders(names: Iterable[str]) -> list[str]:
 
 
 def _order(folder: str) -> tuple[int, int]:
-    """Orders folders by when they were written; those of earlier versions, without a number, by their step."""
+    """(number, step) of a folder: orders folders by when they were written."""
     match = _NAME.fullmatch(folder.removeprefix(f"{FOLDER}/"))
     assert match is not None
-    return int(match[1] or 0), int(match[2])
+    return int(match[1]), int(match[2])
 
 
 def _complete(names: Iterable[str]) -> list[str]:

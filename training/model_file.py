@@ -1,6 +1,6 @@
-"""A complete model as one safetensors file: the vector's values, and what the model has beside the vector.
+"""Files of safetensors, in pieces, and a complete model as one: the vector's values, and what the model has beside it.
 
-A `state_dict` has more entries than the vector: frozen parameters, constant and integer buffers, and every name of a
+The library reads and writes a file as a whole, and holds the GIL. A `state_dict` has more entries than the vector: frozen parameters, constant and integer buffers, and every name of a
 tied tensor, all in the model's own dtypes. The trainer describes them (`ModelDescription`) and writes what training
 does not change to a file of its own, once. `model_pieces` joins description, vector and that file. Equal inputs give
 equal bytes on every node: the order of the tensors, the header and the rounding depend on nothing else. No torch.
@@ -9,13 +9,13 @@ equal bytes on every node: the order of the tensors, the header and the rounding
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import struct
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 
 from training.encoding import codecs
@@ -48,8 +48,10 @@ VECTOR_DTYPES = ("float64", "float32", "float16", "bfloat16")
 #: Values converted, and bytes copied, at a time.
 PIECE_VALUES = 1 << 20
 PIECE_BYTES = 1 << 22
-#: A longer header is no model's.
+#: A longer header is no model's, and the library does not read it.
 MAX_HEADER_BYTES = 100_000_000
+_LENGTH_BYTES = 8
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 Piece = bytes | bytearray | memoryview
 
@@ -70,45 +72,71 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype][1]
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """One tensor of a header; offsets count from the end of the header."""
+
+    dtype: str
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
+
+
+def header(infos: Iterable[TensorInfo]) -> bytes:
+    """What a safetensors file has before its tensors, which follow in this order, without gaps."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for info in infos:
+        stop = start + info.size_bytes
+        entries[info.name] = _Entry(DTYPES[info.dtype][0], info.shape, (start, stop))
+        start = stop
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
 def file_pieces(infos: Iterable[TensorInfo], read: Callable[[TensorInfo], Iterable[Piece]]) -> Iterator[Piece]:
     """The bytes of a safetensors file; `read` yields those of one tensor. Wide dtypes come first, so that all align."""
     ordered = sorted(infos, key=lambda info: (-DTYPES[info.dtype][1], info.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for info in ordered:
-        stop = start + info.size_bytes
-        header[info.name] = {"dtype": DTYPES[info.dtype][0], "shape": list(info.shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
+    yield header(ordered)
     for info in ordered:
         yield from read(info)
 
 
 class TensorFile:
-    """A safetensors file opened for reading, one piece of a tensor at a time."""
+    """A safetensors file of `size_bytes` for reading, one piece of a tensor at a time; `read_at` reads a piece of the
+    file, by offset and length."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, read_at: Callable[[int, int], bytes], size_bytes: int) -> None:
         """Read the header. Raises `BadModelFile`, and `OSError`."""
-        self._file = file
+        self._read_at = read_at
         self._offsets: dict[str, int] = {}
         self.infos: dict[str, TensorInfo] = {}
-        prefix = file.read(8)
-        (size,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (MAX_HEADER_BYTES + 1,)
-        if size > MAX_HEADER_BYTES:
+        length = int.from_bytes(read_at(0, _LENGTH_BYTES), "little")
+        if not 0 < length <= min(MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
             raise BadModelFile("it has no header of safetensors")
         try:
-            header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                first, last = entry["data_offsets"]
-                info = TensorInfo(name, _NAMES[entry["dtype"]], tuple(entry["shape"]))
+            raw = msgspec.json.decode(read_at(_LENGTH_BYTES, length), type=dict[str, msgspec.Raw])
+            raw.pop("__metadata__", None)
+            for name, entry in raw.items():
+                found = msgspec.json.decode(entry, type=_Entry)
+                info = self.infos[name] = TensorInfo(name, _NAMES[found.dtype], found.shape)
+                first, last = found.data_offsets
                 if last - first != info.size_bytes:
                     raise BadModelFile(f"the size of its tensor {name} is wrong")
-                self._offsets[name], self.infos[name] = 8 + size + first, info
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if _LENGTH_BYTES + length + last > size_bytes:
+                    raise BadModelFile(f"it ends before its tensor {name} does")
+                self._offsets[name] = _LENGTH_BYTES + length + first
+        except (msgspec.DecodeError, KeyError) as error:
             raise BadModelFile(f"its header cannot be read: {error}") from error
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> TensorFile:
+        """An open file."""
+
+        def read_at(offset: int, size_bytes: int) -> bytes:
+            file.seek(offset)
+            return file.read(size_bytes)
+
+        return cls(read_at, file.seek(0, os.SEEK_END))
 
     def read(self, name: str) -> Iterator[bytes]:
         """The bytes of one tensor, in pieces of whole values. Raises `BadModelFile` if it has no such tensor."""
@@ -117,8 +145,7 @@ class TensorFile:
             raise BadModelFile(f"the tensor {name} is missing")
         at, left = self._offsets[name], info.size_bytes
         while left:
-            self._file.seek(at)
-            piece = self._file.read(min(left, PIECE_BYTES))
+            piece = self._read_at(at, min(left, PIECE_BYTES))
             if len(piece) < min(left, PIECE_BYTES):
                 raise BadModelFile(f"it ends within the tensor {name}")
             at, left = at + len(piece), left - len(piece)

@@ -251,7 +251,7 @@ class CheckpointWriter:
                 await asyncio.shield(begun.saving.task)
         except TimeoutError:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
-        marks = [(term.number, term.node.hex(), version) for term, version in begun.reading.versions]
+        marks = begun.reading.versions
         state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state, marks=marks)
         keep = self._config.training.keep_checkpoints
         await self._executor.run(checkpoint.finish, self._disk, begun.saving.folder, state, keep)

@@ -153,7 +153,7 @@ def fixed_tensors(state_path: Path | None, description: ModelDescription) -> Ite
         yield None
         return
     with file:
-        tensors = TensorFile(file)
+        tensors = TensorFile.of(file)
         if tensors.digest() != description.fixed_digest:
             raise BadModelFile(f"{file.name} is damaged, or of another model: remove it while a node trains here")
         yield tensors
@@ -173,7 +173,7 @@ def checkpoint_pieces(state_path: Path, checkpoint: Path, description: ModelDesc
     """The whole model of a checkpoint, as a safetensors file; `checkpoint` is its vector. Raises `BadModelFile`."""
     try:
         with checkpoint.open("rb") as file, fixed_tensors(state_path, description) as fixed:
-            yield from model_pieces(description, TensorFile(file).values, fixed)
+            yield from model_pieces(description, TensorFile.of(file).values, fixed)
     except OSError as error:
         raise BadModelFile(f"{checkpoint} cannot be read: {error.strerror or error}") from error
 

@@ -274,19 +274,13 @@ class Startup:
         if self._checkpoint is None:
             return
         exchange.begin_at(self._checkpoint.state.step)
-        versions, bounds = self._checkpoint.state.terms(), manifest.bounds()
-        if len(versions) != len(bounds):
-            if versions:
-                step, stored = self._checkpoint.state.step, len(versions)
-                self._log.warning("checkpoint_cut_otherwise", step=step, stored=stored, shards=len(bounds))
-            return
-        exchange.offer_versions(versions)
+        exchange.offer_versions(self._checkpoint.state.marks)
         if self._config.exchange.enabled:
             states = await self._environment.executor.run(
                 checkpoint.read_states,
                 self._environment.disk,
                 self._checkpoint,
-                bounds,
+                manifest.bounds(),
                 manifest.layout.parameter_total,
                 self._log,
             )
@@ -298,8 +292,7 @@ class Startup:
         """The manifest of this node's model and settings, with the shards that its run had. Raises `UserError` if
         `exchange.shards` names another number."""
         config, total = self._config, hello.layout.total
-        in_checkpoint = 0 if self._checkpoint is None else len(self._checkpoint.state.marks)
-        stored = self._directory.record.shards or in_checkpoint
+        stored = self._directory.record.shards
         try:
             choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
         except ShardsFixed as error:

@@ -61,7 +61,7 @@ def state_of(step: int, **other: Any) -> CheckpointState:
         "step": step,
         "samples": 10 * step,
         "optimizer_steps": 3 * step,
-        "marks": [(4, "ab" * 20, 17), (0, "", 0)],
+        "marks": [(Term(4, b"\xab" * 20), 17), (Term(0, b""), 0)],
     }
     return CheckpointState(**(fields | other))
 
@@ -133,11 +133,6 @@ def test_the_vector_is_plain_safetensors() -> None:
     }
 
 
-def test_the_marks_are_terms_again() -> None:
-    """(number, node, version) per shard are read back as terms and versions."""
-    assert state_of(1).terms() == [(Term(4, b"\xab" * 20), 17), (Term(0, b""), 0)]
-
-
 def test_an_empty_disk_has_no_checkpoint() -> None:
     """The first start finds nothing and logs nothing."""
     log = Lines()
@@ -158,23 +153,6 @@ def test_the_newest_is_the_one_written_last() -> None:
         "00000003-step-0000000001",
         "00000004-step-0000000002",
     ]
-
-
-def test_checkpoints_of_an_earlier_version_are_found() -> None:
-    """Their folders have no number and count by their step; the next checkpoint counts as written after them."""
-    disk = MemoryDisk()
-    for step in (9, 10, 100, 99):
-        written = write(disk, step, keep=10)
-        for name in disk.names(written):
-            disk.files[f"checkpoints/step-{step:010d}/{name.rpartition('/')[2]}"] = disk.files.pop(name)
-    disk.files["checkpoints/step-0000000100/trainer.state"] = b"optimiser"
-    newest = checkpoint.newest(disk, Lines())
-
-    assert newest is not None
-    assert newest.folder == "checkpoints/step-0000000100"
-    assert checkpoint.trainer_state(disk, newest) == "checkpoints/step-0000000100/trainer.state"
-    write(disk, 3)
-    assert found(disk) == 3
 
 
 def test_the_trainers_state_of_an_earlier_checkpoint_is_kept_and_found() -> None:

@@ -269,7 +269,7 @@ class Failover:
         if answer is None:
             # One that serves no exchange was started again and loads its model: whatever it owned, it owns no more.
             for shard in wanted if is_not_served else []:
-                found[shard].append((contact, CopyStatus(shard, "none", *ZERO_TERM, 0, *ZERO_TERM, 0)))
+                found[shard].append((contact, CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, 0)))
             return
         # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
         self._store.note_owners(answer.known)

@@ -121,7 +121,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory with one checkpoint; returns its vector file."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "state" / "checkpoints" / "step-0000000004"
+    folder = tmp_path / "state" / "checkpoints" / "00000001-step-0000000004"
     folder.mkdir(parents=True)
     save_file({"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}, folder / "vector.safetensors")
     (folder / "state.json").write_text("{}")

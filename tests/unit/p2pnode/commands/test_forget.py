@@ -27,8 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     place = tmp_path / "state"
-    (place / "checkpoints" / "step-0000000004").mkdir(parents=True)
-    (place / "checkpoints" / "step-0000000004" / "vector.safetensors").write_bytes(b"x" * 2_000_000)
+    (place / "checkpoints" / "00000001-step-0000000004").mkdir(parents=True)
+    (place / "checkpoints" / "00000001-step-0000000004" / "vector.safetensors").write_bytes(b"x" * 2_000_000)
     (place / RECORD_FILE).write_bytes(encode(DirectoryRecord(run="digits")))
     for name in ("identity.key", "incarnation", "peers.json.tmp", "lock", "model.safetensors"):
         (place / name).write_bytes(b"x")

@@ -88,7 +88,7 @@ def test_a_command_that_asks_a_node_means_the_one_that_runs(home: Path) -> None:
 
 def test_a_checkpoint_names_the_run_where_the_record_is_lost(tmp_path: Path) -> None:
     """What the message about a damaged record says."""
-    checkpoint = tmp_path / "checkpoints" / "step-0000000004"
+    checkpoint = tmp_path / "checkpoints" / "00000001-step-0000000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.json").write_text(json.dumps({"run": "digits"}))
 

@@ -72,7 +72,7 @@ class World:
         self.held = range(SHARDS)
         exchange: Any = SimpleNamespace(
             versions=self.replica.versions,
-            reading=lambda _lock, pause: ReplicaReading(self.replica, pause),
+            reading=lambda pause: ReplicaReading(self.replica, pause),
             states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
             is_clean=lambda: True,
             context=SimpleNamespace(genesis=GENESIS),
@@ -251,7 +251,7 @@ def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
         await world.writer._writing
         assert world.newest().state.step == 7
         assert world.vector().tolist() == [5.0] * (SIZE // SHARDS) + [0.0] * (SIZE - SIZE // SHARDS)
-        assert world.newest().state.terms()[:2] == [(TERM, 9), (ZERO_TERM, 0)]
+        assert world.newest().state.marks[:2] == [(TERM, 9), (ZERO_TERM, 0)]
         assert world.events("checkpoint_written")[0]["seconds"] > 30.0
 
     in_world(tmp_path, scenario, disk_s=1.0)

@@ -155,7 +155,7 @@ def test_a_relative_path_is_inside_the_state_directory(tmp_path: Path) -> None:
 
 def checkpoint(folder: Path, trainer: Describing, *, layout: str | None = None) -> None:
     """A checkpoint of the trainer's vector."""
-    step = folder / "checkpoints" / "step-0000000004"
+    step = folder / "checkpoints" / "00000001-step-0000000004"
     step.mkdir(parents=True)
     entries = trainer.vector.layout.entries
     tensors = {

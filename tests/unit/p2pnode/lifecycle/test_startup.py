@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -426,7 +425,6 @@ def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
             await task
         assert (refused.value.exit_code, "leave exchange.shards out" in refused.value.hint) == (ExitCode.MISMATCH, True)
 
-        swarm.hosts["n0"].disk.remove(RECORD_FILE)  # the checkpoint tells
         again = swarm.start("n0", training__min_nodes=9).living
         await swarm.until(lambda: again.state == "waiting_for_nodes", within_s=60, what="it has opened its swarm")
         assert (len(again.exchange.store), again.shards_by) == (12, "earlier")
@@ -450,27 +448,3 @@ def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for() -> None:
         assert (len(founder.exchange.store), founder.shards_by) == (128, "model")
 
     simulate(scenario, training__min_nodes=20)
-
-
-def test_a_checkpoint_with_other_shards_gives_its_vector_and_its_step_alone() -> None:
-    """As one of a version that could divide them; it is logged, and the run goes on."""
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        before = host.living
-        await swarm.until(lambda: before.progress.step >= 5, within_s=60, what="it trains")
-        await leave(host)
-        newest = checkpoint.newest(host.disk, ListLog([], "", swarm.clock))
-        assert newest is not None
-        marks = newest.state.marks
-        halved = msgspec.structs.replace(newest.state, marks=marks[: len(marks) // 2])
-        host.disk.write(f"{newest.folder}/{checkpoint.MARKER}", msgspec.json.encode(halved))
-
-        after = swarm.start("n0").living
-        await swarm.until(lambda: after.state == "training", within_s=60, what="it trains again")
-        assert len(after.exchange.store) == len(marks)
-        assert after.progress.step >= newest.state.step
-        (warned,) = swarm.of("checkpoint_cut_otherwise")
-        assert (warned.fields["stored"], warned.fields["shards"]) == (len(marks) // 2, len(marks))
-
-    simulate(scenario, training__checkpoint_s=1.0)

@@ -80,7 +80,7 @@ class Described:
         """The model's file, as a daemon writes it."""
         entries = {entry.name: entry for entry in self.vector.layout.entries}
         file = open_fixed(folder, description)
-        fixed = None if file is None else TensorFile(file)
+        fixed = None if file is None else TensorFile.of(file)
         if fixed is not None:
             assert fixed.digest() == description.fixed_digest
 
