@@ -14,8 +14,9 @@ All functions block and belong into a thread. They raise `OSError`, and leave th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -71,20 +72,17 @@ def new_folder(disk: Disk, step: int) -> str:
 
 def write_vector(disk: Disk, folder: str, layout: Layout, slices: Iterable[Vector]) -> None:
     """Write the vector from its slices, `float32`, which may be views of one buffer."""
-    file = disk.create(f"{folder}/{VECTOR_FILE}")
-    try:
-        file.write(header(TensorInfo(entry.name, "float32", entry.shape) for entry in layout.entries))
-        for values in slices:
-            file.write(values.data)
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
+    head = header(TensorInfo(entry.name, "float32", entry.shape) for entry in layout.entries)
+    _write(disk, f"{folder}/{VECTOR_FILE}", chain([head], (values.data for values in slices)))
 
 
-def write_states(disk: Disk, folder: str, number: int, parts: Sequence[bytes | memoryview]) -> None:
+def write_states(disk: Disk, folder: str, number: int, parts: Iterable[bytes | memoryview]) -> None:
     """Write one file of shard states (`training.exchange.store.state_files.encode`)."""
-    file = disk.create(f"{folder}/states-{number:06d}.bin")
+    _write(disk, f"{folder}/states-{number:06d}.bin", parts)
+
+
+def _write(disk: Disk, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    file = disk.create(name)
     try:
         for part in parts:
             file.write(part)
