@@ -187,7 +187,8 @@ def count(nodes: list[LanNode], result: Result) -> None:
             raise NotMeasured(f"{node.name} has no checkpoint")
         result.counted.append(found.state.step)
         for shard, stored in checkpoint.read_states(disk, found, bounds, total, _Quiet()).items():
-            if shard not in highest or stored.rank > highest[shard].rank:
+            best = highest.setdefault(shard, stored)
+            if (stored.term, stored.state.known_count) > (best.term, best.state.known_count):
                 highest[shard] = stored
     expected = np.repeat(np.array(result.counted, np.float64), 64)
     for shard, (start, stop) in enumerate(bounds):

@@ -26,7 +26,7 @@ from overlay.environment import Disk, Log
 from training.encoding.codecs import Vector
 from training.exchange.store.records import StoredState
 from training.exchange.store.state_files import BadStates, decode
-from training.exchange.terms import TERM_LIMIT, Term
+from training.exchange.terms import Term
 from training.layout import Layout
 from training.model_file import BadModelFile, TensorFile, TensorInfo, header
 
@@ -178,10 +178,10 @@ def read_states(
         try:
             states = decode(disk.read(name) or b"", genesis, bounds, parameter_total)
             for shard, stored in states.items():
-                if not stored.state.is_in_range() or stored.term.number >= TERM_LIMIT:
-                    log.warning("stored_state_out_of_range", shard=shard)
-                elif shard not in found or stored.rank > found[shard].rank:
+                if stored.state.is_in_range():
                     found[shard] = stored
+                else:
+                    log.warning("stored_state_out_of_range", shard=shard)
         except (BadStates, OSError) as error:
             log.warning("stored_states_unreadable", file=name, reason=str(error))
     return found

@@ -86,7 +86,8 @@ def on_disk(nodes: list[ProcessNode]) -> tuple[list[int], dict[int, StoredState]
         assert found is not None
         counted.append(found.state.step)
         for shard, stored in checkpoint.read_states(disk, found, BOUNDS, TOTAL, Lines()).items():
-            if shard not in highest or stored.rank > highest[shard].rank:
+            best = highest.setdefault(shard, stored)
+            if (stored.term, stored.state.known_count) > (best.term, best.state.known_count):
                 highest[shard] = stored
     return counted, highest
 

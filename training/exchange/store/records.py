@@ -202,7 +202,3 @@ class StoredState:
     term: Term
     state: ShardState
     clean: bool
-
-    @property
-    def rank(self) -> tuple[Term, int]:
-        return self.term, self.state.known_count

@@ -33,11 +33,11 @@ class BadStates(Exception):
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """What follows of each state: its arrays, float32, little-endian, and then the pieces of its table, by length."""
+
     genesis: bytes
     clean: bool
-    states: list[StateHead]
-    #: In a run without a model: the bytes of each piece of the table of each state. The pieces follow, and no arrays.
-    tables: list[list[int]] = []
+    states: list[tuple[StateHead, list[int]]]
 
 
 def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -54,26 +54,47 @@ def batches(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, clean: bool) -> list[bytes | memoryview]:
-    """One file, in parts: the arrays, float32, little-endian, are those of the states and are not copied."""
-    taken = list(states)
-    heads = [describe(shard, term, state) for shard, term, state in taken]
-    tables = [list(state.table.pieces()) for _, _, state in taken if state.table is not None]
-    sizes = [[len(piece) for piece in pieces] for pieces in tables]
-    head = msgspec.msgpack.encode(_Head(genesis, clean, heads, sizes))
-    parts: list[bytes | memoryview] = [len(head).to_bytes(_LENGTH_BYTES, "big"), head]
-    parts += [piece for pieces in tables for piece in pieces]
-    for _, _, state in taken:
-        parts += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in _arrays(state)]
+    """One file, in parts: the arrays are those of the states and are not copied."""
+    heads: list[tuple[StateHead, list[int]]] = []
+    arrays: list[bytes | memoryview] = []
+    for shard, term, state in states:
+        pieces = [] if state.table is None else list(state.table.pieces())
+        heads.append((describe(shard, term, state), [len(piece) for piece in pieces]))
+        held = [item.delta for item in state.pending_deltas()]
+        moving = [] if state.momentum is None else [state.momentum]
+        found = [array for array in (state.value, *moving, *held) if array.size]
+        arrays += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in found] + pieces
+    head = msgspec.msgpack.encode(_Head(genesis, clean, heads))
+    parts = [len(head).to_bytes(_LENGTH_BYTES, "big"), head, *arrays]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)  # releases the GIL, as does writing a part
     return [digest.digest(), *parts]
 
 
-def _arrays(state: ShardState) -> list[Vector]:
-    held = [item.delta for item in state.pending_deltas()]
-    moving = [] if state.momentum is None else [state.momentum]
-    return [array for array in [state.value, *moving, *held] if array.size]
+class _Contents:
+    """The bytes behind the head of a file, taken in order."""
+
+    def __init__(self, left: memoryview) -> None:
+        self.left = left
+
+    def take(self, size_bytes: int) -> memoryview:
+        if size_bytes > len(self.left):
+            raise BadStates("it is of another layout")
+        piece, self.left = self.left[:size_bytes], self.left[size_bytes:]
+        return piece
+
+    def values(self, size: int) -> Vector:
+        return np.frombuffer(self.take(4 * size), dtype="<f4").astype(np.float32)
+
+    def table(self, sizes: list[int]) -> ValueTable:
+        table = ValueTable()
+        for size in sizes:
+            try:
+                table.add_piece(bytes(self.take(size)))
+            except BadBatch as error:
+                raise BadStates(str(error)) from error
+        return table
 
 
 def decode(
@@ -81,62 +102,29 @@ def decode(
 ) -> dict[int, StoredState]:
     """The states of a file, by shard, but for those that could not be written again after more deltas. Raises
     `BadStates` if it is damaged, or of another swarm or layout."""
-    content = memoryview(raw)[_DIGEST_BYTES:]
-    if len(content) < _LENGTH_BYTES or hashlib.sha256(content).digest() != raw[:_DIGEST_BYTES]:
+    contents = _Contents(memoryview(raw)[_DIGEST_BYTES:])
+    if hashlib.sha256(contents.left).digest() != raw[:_DIGEST_BYTES]:
         raise BadStates("it is damaged")
-    start = _DIGEST_BYTES + _LENGTH_BYTES
-    stop = start + int.from_bytes(raw[_DIGEST_BYTES:start], "big")
+    length = int.from_bytes(contents.take(_LENGTH_BYTES), "big")
     try:
-        head = msgspec.msgpack.decode(raw[start:stop], type=_Head)
+        head = msgspec.msgpack.decode(contents.take(length), type=_Head)
     except msgspec.DecodeError as error:
         raise BadStates(f"its head cannot be read: {error}") from error
     if head.genesis != genesis:
         raise BadStates("it is of another swarm")
-    if head.tables:
-        return _with_tables(head, raw, stop, len(bounds))
-    values = np.frombuffer(raw, dtype="<f4", offset=stop) if (len(raw) - stop) % 4 == 0 else np.zeros(0, np.float32)
     found: dict[int, StoredState] = {}
-    taken = 0
-
-    def take(size: int) -> Vector:
-        nonlocal taken
-        piece = values[taken : taken + size]
-        if piece.size != size:
-            raise BadStates("it is of another layout")
-        taken += size
-        return np.array(piece, dtype=np.float32)
-
-    for one in head.states:
+    for one, sizes in head.states:
         if one.shard >= len(bounds):
             raise BadStates("it is of another layout")
         begin, end = bounds[one.shard]
         parameters = min(max(parameter_total - begin, 0), end - begin)
-        value = take(end - begin)
-        momentum = take(parameters) if one.has_momentum and parameters else None
-        state = restore(one, parameters, value, momentum, [take(end - begin) for _ in one.pending])
+        value = contents.values(end - begin)
+        momentum = contents.values(parameters) if one.has_momentum and parameters else None
+        state = restore(one, parameters, value, momentum, [contents.values(end - begin) for _ in one.pending])
+        if sizes:
+            state.table = contents.table(sizes)
         if not implausible(one, ANY_STEPS) and one.term.number < TERM_LIMIT:
             found[one.shard] = StoredState(one.term, state, head.clean)
-    if taken != values.size:
+    if contents.left:
         raise BadStates("it is of another layout")
-    return found
-
-
-def _with_tables(head: _Head, raw: bytes, start: int, shards: int) -> dict[int, StoredState]:
-    """The states of a run without a model."""
-    found: dict[int, StoredState] = {}
-    if len(head.tables) != len(head.states):
-        raise BadStates("it is of another layout")
-    for one, sizes in zip(head.states, head.tables, strict=True):
-        table = ValueTable()
-        for size in sizes:
-            try:
-                table.add_piece(raw[start : start + size])
-            except BadBatch as error:
-                raise BadStates(str(error)) from error
-            start += size
-        if one.shard >= shards or one.pending:
-            raise BadStates("it is of another layout")
-        state = restore(one, 0, np.zeros(0, np.float32), None, [])
-        state.table = table
-        found[one.shard] = StoredState(one.term, state, head.clean)
     return found
