@@ -6,8 +6,6 @@ refused with both values. Pure.
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from training.layout import Layout, LayoutEntry, shard_bounds
@@ -38,16 +36,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier_family: str
     max_steps: int
     until: str
-    #: A fingerprint of each tensor in `frozen_digest`, for the message; a node of an older version has none.
+    #: A fingerprint of each tensor in `frozen_digest`, for the message.
     frozen: dict[str, str] = {}
 
     def bounds(self) -> list[tuple[int, int]]:
         """The slices of the shards."""
         return shard_bounds(self.layout.total, self.shards)
 
-
-#: The `frozen_digest` of a model without such tensors.
-NOTHING_FROZEN = hashlib.sha256().hexdigest()
 
 #: Of the mismatches that a peer sends, so many are shown, each value cut to so many characters.
 MAX_SHOWN_MISMATCHES, MAX_SHOWN_CHARACTERS = 32, 200
@@ -140,24 +135,19 @@ def _layout_mismatch(mine: Layout, theirs: Layout) -> Mismatch:
 
 
 def _frozen_mismatch(mine: Manifest, theirs: Manifest) -> Mismatch | None:
-    """The first frozen tensor that differs, and how many do; the digests of all where a node does not name them."""
+    """The first frozen tensor that differs, and how many do."""
     names = [
         name
         for name in sorted(mine.frozen.keys() | theirs.frozen.keys())
         if mine.frozen.get(name) != theirs.frozen.get(name)
     ]
-    if names and not (_is_unnamed(mine) or _is_unnamed(theirs)):
+    if names:
         others = f", and {len(names) - 1} more" if len(names) > 1 else ""
         ours, other = (f"{names[0]} {node.frozen.get(names[0], 'is not frozen')}" for node in (mine, theirs))
         return Mismatch("frozen", ours + others, other + others)
     if mine.frozen_digest != theirs.frozen_digest:
         return Mismatch("frozen_digest", mine.frozen_digest, theirs.frozen_digest)
     return None
-
-
-def _is_unnamed(manifest: Manifest) -> bool:
-    """Whether its node has frozen tensors without naming them, as an older version does."""
-    return not manifest.frozen and manifest.frozen_digest != NOTHING_FROZEN
 
 
 def _describe(entry: LayoutEntry) -> str:

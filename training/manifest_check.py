@@ -1,8 +1,4 @@
-"""Compares manifests when a node joins: the joiner sends its own, the peer answers with the swarm's and the mismatches.
-
-Both sides compare. The joiner decides from the fields of the answer alone, never from text. It refuses the swarm if the
-manifests differ, or if the peer names mismatches in fields that the joiner's version does not have. A peer of an older
-version may reject the joiner with a text only. That decides nothing, and the next peer is asked.
+"""Compares manifests when a node joins: a member answers with the swarm's, and the joiner refuses one that differs.
 
 The number of shards is the swarm's: a joiner that was given none (`exchange.shards = 0`) takes it over from the answer.
 """
@@ -14,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
+from overlay.transport import Buffer, Response, TransportError, gathered, in_parts
 from training.errors import TrainingError
 from training.manifest import Manifest, Mismatch, compare, explain
 from training.shard_count import MAX_SHARDS
@@ -33,26 +29,11 @@ class ManifestRefused(TrainingError):
         self.fields = [item.field for item in mismatches]
 
 
-class ManifestAnswer(Manifest, frozen=True, kw_only=True):
-    """The swarm's manifest, and where the joiner's differs; `mine` of a mismatch is the joiner's value.
-
-    A joiner of an older version decodes it as a `Manifest` and compares by itself.
-    """
-
-    mismatches: tuple[Mismatch, ...] = ()
-
-
 def register(swarm: Swarm, manifest: Manifest) -> None:
-    """Answer joiners with this node's manifest and the mismatches."""
+    """Answer joiners with this node's manifest."""
 
-    async def handler(_sender: Contact, _payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-        try:
-            proposal = msgspec.msgpack.decode(await gathered(stream, MAX_MANIFEST_BYTES), type=Manifest)
-        except (ValueError, RecursionError) as error:
-            raise RequestRejected(f"malformed manifest: {error}") from error
-        mismatches = tuple(compare(proposal, manifest))
-        answer = ManifestAnswer(**msgspec.structs.asdict(manifest), mismatches=mismatches) if mismatches else manifest
-        return Response(b"", in_parts(msgspec.msgpack.encode(answer)))
+    async def handler(_sender: Contact, _payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(b"", in_parts(msgspec.msgpack.encode(manifest)))
 
     swarm.register("manifest", handler)
 
@@ -62,20 +43,17 @@ async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopt
     where they differ.
 
     `adopts_shards`: it takes the swarm's number of shards. Raises `TransportError` when the peer has no manifest yet,
-    has one that no node can have, rejects the request or cannot be reached: ask another.
+    has one that no node can have, or cannot be reached: ask another.
     """
     try:
-        body = in_parts(msgspec.msgpack.encode(proposal))
-        async with swarm.request(peer, "manifest", b"", body, timeout_s=QUESTION_TIMEOUT_S) as response:
-            answer = msgspec.msgpack.decode(await gathered(response.body, MAX_MANIFEST_BYTES), type=ManifestAnswer)
+        async with swarm.request(peer, "manifest", b"", timeout_s=QUESTION_TIMEOUT_S) as response:
+            answer = msgspec.msgpack.decode(await gathered(response.body, MAX_MANIFEST_BYTES), type=Manifest)
     except (ValueError, RecursionError) as error:
         raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
-    told = list(answer.mismatches)
     if adopts_shards:
         if not 1 <= answer.shards <= MAX_SHARDS:
             raise TransportError("foreign", peer.address, f"gave a manifest with {answer.shards} shards")
         proposal = msgspec.structs.replace(proposal, shards=answer.shards)
-        told = [item for item in told if item.field != "shards"]
-    if mismatches := compare(proposal, answer) or told:
+    if mismatches := compare(proposal, answer):
         raise ManifestRefused(mismatches, peer.node_id.hex()[:8])
     return proposal

@@ -37,8 +37,6 @@ RESUME_WAIT_S = 15.0
 #: A peer that still rejects the manifest after this long is logged as a warning.
 MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
-#: So many peers with another manifest keep a node out: one alone may lie, where others are known.
-REFUSALS = 3
 #: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
@@ -333,21 +331,21 @@ class Startup:
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
             peers, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
-            refusals: list[ManifestRefused] = []
-            told: list[Agreement] = []
             for peer in peers:
                 try:
                     manifest = await manifest_check.compare_with(
                         self._overlay, peer.contact, proposal, adopts_shards=adopts_shards
                     )
+                    return Agreement(manifest, peer.contact)
                 except ManifestRefused as error:
-                    refusals.append(error)
-                    if len(refusals) == REFUSALS:
-                        break
-                    continue
+                    hint = "take over the swarm's settings and model, or join another run"
+                    if error.fields == ["shards"]:
+                        hint = SHARDS_HINT
+                    elif {*error.fields} <= {"frozen", "frozen_digest"}:
+                        hint = FROZEN_HINT
+                    raise UserError(str(error), hint=hint, exit_code=ExitCode.MISMATCH) from error
                 except TransportError as error:
-                    # A peer that has just started has no manifest yet. One of an older version refuses a joiner that
-                    # does not fit, with a text only, which is for people to read.
+                    # A peer that has just started has no manifest yet.
                     lacking += error.is_not_served
                     has_waited = self._environment.clock.monotonic() - began > MANIFEST_WARNING_S
                     log = self._log.debug
@@ -355,22 +353,6 @@ class Startup:
                         warned.add(peer.node_id)
                         log = self._log.warning
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
-                    continue
-                if refusals:
-                    self._log.warning("manifest_contradicted", reason=str(refusals[0]))
-                told.append(Agreement(manifest, peer.contact))
-                # Two peers, where there are as many, give shards that are not this node's own.
-                if manifest.shards == proposal.shards or _votes(told, manifest.shards) > 1:
-                    return told[-1]
-            if told:
-                return told[0]
-            if refusals:
-                hint = "take over the swarm's settings and model, or join another run"
-                if refusals[0].fields == ["shards"]:
-                    hint = SHARDS_HINT
-                elif {*refusals[0].fields} <= {"frozen", "frozen_digest"}:
-                    hint = FROZEN_HINT
-                raise UserError(str(refusals[0]), hint=hint, exit_code=ExitCode.MISMATCH) from refusals[0]
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
@@ -429,7 +411,3 @@ class Startup:
         """For a node that goes on as a later start of itself; it is on disk."""
         await self._directory.begin_incarnation()
         return self._directory.incarnation
-
-
-def _votes(told: list[Agreement], shards: int) -> int:
-    return sum(one.manifest.shards == shards for one in told)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from training.layout import Layout, LayoutEntry
-from training.manifest import NOTHING_FROZEN, PROTOCOL, Manifest, Mismatch, compare, explain, propose
+from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
 from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 from training.shards.outer_rule import Rule
 from training.trainer_link.interface import TrainerHello
@@ -108,26 +108,17 @@ def test_the_most_telling_difference_comes_first() -> None:
     [
         ({"0.base": "float32 [2] aa"}, "0.scale float32 [1] bb", "0.scale is not frozen"),
         ({"0.base": "x", "0.scale": "y"}, "0.base float32 [2] aa, and 1 more", "0.base x, and 1 more"),
-        ({}, "f0", "f1"),
+        ({}, "0.base float32 [2] aa, and 1 more", "0.base is not frozen, and 1 more"),
     ],
-    ids=["trained there", "two", "older version"],
+    ids=["trained there", "two", "nothing frozen there"],
 )
 def test_a_frozen_tensor_that_differs_is_named(theirs: dict[str, str], mine_shows: str, theirs_shows: str) -> None:
-    """The first one, and how many others; a node that does not name its own gets the digest of them all."""
+    """The first one, and how many others."""
     mine = proposal()
 
     (found,) = compare(mine, msgspec.structs.replace(mine, frozen=theirs, frozen_digest="f1"))
 
     assert (found.mine, found.theirs) == (mine_shows, theirs_shows)
-
-
-def test_a_model_with_nothing_frozen_differs_from_one_with_frozen_tensors_by_name() -> None:
-    """The digest of no tensors is known, so an empty list is not taken for an older version."""
-    nothing = proposal(hello=msgspec.structs.replace(HELLO, frozen={}, frozen_digest=NOTHING_FROZEN))
-
-    (found,) = compare(nothing, proposal())
-
-    assert (found.field, found.mine) == ("frozen", "0.base is not frozen, and 1 more")
 
 
 def test_the_sentence_names_the_peer_and_all_values() -> None:

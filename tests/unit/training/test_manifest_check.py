@@ -1,9 +1,9 @@
-"""Comparing manifests between a joiner and a peer, of this version and of the older one."""
+"""Comparing manifests between a joiner and a peer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -13,11 +13,11 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from overlay.requests import Handler
-from overlay.transport import MAX_HEAD_BYTES, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, ReceivedResponse, Response, TransportError
 from tests.harness.trainers.stub_trainer import plain_layout
 from training.layout import Layout, LayoutEntry
-from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain
-from training.manifest_check import ManifestAnswer, ManifestRefused, compare_with, register
+from training.manifest import PROTOCOL, Manifest, Mismatch, explain
+from training.manifest_check import ManifestRefused, compare_with, register
 from training.shards.outer_rule import Rule
 
 PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
@@ -56,44 +56,29 @@ class OnePeer:
 
     @asynccontextmanager
     async def request(
-        self, to: Contact, name: str, payload: bytes, body: list[memoryview], *, timeout_s: float
+        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
-        try:
-            response = await self.handlers[name](to, payload, body_of(b"".join(body)))
-        except RequestRejected as error:
-            raise TransportError("rejected", to.address, str(error)) from error
+        response = await self.handlers[name](to, payload, body_of(b""))
         yield ReceivedResponse(response.head, body_of(b"".join(cast(Any, response.body))))
 
 
-def swarm_with(answer: Callable[[bytes], bytes] | None = None) -> Any:
-    """A peer that answers by this function, or by the code of this version."""
+def swarm_with(answer: bytes | None = None) -> Any:
+    """A peer that answers with these bytes, or by the code of this version."""
     swarm = OnePeer()
     if answer is None:
         register(cast(Any, swarm), SWARMS)
     else:
 
-        async def handler(_sender: Contact, _payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-            return Response(b"", [answer(b"".join([part async for part in stream]))])
+        async def handler(_sender: Contact, _payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+            return Response(b"", [answer])
 
         swarm.register("manifest", handler)
     return swarm
 
 
-def old_answer(payload: bytes) -> bytes:
-    """What a peer of the older version answers: its manifest, or a rejection with the mismatches as text."""
-    mismatches = compare(msgspec.msgpack.decode(payload, type=Manifest), SWARMS)
-    if mismatches:
-        raise RequestRejected(explain(mismatches, peer=PEER.node_id.hex()[:8]))
-    return msgspec.msgpack.encode(SWARMS)
-
-
-def test_equal_manifests_agree_and_the_answer_is_that_of_the_older_version() -> None:
-    """Without mismatches the answer is the bare manifest, byte for byte."""
-    swarm = swarm_with()
-    assert asyncio.run(compare_with(swarm, PEER, SWARMS)) == SWARMS
-
-    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(SWARMS))))
-    assert b"".join(response.body) == msgspec.msgpack.encode(SWARMS)
+def test_equal_manifests_agree() -> None:
+    """The joiner goes on with the manifest that both have."""
+    assert asyncio.run(compare_with(swarm_with(), PEER, SWARMS)) == SWARMS
 
 
 def test_a_model_of_many_tensors_is_compared_too() -> None:
@@ -114,61 +99,19 @@ def test_a_mismatch_is_refused_with_both_values() -> None:
         asyncio.run(compare_with(swarm_with(), PEER, OTHER))
 
 
-def test_a_mismatch_in_a_field_that_the_joiner_does_not_know_is_refused() -> None:
-    """A newer peer may compare more than this version: its mismatches count where the own comparison finds none."""
-    newer = [{"field": "colour", "mine": "", "theirs": "blue"}]
-
-    def answer(_payload: bytes) -> bytes:
-        return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "colour": "blue", "mismatches": newer})
-
-    with pytest.raises(ManifestRefused, match="colour: mine , theirs blue"):
-        asyncio.run(compare_with(swarm_with(answer), PEER, SWARMS))
-
-
-def test_a_peer_of_the_older_version_agrees_with_a_joiner_that_fits() -> None:
-    """Its bare manifest is an answer without mismatches."""
-    asyncio.run(compare_with(swarm_with(old_answer), PEER, SWARMS))
-
-
-def test_the_text_of_a_rejection_decides_nothing() -> None:
-    """A rejection, whatever its text, is a failure of this peer only: the node continues and asks another one."""
-    with pytest.raises(TransportError, match="does not fit") as caught:
-        asyncio.run(compare_with(swarm_with(old_answer), PEER, OTHER))
-    assert caught.value.kind == "rejected"
-
-
-def test_a_joiner_of_the_older_version_reads_the_answer() -> None:
-    """It decodes a `Manifest`, ignores the mismatches, and finds them by its own comparison."""
-    swarm = swarm_with()
-    response = asyncio.run(swarm.handlers["manifest"](PEER, b"", body_of(msgspec.msgpack.encode(OTHER))))
-
-    theirs = msgspec.msgpack.decode(b"".join(response.body), type=Manifest)
-    assert [item.field for item in compare(OTHER, theirs)] == ["local_steps"]
-    assert [item.field for item in msgspec.msgpack.decode(b"".join(response.body), type=ManifestAnswer).mismatches] == [
-        "local_steps"
-    ]
-
-
 @pytest.mark.parametrize("head", [b"", b"\x80", b"\xc1", msgspec.msgpack.encode({"protocol": "three"})])
 def test_a_malformed_answer_is_a_failure_of_the_peer(head: bytes) -> None:
     """It raises `TransportError` of kind `foreign`, never a refusal."""
     with pytest.raises(TransportError) as caught:
-        asyncio.run(compare_with(swarm_with(lambda _payload: head), PEER, SWARMS))
+        asyncio.run(compare_with(swarm_with(head), PEER, SWARMS))
     assert caught.value.kind == "foreign"
 
 
-@pytest.mark.parametrize("answer", [None, old_answer], ids=["this version", "older version"])
-def test_a_joiner_without_a_number_of_shards_has_that_of_the_swarm(answer: Callable[[bytes], bytes] | None) -> None:
-    """Its proposal has the number that its model asks for; the manifest that both agree on has the swarm's. A peer that
-    refuses in text only is asked for nothing more, whatever the joiner takes over."""
+def test_a_joiner_without_a_number_of_shards_has_that_of_the_swarm() -> None:
+    """Its proposal has the number that its model asks for; the manifest that both agree on has the swarm's."""
     proposal = msgspec.structs.replace(SWARMS, shards=64)
 
-    if answer is None:
-        agreed = asyncio.run(compare_with(swarm_with(), PEER, proposal, adopts_shards=True))
-        assert agreed == SWARMS
-    else:
-        with pytest.raises(TransportError, match="shards: mine 64, theirs 4"):
-            asyncio.run(compare_with(swarm_with(answer), PEER, proposal, adopts_shards=True))
+    assert asyncio.run(compare_with(swarm_with(), PEER, proposal, adopts_shards=True)) == SWARMS
 
 
 def test_a_given_number_of_shards_must_be_that_of_the_swarm() -> None:
@@ -180,19 +123,12 @@ def test_a_given_number_of_shards_must_be_that_of_the_swarm() -> None:
 
 
 def test_taking_over_the_shards_excuses_no_other_difference() -> None:
-    """Neither one that this version finds, nor one that only a newer peer finds."""
+    """What else differs is refused and named."""
     other = msgspec.structs.replace(OTHER, shards=64)
-    newer = [{"field": name, "mine": "", "theirs": "x"} for name in ("shards", "colour")]
-
-    def answer(_payload: bytes) -> bytes:
-        return msgspec.msgpack.encode({**msgspec.to_builtins(SWARMS), "mismatches": newer})
 
     with pytest.raises(ManifestRefused, match="local_steps") as caught:
         asyncio.run(compare_with(swarm_with(), PEER, other, adopts_shards=True))
     assert caught.value.fields == ["local_steps"]
-    with pytest.raises(ManifestRefused, match="colour") as caught:
-        asyncio.run(compare_with(swarm_with(answer), PEER, SWARMS, adopts_shards=True))
-    assert caught.value.fields == ["colour"]
 
 
 @pytest.mark.parametrize("shards", [-1, 0, 4097, 10**12])
@@ -200,17 +136,11 @@ def test_no_node_takes_over_an_impossible_number_of_shards(shards: int) -> None:
     """It is a failure of the peer, not of the swarm."""
     impossible = msgspec.structs.replace(SWARMS, shards=shards)
 
-    swarm = swarm_with(lambda _payload: msgspec.msgpack.encode(impossible))
+    swarm = swarm_with(msgspec.msgpack.encode(impossible))
 
     with pytest.raises(TransportError, match=f"{shards} shards") as caught:
         asyncio.run(compare_with(swarm, PEER, SWARMS, adopts_shards=True))
     assert caught.value.kind == "foreign"
-
-
-def test_a_malformed_proposal_is_rejected() -> None:
-    """The handler never raises anything else."""
-    with pytest.raises(RequestRejected, match="malformed manifest"):
-        asyncio.run(swarm_with().handlers["manifest"](PEER, b"", body_of(b"\x80")))
 
 
 def test_the_mismatches_of_a_peer_are_cut_and_printable() -> None:
