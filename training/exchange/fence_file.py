@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from overlay.environment import Environment
 from training.exchange.store.ownership import Ownership
-from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term, TermNode, TermNumber
+from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term
 
 FENCES_FILE = "fences.msgpack"
-_Rows = Annotated[dict[ShardIndex, tuple[TermNumber, TermNode]], Meta(max_length=MAX_SHARDS)]
+_Rows = Annotated[dict[ShardIndex, Term], Meta(max_length=MAX_SHARDS)]
 
 
 class FenceFile:
@@ -26,6 +26,7 @@ class FenceFile:
         self._executor = environment.executor
         self._log = environment.log
         self._load()
+        self._written = dict(ownership.fences)
 
     def _load(self) -> None:
         raw = self._disk.read(FENCES_FILE)
@@ -37,11 +38,11 @@ class FenceFile:
             self._log.warning("fences_unreadable", reason=str(error))
             return
         if genesis == self._genesis:
-            for shard, (number, node) in rows.items():
-                if number >= TERM_LIMIT:
+            for shard, term in rows.items():
+                if term.number < TERM_LIMIT:
+                    self._ownership.raise_fence(shard, term)
+                else:
                     self._log.warning("fence_passed_over", shard=shard)
-                    continue
-                self._ownership.raise_fence(shard, Term(number, node))
 
     async def run(self) -> None:
         """Write the fences when they changed, at most once a second; retried until the disk takes them.
@@ -51,14 +52,14 @@ class FenceFile:
         failing = False
         while True:
             await asyncio.sleep(1.0)
-            if (fences := self._ownership.take_unsaved_fences()) is not None:
+            if (fences := dict(self._ownership.fences)) == self._written:
+                continue
+            try:
                 data = msgspec.msgpack.encode((self._genesis, fences))
-                try:
-                    await self._executor.run(self._disk.write, FENCES_FILE, data)
-                except OSError as error:
-                    self._ownership.keep_unsaved_fences()
-                    if not failing:
-                        self._log.error("fences_not_written", reason=str(error))
-                    failing = True
-                else:
-                    failing = False
+                await self._executor.run(self._disk.write, FENCES_FILE, data)
+            except OSError as error:
+                if not failing:
+                    self._log.error("fences_not_written", reason=str(error))
+                failing = True
+            else:
+                self._written, failing = fences, False

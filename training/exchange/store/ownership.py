@@ -28,9 +28,8 @@ class Ownership:
     def __init__(self, shard_count: int) -> None:
         self._shard_count = shard_count
         self.known_owners: dict[int, KnownOwner] = {}
-        #: The highest term seen per shard; persisted, so that the fence survives a restart.
+        #: The highest term seen per shard; `FenceFile` keeps them over a restart.
         self.fences: dict[int, Term] = {}
-        self._has_unsaved_fences = False
         #: The highest number of any term seen; 0 while this node knows none.
         self._highest = 0
 
@@ -58,7 +57,6 @@ class Ownership:
         """Remember a term; lower ones are refused from now on."""
         if term > self.fence(shard):
             self.fences[shard] = term
-            self._has_unsaved_fences = True
             self._highest = max(self._highest, term.number)
 
     def stale_fences(self, shards: Iterable[int]) -> list[Fence]:
@@ -69,17 +67,6 @@ class Ownership:
             if fence > (ZERO_TERM if known is None else known.term):
                 found.append(Fence(shard, fence))
         return found
-
-    def take_unsaved_fences(self) -> dict[int, Term] | None:
-        """All fences, if any has changed since the last call."""
-        if not self._has_unsaved_fences:
-            return None
-        self._has_unsaved_fences = False
-        return self.fences
-
-    def keep_unsaved_fences(self) -> None:
-        """The fences taken by `take_unsaved_fences` could not be written."""
-        self._has_unsaved_fences = True
 
     # -- known owners -------------------------------------------------------------------------------------------
 

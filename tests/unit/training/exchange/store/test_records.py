@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, SUM, contact, delta, owner_of, store_of, term, value_of, zeros
 from training.encoding.codecs import encode
-from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
+from training.exchange.store.records import Backed, BufferedDelta, Owned
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule
 from training.shards.state import ShardState
@@ -111,12 +111,3 @@ def test_a_delta_is_logged_as_it_arrived() -> None:
 
     assert arrived.encoded() == b"arrived"
     assert len(bytes(delta(1).encoded())) == 16
-
-
-def test_stored_states_rank_by_term_and_then_by_deltas() -> None:
-    """Of one term, the state with more deltas was written later."""
-    early, late = zeros(store_of("a")), zeros(store_of("a"))
-    delta(1).add_to(late, SUM)
-
-    assert StoredState(term(2, "a"), early, True).rank < StoredState(term(2, "a"), late, True).rank
-    assert StoredState(term(2, "a"), late, True).rank < StoredState(term(3, "a"), early, True).rank
