@@ -265,17 +265,17 @@ class CheckpointWriter:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
         if not self._config.exchange.enabled:
             return
-        clean = self._exchange.is_clean()
-        held = {shard: (shard, term, state) for shard, term, state in self._exchange.states_to_save()}
-        files = state_files.batches([(shard, state.size_bytes) for shard, (_, _, state) in held.items()])
+        genesis, clean = bytes.fromhex(self._manifest.genesis), self._exchange.is_clean()
+        held = {shard: (term, state) for shard, term, state in self._exchange.store.states_to_save()}
+        files = state_files.batches([(shard, state.size_bytes) for shard, (_, state) in held.items()])
         if self._work is not None:
-            self._work.total += sum(state.size_bytes for _, _, state in held.values())
+            self._work.total += sum(state.size_bytes for _, state in held.values())
         for number, shards in enumerate(files):
-            copies = [(shard, held[shard][1], await copied(held[shard][2], self._executor)) for shard in shards]
-            parts = await self._executor.run(state_files.encode, self._exchange.context.genesis, copies, clean=clean)
+            copies = [(shard, held[shard][0], await copied(held[shard][1], self._executor)) for shard in shards]
+            parts = await self._executor.run(state_files.encode, genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
             if self._work is not None:
-                self._work.done += sum(held[shard][2].size_bytes for shard in shards)
+                self._work.done += sum(held[shard][1].size_bytes for shard in shards)
 
     async def _save_trainer(self, folder: str, copy_s: float | None, copied_s: list[float]) -> None:
         """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""

@@ -402,7 +402,7 @@ class Node:
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         manifest_check.register(self.overlay, manifest)
-        self.beside.start(exchange.context.genesis, loop, manifest.layout)
+        self.beside.start(bytes.fromhex(manifest.genesis), loop, manifest.layout)
         await self._startup.get_vector(exchange, source)
         return exchange, loop
 

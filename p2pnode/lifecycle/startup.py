@@ -21,6 +21,7 @@ from p2pnode.lifecycle.state_directory import StateDirectory
 from training import checkpoint, manifest_check, shard_count
 from training.checkpoint import Checkpoint
 from training.exchange.exchange import Exchange
+from training.exchange.store.records import StoredState
 from training.manifest import Manifest, propose
 from training.manifest_check import ManifestRefused
 from training.progress import Progress
@@ -271,8 +272,7 @@ class Startup:
         """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
         if self._checkpoint is None:
             return
-        exchange.begin_at(self._checkpoint.state.step)
-        exchange.offer_versions(self._checkpoint.state.marks)
+        states: dict[int, StoredState] = {}
         if self._config.exchange.enabled:
             states = await self._environment.executor.run(
                 checkpoint.read_states,
@@ -282,7 +282,7 @@ class Startup:
                 manifest.layout.parameter_total,
                 self._log,
             )
-            exchange.offer_states(states)
+        exchange.offer(self._checkpoint.state.step, self._checkpoint.state.marks, states)
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
 

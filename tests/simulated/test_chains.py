@@ -232,7 +232,7 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
         name = owner(world, 2).name
         exchange = exchange_of(world.members[name])
         states = {
-            shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.states_to_save()
+            shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.store.states_to_save()
         }
         vector, versions = exchange.context.replica.vector.copy(), exchange.versions()
         theirs = dict.fromkeys(exchange.store.owned)
@@ -242,8 +242,7 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
         member = await world.start(name)
         exchange = exchange_of(member)
         exchange.context.replica.vector[:] = vector
-        exchange.offer_versions(versions)
-        exchange.offer_states(states)
+        exchange.offer(0, versions, states)
         other = next(one for one in world.running() if one is not member)
         await exchange.join(other.contact)
         await asyncio.sleep(10.0)

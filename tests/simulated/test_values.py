@@ -383,7 +383,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
             assert member.exchange is not None
             await member.exchange.close(1.0)
             exchange = member.exchange
-            parts = state_files.encode(exchange.context.genesis, exchange.states_to_save(), clean=exchange.is_clean())
+            parts = state_files.encode(exchange.context.genesis, exchange.store.states_to_save(), clean=exchange.is_clean())
             saved[member.name] = b"".join(parts)
         for name in "abc":
             few.world.kill(name)
@@ -393,7 +393,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
             assert member.exchange is not None
             states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
             member.exchange.delay_takeover(30.0)
-            member.exchange.offer_states(states)
+            member.exchange.offer(0, [], states)
         first, *others = [member.exchange for member in members if member.exchange is not None]
         await first.resume(2, 5.0)
         for exchange in others:

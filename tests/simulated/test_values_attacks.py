@@ -177,7 +177,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
             await few.store("b").set(f"k{number}", number)
         before = few.world.members["a"].exchange
         assert before is not None
-        parts = state_files.encode(before.context.genesis, before.states_to_save(), clean=False)
+        parts = state_files.encode(before.context.genesis, before.store.states_to_save(), clean=False)
         saved = b"".join(parts)
         few.world.kill("a")
         with pytest.raises(StoreUnavailable, match="'k3'"):
@@ -186,7 +186,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
         assert not worker.exchange.store.owned
         again = await few.world.start("a")
         assert again.exchange is not None
-        again.exchange.offer_states(state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0))
+        again.exchange.offer(0, [], state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0))
         await again.exchange.join(worker.contact)
         found = await few.store("b").get_many([f"k{number}" for number in range(16)])
         assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
@@ -207,7 +207,7 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
             await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
             exchange = few.world.members[name].exchange
             assert exchange is not None
-            saved[name] = b"".join(state_files.encode(genesis, exchange.states_to_save(), clean=False))
+            saved[name] = b"".join(state_files.encode(genesis, exchange.store.states_to_save(), clean=False))
         for name in names:
             few.world.kill(name)
 
@@ -226,7 +226,7 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
             assert member.exchange is not None
             member.exchange.delay_takeover(30.0)
             states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
-            member.exchange.offer_states(states)
+            member.exchange.offer(0, [], states)
         first, *others = [member.exchange for member in members if member.exchange is not None]
         await first.resume(2, 5.0)
         for exchange in others:

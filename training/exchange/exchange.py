@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
@@ -46,7 +46,6 @@ from training.exchange.terms import Term
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
-from training.shards.state import ShardState
 from training.swarm import Swarm
 from training.values.client import SwarmValues
 
@@ -198,16 +197,25 @@ class Exchange:
             context.view.invalidate()
             context.rebalance.wake()
 
-    # -- the vector ---------------------------------------------------------------------------------------------
+    # -- the start: a node has what its disk gives, and founds, resumes or joins the swarm -------------------------
 
-    async def found(self) -> None:
-        """Found the swarm's vector: own every shard, with the present replica as its initial value."""
-        await self._found(range(len(self.store)))
+    def offer(self, step: int, versions: list[tuple[Term, int]], states: dict[int, StoredState]) -> None:
+        """What this node's disk has, before `start`: its step, the versions of the shards in the replica, and whole
+        states. They count as copies in take-overs until the owners are known."""
+        self._run.step = step
+        self._replica.restore_versions(versions)
+        self.store.offer_stored(states)
 
-    async def _found(self, shards: Iterable[int]) -> None:
+    def delay_takeover(self, seconds: float) -> None:
+        """Start no take-over for this long, or until `resume` or `join` has finished."""
+        self.rebalancer.delay_takeover(seconds)
+
+    async def found(self) -> int:
+        """Own every shard that has no known owner, with the present replica as its initial value; returns how many."""
         now = self.context.environment.clock.monotonic()
         me, yielder, executor = self.context.me(), LoopYielder(), self.context.environment.executor
-        for shard in shards:
+        founded = 0
+        for shard in range(len(self.store)):
             await yielder.after(self.store.size(shard))
             if has_known_owner(self.store, shard):
                 continue
@@ -220,26 +228,15 @@ class Exchange:
             self.store.own(shard, state, term, me, now, by_handover=False)
             if not self.store.holds_values:
                 self._replica.set_version(shard, term, version)
-
-    def offer_versions(self, versions: list[tuple[Term, int]]) -> None:
-        """Declare the terms and versions of the replica's shards, which then count as copies."""
-        self._replica.restore_versions(versions)
-
-    def offer_states(self, states: dict[int, StoredState]) -> None:
-        """Offer states read from disk as copies in take-overs until the owners are known."""
-        self.store.offer_stored(states)
-
-    def delay_takeover(self, seconds: float) -> None:
-        """Start no take-over for this long, or until join or resume has finished."""
-        self.rebalancer.delay_takeover(seconds)
+            founded += 1
+        return founded
 
     async def resume(self, expected: int, wait_s: float) -> None:
         """Resume a swarm that was shut down. Waits for `expected` nodes, takes over every shard without a known owner
         from its best copy, and founds the rest from this node's replica. Logs how many deltas the shards lost."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
         nodes = 1 + await self.rebalancer.resume(expected, wait_s)
-        rest = [shard for shard in range(len(self.store)) if not has_known_owner(self.store, shard)]
-        await self._found(rest)
+        founded = await self.found()
         if not self.store.holds_values:
             await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
         lost = self.rebalancer.lost_in_restart()
@@ -250,31 +247,30 @@ class Exchange:
             nodes=nodes,
             expected=expected + 1,
             shards=len(self.store.owned),
-            founded=len(rest),
+            founded=founded,
             clean=clean,
             deltas_lost=count,
             deltas_lost_by_shard=lost,
         )
         self._settle()
 
-    def _settle(self) -> None:
-        self.store.settle_stored()
-        self.rebalancer.allow_takeover()
-
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
         await self.directory.learn_all(source)
         if self.store.stored and not any(has_known_owner(self.store, shard) for shard in range(len(self.store))):
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
-        if self.store.holds_values:
-            self._settle()
-            return PullReport(0, [], [])
-        clock, counters = self.context.environment.clock, self.counters
-        began, before_bytes = clock.monotonic(), counters.bytes_received
-        report = await self.pull_client.pull(self._run.step, deadline_s=None)
-        self.codec_control.received(counters.bytes_received - before_bytes, clock.monotonic() - began)
+        report = PullReport(0, [], [])
+        if not self.store.holds_values:
+            clock, counters = self.context.environment.clock, self.counters
+            began, before_bytes = clock.monotonic(), counters.bytes_received
+            report = await self.pull_client.pull(self._run.step, deadline_s=None)
+            self.codec_control.received(counters.bytes_received - before_bytes, clock.monotonic() - began)
         self._settle()
         return report
+
+    def _settle(self) -> None:
+        self.store.settle_stored()
+        self.rebalancer.allow_takeover()
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -357,19 +353,8 @@ class Exchange:
         await self.deltas.drained(list(self.store.owned), timeout_s)
         self._run.enter(Phase.DRAINED)
 
-    def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
-        """Every state that other nodes may need after a restart, with the term by which it ranks; not copied."""
-        found = {at: (at, one.rank_term, one.state) for at, one in self.store.owned.items()}
-        for shard in range(len(self.store)):
-            if shard not in found and (copy := self.store.unowned_copy(shard)) is not None:
-                found[shard] = (shard, *copy)
-        for shard, stored in self.store.stored.items():
-            # A node that leaves before it knows the owners must keep the states it loaded.
-            found.setdefault(shard, (shard, stored.term, stored.state))
-        return list(found.values())
-
     def is_clean(self) -> bool:
-        """Whether this node is closed and `states_to_save` has every delta that it acknowledged."""
+        """Whether this node is closed and `ShardStore.states_to_save` has every delta that it acknowledged."""
         return self._run.is_drained and all(stored.clean for stored in self.store.stored.values())
 
     async def stop(self) -> None:

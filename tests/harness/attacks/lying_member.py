@@ -215,14 +215,14 @@ class History:
     def _check_files(self, member: Member) -> None:
         """Everything that a node would write or send can be read."""
         exchange, _ = _running(member)
-        for shard, term, state in exchange.states_to_save():
+        for shard, term, state in exchange.store.states_to_save():
             decode(encode(describe(shard, term, state)), moves.StateHead)
         found = self._read(self._save(member))
-        assert len(found) == len(exchange.states_to_save()), f"{member.name} could read {list(found)} {self._where}"
+        assert len(found) == len(exchange.store.states_to_save()), f"{member.name} could read {list(found)} {self._where}"
 
     def _save(self, member: Member) -> Saved:
         exchange, overlay = _running(member)
-        parts = state_files.encode(GENESIS, exchange.states_to_save(), clean=False)
+        parts = state_files.encode(GENESIS, exchange.store.states_to_save(), clean=False)
         replica = exchange.context.replica
         return Saved(replica.versions(), replica.vector.copy(), b"".join(parts), overlay.step)
 
@@ -240,10 +240,8 @@ class History:
             exchange, overlay = _running(member)
             saved = self._saved[name]
             exchange.context.replica.vector[:] = saved.replica
-            exchange.begin_at(saved.step)
             exchange.delay_takeover(30.0)
-            exchange.offer_versions(saved.versions)
-            exchange.offer_states(self._read(saved))
+            exchange.offer(saved.step, saved.versions, self._read(saved))
             overlay.eligible = name == HONEST[0]
         for name in HONEST:
             member = world.members[name]

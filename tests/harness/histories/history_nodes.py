@@ -73,9 +73,7 @@ class HistoryNodes:
         if saved is not None:
             exchange.delay_takeover(TAKEOVER_DELAY_S)
             exchange.context.replica.vector[:] = saved.replica
-            exchange.begin_at(saved.step)
-            exchange.offer_versions(saved.versions)
-            exchange.offer_states(self._read(saved))
+            exchange.offer(saved.step, saved.versions, self._read(saved))
         member.worker = asyncio.create_task(
             self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
         )
@@ -201,7 +199,7 @@ class HistoryNodes:
         """Write what a checkpoint of this node has."""
         exchange = member.exchange
         assert exchange is not None
-        held = [(shard, term, state) for shard, term, state in exchange.states_to_save()]
+        held = exchange.store.states_to_save()
         parts = state_files.encode(exchange.context.genesis, held, clean=clean)
         replica = exchange.context.replica
         self.saved[member.name] = Saved(

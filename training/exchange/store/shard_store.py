@@ -410,3 +410,16 @@ class ShardStore:
         if backed is not None and backed.state is not None:
             return backed.term, backed.state
         return None if superseded is None or not superseded.is_usable else (superseded.term, superseded.state)
+
+    def states_to_save(self) -> list[tuple[int, Term, ShardState]]:
+        """Every state that other nodes may need after a restart, with the term by which it ranks; not copied."""
+        found: list[tuple[int, Term, ShardState]] = []
+        for shard in range(len(self)):
+            if (owned := self.owned.get(shard)) is not None:
+                found.append((shard, owned.rank_term, owned.state))
+            elif (copy := self.unowned_copy(shard)) is not None:
+                found.append((shard, *copy))
+            elif (stored := self.stored.get(shard)) is not None:
+                # A node that leaves before it knows the owners must keep the states it loaded.
+                found.append((shard, stored.term, stored.state))
+        return found

@@ -73,9 +73,10 @@ class World:
         exchange: Any = SimpleNamespace(
             versions=self.replica.versions,
             reading=lambda pause: ReplicaReading(self.replica, pause),
-            states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held],
+            store=SimpleNamespace(
+                states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held]
+            ),
             is_clean=lambda: True,
-            context=SimpleNamespace(genesis=GENESIS),
         )
         manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE))
         environment: Any = SimpleNamespace(

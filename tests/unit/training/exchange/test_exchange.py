@@ -314,7 +314,7 @@ def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete()
         await exchange.close(1.0)
 
         assert exchange.is_clean()
-        assert [shard for shard, _, _ in exchange.states_to_save()] == list(range(SHARDS))
+        assert [shard for shard, _, _ in exchange.store.states_to_save()] == list(range(SHARDS))
         assert exchange.context.run.is_drained
 
     run(scenario())
