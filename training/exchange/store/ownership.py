@@ -72,7 +72,7 @@ class Ownership:
 
     def accept(self, shard: int, term: Term, owner: Contact) -> bool:
         """Record a claim of ownership unless its term is too low; True when the known owner changed."""
-        if not 0 <= shard < self._shard_count or term < self.fence(shard) or not self.is_plausible(term):
+        if not 0 <= shard < self._shard_count or not self.admits(shard, term):
             return False
         known = self.known_owners.get(shard)
         if known is not None:
@@ -87,12 +87,6 @@ class Ownership:
         """Record the owner of a shard without checks."""
         self.known_owners[shard] = KnownOwner(term, owner)
         self.raise_fence(shard, term)
-
-    def replace_owner(self, shard: int, term: Term, owner: Contact) -> None:
-        """Correct the owner under a known term: this node had recorded another node by mistake."""
-        known = self.known_owners.get(shard)
-        if known is not None and known.term == term:
-            self.known_owners[shard] = KnownOwner(term, owner)
 
     def forget_node(self, node_id: bytes) -> None:
         """Forget every claim of a node that has restarted and owns nothing now."""

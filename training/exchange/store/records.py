@@ -63,31 +63,16 @@ class Owned:
 
     def targets(self) -> list[Contact]:
         """The nodes that must receive every delta: the backup, and the learner that is to become one."""
-        if self.learner is None:
-            return [] if self.backup is None else [self.backup]
-        return [self.learner] if self.backup is None else [self.backup, self.learner]
+        return [contact for contact in (self.backup, self.learner) if contact is not None]
 
     def target_ids(self) -> tuple[bytes, ...]:
         """The ids of `targets`."""
-        if self.learner is None:
-            return () if self.backup is None else (self.backup.node_id,)
         return tuple([contact.node_id for contact in self.targets()])
 
     def remove_learner(self, node_id: bytes) -> None:
         """End the catch-up of a node, if it is the learner; a later attempt begins with a new snapshot."""
         if self.learner is not None and self.learner.node_id == node_id:
             self.learner = None
-
-    def replace_backup(self, backup: Contact, term: Term, now: float) -> Contact | None:
-        """Make the learner the backup under a new term; returns the former backup."""
-        former, self.backup, self.learner = self.backup, backup, None
-        self.term, self.since = term, now
-        return former
-
-    def drop_targets(self, term: Term) -> None:
-        """Continue alone under a new term. The learner goes too: the term promised to it is below the new one."""
-        self.backup, self.learner, self.moving = None, None, False
-        self.term, self.promised = term, term.number
 
 
 @dataclass(slots=True)
@@ -153,8 +138,6 @@ class Backed:
     attempt: int = 0
     #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
     owner_restarted: bool = False
-    #: Tells this copy from later ones of the shard, without a reference to its arrays.
-    token: object = field(default_factory=object)
     #: Of a learner: the first published value of a chain, as it held it when it accepted the catch-up, and its chain.
     base: tuple[bytes, Vector] | None = None
 
@@ -162,10 +145,6 @@ class Backed:
     def is_active(self) -> bool:
         """Whether this is the backup, and not a learner."""
         return self.state is not None and self.promised is None
-
-    def take(self, state: ShardState, promised: Term) -> None:
-        """The copy of a learner has come; this node becomes the backup under the promised term."""
-        self.state, self.promised, self.base = state, promised, None
 
     def activate(self, term: Term) -> None:
         """The owner uses the term promised to this learner: no other snapshot will arrive."""
@@ -181,10 +160,6 @@ class Backed:
             self.term = term  # the same pair: the owner has raised its term above a fence
             return True
         return False
-
-    @property
-    def buffered_bytes(self) -> int:
-        return sum(item.size_bytes for item in self.buffered)
 
 
 @dataclass(frozen=True, slots=True)

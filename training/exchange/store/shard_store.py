@@ -134,8 +134,9 @@ class ShardStore:
 
     def correct_owner(self, shard: int, term: Term, owner: Contact) -> None:
         """Replace the known owner under the same term: a term has one owner, and the known one denied it."""
-        if shard not in self.owned:
-            self.ownership.replace_owner(shard, term, owner)
+        known = self.ownership.known_owners.get(shard)
+        if shard not in self.owned and known is not None and known.term == term:
+            self.ownership.assign(shard, term, owner)
 
     def redirect(self, shard: int) -> OwnerInfo | None:
         """The owner to redirect a sender to. None if the owner is unknown, or if this node is the known owner without
@@ -226,14 +227,18 @@ class ShardStore:
 
     def promote_learner(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
         """Make a learner that has caught up the backup, under its promised term; returns the former backup."""
-        former = self.owned[shard].replace_backup(backup, term, now)
+        owned = self.owned[shard]
+        former, owned.backup, owned.learner = owned.backup, backup, None
+        owned.term, owned.since = term, now
         self.ownership.assign(shard, term, me)
         return former
 
     def drop_backup(self, shard: int, me: Contact, *above: Term) -> None:
-        """Continue without the backup under a new term, so that a state it may still have ranks below later ones."""
-        term = self.next_term(shard, *above)
-        self.owned[shard].drop_targets(term)
+        """Continue alone under a new term, so that a state that the backup may still have ranks below later ones. The
+        learner goes too: the term promised to it is below the new one."""
+        term, owned = self.next_term(shard, *above), self.owned[shard]
+        owned.backup, owned.learner, owned.moving = None, None, False
+        owned.term, owned.promised = term, term.number
         self.ownership.assign(shard, term, me)
 
     def become_backup(self, shard: int, owner: Contact, term: Term) -> None:
@@ -252,7 +257,7 @@ class ShardStore:
         """
         if not 0 <= shard < len(self.bounds):
             return False
-        if term < self.ownership.fence(shard) or not self.ownership.is_plausible(term):
+        if not self.ownership.admits(shard, term):
             return False
         former = self.backed.get(shard)
         same = former is not None and former.owner.node_id == owner.node_id and not former.owner_restarted
@@ -290,7 +295,7 @@ class ShardStore:
             return False
         for item in backed.buffered:
             self.add(shard, item, state)
-        backed.take(state, promised)
+        backed.state, backed.promised, backed.base = state, promised, None
         return True
 
     def release(self, shard: int, term: Term, owner: Contact) -> bool:
@@ -343,7 +348,8 @@ class ShardStore:
         if state is not None and not state.knows(item.identity) and state.may_have_forgotten(item.identity):
             return "unknown", fence  # the owner, which forgets by itself, sends its state anew
         if not backed.is_active:
-            if sum(one.buffered_bytes for one in self.backed.values() if not one.is_active) > MAX_BUFFERED_BYTES:
+            learners = [one for one in self.backed.values() if not one.is_active]
+            if sum(item.size_bytes for one in learners for item in one.buffered) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
             backed.buffered.append(item)
         if state is not None:

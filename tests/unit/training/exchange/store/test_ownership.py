@@ -55,17 +55,6 @@ def test_a_term_has_one_owner_whose_address_may_change() -> None:
     assert ownership.known_owners[0].owner == moved
 
 
-def test_a_wrong_owner_is_replaced_under_the_same_term_only() -> None:
-    """The correction needs the term under which the wrong owner is known."""
-    ownership = Ownership(4)
-    ownership.accept(0, term(3, "a"), contact("b"))
-
-    ownership.replace_owner(0, term(2, "a"), contact("a"))
-    assert ownership.known_owners[0].owner == contact("b")
-    ownership.replace_owner(0, term(3, "a"), contact("a"))
-    assert ownership.known_owners[0].owner == contact("a")
-
-
 @pytest.mark.parametrize("shard", [-1, 4, 4095])
 def test_a_shard_outside_the_layout_is_refused(shard: int) -> None:
     """A shard index from the wire is checked against the number of shards."""

@@ -32,21 +32,21 @@ def test_only_the_present_learner_is_removed() -> None:
 
 def test_a_learner_replaces_the_backup_under_a_new_term() -> None:
     """The former backup is returned, to be released."""
-    record = owned()
-    record.backup = B
-    record.learner = C
+    store = owner_of("a")
+    record = store.owned[0]
+    record.backup, record.learner = B, C
 
-    assert record.replace_backup(C, term(4, "a"), 9.0) == B
+    assert store.promote_learner(0, C, term(4, "a"), contact("a"), 9.0) == B
     assert (record.backup, record.learner, record.term, record.since) == (C, None, term(4, "a"), 9.0)
 
 
 def test_continuing_alone_ends_the_catch_up_and_the_move() -> None:
     """The promise to the learner is below the new term."""
-    record = owned()
-    record.backup, record.moving = B, True
-    record.learner = C
+    store = owner_of("a")
+    record = store.owned[0]
+    record.backup, record.learner, record.moving = B, C, True
 
-    record.drop_targets(term(6, "a"))
+    store.drop_backup(0, contact("a"), term(5, "x"))
 
     assert (record.targets(), record.has_targets, record.moving) == ([], False, False)
     assert (record.term, record.promised) == (term(6, "a"), 6)
@@ -66,7 +66,6 @@ def test_a_learner_becomes_the_backup_with_the_promised_term() -> None:
     """A lower term of its owner leaves it a learner; a higher one of the pair is followed."""
     backed = Backed(contact("a"), term(1, "a"), state=zeros(store_of("b")), promised=term(3, "a"))
     backed.buffered += [delta(1), delta(2)]
-    assert backed.buffered_bytes == 32
 
     assert not backed.follow_term(term(2, "a"))
     assert not backed.is_active
