@@ -103,7 +103,7 @@ def test_states_on_a_disk_are_refused_or_can_be_written_again(chance: random.Ran
 
 def _file(heads: list[moves.StateHead]) -> bytes:
     values = sum(VALUES // SHARDS * (1 + one.has_momentum + len(one.pending)) for one in heads)
-    head = msgspec.msgpack.encode((GENESIS, False, heads))
+    head = msgspec.msgpack.encode((GENESIS, False, [(one, []) for one in heads]))
     content = len(head).to_bytes(4, "big") + head + np.ones(values, "<f4").tobytes()
     return hashlib.sha256(content).digest() + content
 

@@ -86,7 +86,7 @@ class Learn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateHead(msgspec.Struct, frozen=True, array_like=True):
-    """A shard's state without its arrays; `pending` lists (node, incarnation, step, weight, momentum)."""
+    """A shard's state without its arrays; `pending` lists (node, incarnation, step, weight, momentum, plain)."""
 
     shard: ShardIndex
     term: Term
@@ -96,11 +96,9 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     folded_step: Number
     has_momentum: bool
     applied: Identities
-    pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool]], Meta(max_length=MAX_PENDING)]
+    pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool, bool]], Meta(max_length=MAX_PENDING)]
     era_term: Term = ZERO_TERM
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
-    #: Places in `pending` of the deltas that were sparse: they are added by another rule.
-    plain: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_PENDING)]], Meta(max_length=MAX_PENDING)] = []
     #: With the name of a chain, `LOW` travels instead of `VALUE`: what the first published value of that chain, which
     #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
     chain: ChainName = b""

@@ -48,9 +48,8 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         folded_step=state.folded_step,
         has_momentum=state.momentum is not None,
         applied=state.applied.rows(),
-        pending=[(*item.identity, item.weight, item.momentum) for item in state.pending_deltas()],
+        pending=[(*item.identity, item.weight, item.momentum, item.plain) for item in state.pending_deltas()],
         norms=state.norms.rows(),
-        plain=[place for place, item in enumerate(state.pending_deltas()) if item.plain],
         unlisted=state.unlisted,
         forgotten=ForgottenRows.of(state.applied),
     )
@@ -114,12 +113,8 @@ def restore(
         norms=Norms(head.norms),
         unlisted=head.unlisted,
     )
-    plain = dict.fromkeys(head.plain)
-    for place, ((node, incarnation, step, weight, has_momentum), delta) in enumerate(
-        zip(head.pending, pending, strict=True)
-    ):
-        identity = DeltaId(node, incarnation, step)
-        state.add_pending(identity, weight, delta, momentum=has_momentum, plain=place in plain)
+    for (node, start, step, weight, has_momentum, is_plain), delta in zip(head.pending, pending, strict=True):
+        state.add_pending(DeltaId(node, start, step), weight, delta, momentum=has_momentum, plain=is_plain)
     return state
 
 
