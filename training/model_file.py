@@ -18,7 +18,6 @@ from typing import IO, Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.errors import TrainingError
 from training.trainer_link.interface import ModelDescription
@@ -215,8 +214,6 @@ def model_pieces(
 
 def converted(values: Vector, dtype: str) -> Piece:
     """Float32 values in another dtype, rounded to nearest, ties to even, as torch rounds them."""
-    if dtype == "bfloat16" and not np.isnan(values).any():
-        return codecs.encode(np.ascontiguousarray(values), "bfloat16")
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values).view(np.uint32)
         rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")

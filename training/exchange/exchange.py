@@ -216,9 +216,9 @@ class Exchange:
         me, yielder, executor = self.context.me(), LoopYielder(), self.context.environment.executor
         founded = 0
         for shard in range(len(self.store)):
-            await yielder.after(self.store.size(shard))
             if has_known_owner(self.store, shard):
                 continue
+            await yielder.after(self.store.size(shard))
             former, version = self._replica.version_of(shard)
             values = self._replica.slice_of(shard)
             state = await off_loop(executor, values.size, self.store.fresh_state, shard, values, version=version)
