@@ -335,7 +335,7 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         await training.steps(2)
         owning = owner(world, 0)
         asking = next(one for one in world.running() if one is not owning)
-        wanted = [[0, 0, b"", 0]]
+        wanted = [[0, [0, b""], 0]]
         old_pull = msgspec.msgpack.encode([exchange_of(owning).context.genesis, 1, "float32", wanted])
         assert owning.overlay is not None
         response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())

@@ -216,14 +216,14 @@ def test_lists_and_numbers_have_bounds() -> None:
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
         genesis = victim.living.exchange.context.genesis
-        where = [0, 1, b"", b"n" * 20, "x" * 46, 8468]
+        where = [0, [1, b""], b"n" * 20, "x" * 46, 8468]
         for name, payload in (
             ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
             ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
             ("fetch", encode(Fetch(genesis, [0] * 17))),
             ("where_is", encode(LocateOwners(genesis, [0] * 4097, []))),
             ("where_is", msgspec.msgpack.encode([genesis, [], [where]])),
-            ("where_is", msgspec.msgpack.encode([genesis + b"!", [], []])),
+            ("where_is", msgspec.msgpack.encode([genesis, [], [[0, [1, b"n" * 21], *where[2:]]]])),
         ):
             with pytest.raises(TransportError, match="malformed") as caught:
                 await ask(swarm, victim, name, payload, [])
