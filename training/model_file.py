@@ -1,9 +1,10 @@
 """Files of safetensors, in pieces, and a complete model as one: the vector's values, and what the model has beside it.
 
-The library reads and writes a file as a whole, and holds the GIL. A `state_dict` has more entries than the vector: frozen parameters, constant and integer buffers, and every name of a
-tied tensor, all in the model's own dtypes. The trainer describes them (`ModelDescription`) and writes what training
-does not change to a file of its own, once. `model_pieces` joins description, vector and that file. Equal inputs give
-equal bytes on every node: the order of the tensors, the header and the rounding depend on nothing else. No torch.
+The library reads and writes a file as a whole, and holds the GIL. A `state_dict` has more entries than the vector:
+frozen parameters, constant and integer buffers, and every name of a tied tensor, all in the model's own dtypes. The
+trainer describes them (`ModelDescription`) and writes what training does not change to a file of its own, once.
+`model_pieces` joins description, vector and that file. Equal inputs give equal bytes on every node: the order of the
+tensors, the header and the rounding depend on nothing else. No torch.
 """
 
 from __future__ import annotations

@@ -232,7 +232,8 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
         name = owner(world, 2).name
         exchange = exchange_of(world.members[name])
         states = {
-            shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.store.states_to_save()
+            shard: StoredState(term, state.copy(), clean=False)
+            for shard, term, state in exchange.store.states_to_save()
         }
         vector, versions = exchange.context.replica.vector.copy(), exchange.versions()
         theirs = dict.fromkeys(exchange.store.owned)

@@ -383,7 +383,9 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
             assert member.exchange is not None
             await member.exchange.close(1.0)
             exchange = member.exchange
-            parts = state_files.encode(exchange.context.genesis, exchange.store.states_to_save(), clean=exchange.is_clean())
+            parts = state_files.encode(
+                exchange.context.genesis, exchange.store.states_to_save(), clean=exchange.is_clean()
+            )
             saved[member.name] = b"".join(parts)
         for name in "abc":
             few.world.kill(name)

@@ -218,7 +218,9 @@ class History:
         for shard, term, state in exchange.store.states_to_save():
             decode(encode(describe(shard, term, state)), moves.StateHead)
         found = self._read(self._save(member))
-        assert len(found) == len(exchange.store.states_to_save()), f"{member.name} could read {list(found)} {self._where}"
+        assert len(found) == len(exchange.store.states_to_save()), (
+            f"{member.name} could read {list(found)} {self._where}"
+        )
 
     def _save(self, member: Member) -> Saved:
         exchange, overlay = _running(member)

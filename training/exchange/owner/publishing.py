@@ -31,7 +31,7 @@ from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Ch
 from training.exchange.ownership_messages import HandOver, PublishedHead
 from training.exchange.store.records import Owned
 from training.exchange.store.replica import Position
-from training.exchange.terms import MAX_BELIEVED, Term
+from training.exchange.terms import MAX_BELIEVED
 
 #: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
 BYTES_PER_STEP = 0.6
@@ -231,9 +231,7 @@ class Publisher:
             sent += [(shard, published, change) for change in changes]
             term, version = published.source
             heads.append(
-                PublishedHead(
-                    published.chain, published.version, published.digest, version, term, changes=len(changes)
-                )
+                PublishedHead(published.chain, published.version, published.digest, version, term, changes=len(changes))
             )
 
         def body() -> Iterator[Buffer]:

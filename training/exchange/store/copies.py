@@ -61,9 +61,7 @@ def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> 
     if stored is not None:
         # A state from disk has its identities, so that no delta is refused for its age: any new era number will do.
         era = stored.state.era_step + 1
-        return stored.term, dataclasses.replace(
-            stored.state, era_step=era, era_term=stored.term
-        )
+        return stored.term, dataclasses.replace(stored.state, era_step=era, era_term=stored.term)
     return None if pulled is None else (pulled[0], replica_state(store, replica, step, shard))
 
 

@@ -73,9 +73,7 @@ class World:
         exchange: Any = SimpleNamespace(
             versions=self.replica.versions,
             reading=lambda pause: ReplicaReading(self.replica, pause),
-            store=SimpleNamespace(
-                states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held]
-            ),
+            store=SimpleNamespace(states_to_save=lambda: [(shard, TERM, self.states[shard]) for shard in self.held]),
             is_clean=lambda: True,
         )
         manifest: Any = SimpleNamespace(genesis=GENESIS.hex(), layout=plain_layout(SIZE))
