@@ -55,7 +55,7 @@ async def read_from(overlay: Asking, member: Contact, genesis: bytes, shards: in
     """Read a part of the model from a member that may have some of these shards."""
     wanted = [Wanted(shard, ZERO_TERM, 0) for shard in range(shards)]
     # Of step 0: it shows an owner no step that this node would not be entitled to see.
-    pull = encode(Pull(genesis, 0, "float32", wanted, takes_copies=True))
+    pull = genesis + encode(Pull(0, "float32", wanted, takes_copies=True))
     address, loop = str(member.address), asyncio.get_running_loop()
     received, began_s, last_s = 0, 0.0, 0.0
     try:

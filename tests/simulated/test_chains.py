@@ -337,7 +337,8 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         owning = owner(world, 0)
         asking = next(one for one in world.running() if one is not owning)
         wanted = [[0, [0, b""], 0]]
-        old_pull = msgspec.msgpack.encode([exchange_of(owning).context.genesis, 1, "float32", wanted])
+        genesis = exchange_of(owning).context.genesis
+        old_pull = genesis + msgspec.msgpack.encode([1, "float32", wanted])
         assert owning.overlay is not None
         response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
         (result,) = decode(response.head, PullAnswer).results
@@ -348,9 +349,10 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
 
         async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
             """Knows nothing of the new fields."""
-            pull = decode(payload, Pull)
+            pull = decode(payload.removeprefix(genesis), Pull)
             plain = [msgspec.structs.replace(one, chain=b"", published=0) for one in pull.shards]
-            return await handle(sender, encode(msgspec.structs.replace(pull, shards=plain, follows=False)), stream)
+            old = genesis + encode(msgspec.structs.replace(pull, shards=plain, follows=False))
+            return await handle(sender, old, stream)
 
         owning.overlay.handlers["pull"] = old_owner
         await training.steps(1)

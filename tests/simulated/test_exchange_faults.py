@@ -259,7 +259,7 @@ def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> No
         world.pause(backup(world).name)
         item = IncomingDelta(0, ONES[:4], ONES[:4].tobytes(), "float32")
         identity = DeltaId(owning.contact.node_id, 1, 1)
-        delta = Push(GENESIS, *identity, 0, 1.0, [0])
+        delta = Push(*identity, 0, 1.0, [0])
         first = asyncio.create_task(exchange.deltas.accept(delta, [item]))
         await asyncio.sleep(0.1)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.harness.histories.conservation import play
-from tests.harness.swarms.exchange_swarm import GENESIS, World
+from tests.harness.swarms.exchange_swarm import World
 from tests.simulated.test_exchange_faults import (
     BOUND_S,
     ONES,
@@ -42,7 +42,7 @@ def forget_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 async def pushed_again(world: World, identity: DeltaId, *, repair: bool) -> str:
     """What the owner of shard 0 answers to a delta of this identity that comes now."""
     deltas = exchange_of(owner(world)).deltas
-    push = Push(GENESIS, *identity, identity.step, 1.0, [0])
+    push = Push(*identity, identity.step, 1.0, [0])
     item = IncomingDelta(0, ONES[: VALUES // 2], ONES[: VALUES // 2].tobytes(), "float32", repair=repair)
     (result,) = await deltas.accept(push, [item])
     return f"{result.status} {result.reason}".strip()

@@ -96,11 +96,15 @@ def contact_of(host: Host) -> Contact:
 def push_of(swarm: Swarm, shard: int, **changes: Any) -> Push:
     liar = swarm.hosts[LIAR].living
     step = liar.progress.step + 1000
-    push = Push(liar.exchange.context.genesis, liar.overlay.node_id, liar.incarnation, step, step, 1 / 3, [shard])
+    push = Push(liar.overlay.node_id, liar.incarnation, step, step, 1 / 3, [shard])
     return msgspec.structs.replace(push, **changes)
 
 
-async def ask(swarm: Swarm, victim: Host, name: str, payload: bytes, body: list[Buffer]) -> bytes:
+async def ask(
+    swarm: Swarm, victim: Host, name: str, payload: bytes, body: list[Buffer], *, is_exchange: bool = True
+) -> bytes:
+    if is_exchange:
+        payload = bytes.fromhex(victim.living.exchange.manifest.genesis) + payload
     request = swarm.hosts[LIAR].living.overlay.request(contact_of(victim), name, payload, body, timeout_s=5.0)
     async with request as answer:
         return answer.head
@@ -198,9 +202,7 @@ def test_reconciling_a_split_does_not_bypass_validation() -> None:
         liar = swarm.hosts[LIAR].living
         for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
             logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1e6, 1.0)
-            answer = await ask(
-                swarm, victim, "mend", encode(OfferedDeltas(exchange.context.genesis, [logged])), body_of(shard, values)
-            )
+            answer = await ask(swarm, victim, "mend", encode(OfferedDeltas([logged])), body_of(shard, values))
             assert decode(answer, OfferedDeltasAnswer).added == number
 
         assert exchange.counters.refused_here == {"not_finite": 1}
@@ -215,15 +217,14 @@ def test_lists_and_numbers_have_bounds() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
-        genesis = victim.living.exchange.context.genesis
         where = [0, [1, b""], b"n" * 20, "x" * 46, 8468]
         for name, payload in (
             ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
             ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
-            ("fetch", encode(Fetch(genesis, [0] * 17))),
-            ("where_is", encode(LocateOwners(genesis, [0] * 4097, []))),
-            ("where_is", msgspec.msgpack.encode([genesis, [], [where]])),
-            ("where_is", msgspec.msgpack.encode([genesis, [], [[0, [1, b"n" * 21], *where[2:]]]])),
+            ("fetch", encode(Fetch([0] * 17))),
+            ("where_is", encode(LocateOwners([0] * 4097, []))),
+            ("where_is", msgspec.msgpack.encode([[], [where]])),
+            ("where_is", msgspec.msgpack.encode([[], [[0, [1, b"n" * 21], *where[2:]]]])),
         ):
             with pytest.raises(TransportError, match="malformed") as caught:
                 await ask(swarm, victim, name, payload, [])
@@ -297,7 +298,7 @@ def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> 
             answer = decode(await ask(swarm, victim, "push", encode(push), body_of(shard, values)), PushAnswer)
             assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
             logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1.0, 1.0)
-            mended = OfferedDeltas(exchange.context.genesis, [logged])
+            mended = OfferedDeltas([logged])
             answer = await ask(swarm, victim, "mend", encode(mended), body_of(shard, values))
             assert decode(answer, OfferedDeltasAnswer).added == 0
         before = min(map(step_of, swarm.running()))
@@ -403,7 +404,7 @@ def test_requests_of_every_kind_with_any_values_leave_nothing_behind() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         victim = victim_of(swarm)
-        genesis = victim.living.exchange.context.genesis
+        genesis = bytes.fromhex(victim.living.exchange.manifest.genesis)
         ids = [host.living.overlay.node_id for host in swarm.running()]
         typed = Typed(chance, [*ids, genesis])
         served = victim.living.overlay._requests._handlers
@@ -415,7 +416,8 @@ def test_requests_of_every_kind_with_any_values_leave_nothing_behind() -> None:
                 if hasattr(message, "genesis") and isinstance(message.genesis, bytes):
                     message = msgspec.structs.replace(message, genesis=genesis)
                 try:
-                    await ask(swarm, victim, name, msgspec.msgpack.encode(message), [])
+                    payload = msgspec.msgpack.encode(message)
+                    await ask(swarm, victim, name, payload, [], is_exchange=name in KINDS)
                 except TransportError as error:
                     refused += error.kind == "rejected"
         assert 0 < refused < 12 * len(served)

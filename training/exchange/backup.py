@@ -90,7 +90,7 @@ class BackupConfirmation:
         for owner, shards in silent.values():
             attempts = {shard: backed.attempt for shard in shards if (backed := self._store.backed.get(shard))}
             try:
-                question = ConfirmBackup(self._context.genesis, shards)
+                question = ConfirmBackup(shards)
                 answer = await self._rpc.ask(owner, "backing", question, TransferResult, PARTNER_TIMEOUT_S)
             except TransportError as error:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))

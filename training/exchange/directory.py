@@ -195,7 +195,7 @@ class OwnerDirectory:
 
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
-        question = LocateOwners(self._rpc.genesis, [], [])
+        question = LocateOwners([], [])
         answer = await self._rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         self._store.note_owners(answer.known)
 
@@ -240,7 +240,7 @@ class OwnerDirectory:
             return
         store, ownership = self._store, self._store.ownership
         known = [info for shard in shards if (info := store.redirect(shard)) is not None]
-        question = LocateOwners(self._rpc.genesis, shards, known, ownership.stale_fences(shards))
+        question = LocateOwners(shards, known, ownership.stale_fences(shards))
         answer = await self._rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         if answer is None:
             return
@@ -268,5 +268,5 @@ class OwnerDirectory:
         if self._rebalance.has_orphans:
             self._rebalance.wake()
         for to, shards in requests.items():
-            message = TakeoverRequest(self._rpc.genesis, shards)
+            message = TakeoverRequest(shards)
             await self._rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)

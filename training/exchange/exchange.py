@@ -328,7 +328,7 @@ class Exchange:
         """Tell the owners that this node has its final values, so that they may leave."""
         known = self.store.ownership.known_owners.values()
         owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.context.swarm.node_id}
-        message = FinalDone(self.context.genesis)
+        message = FinalDone()
 
         async def tell(owner: Contact) -> None:
             with contextlib.suppress(TransportError):  # it leaves a little later

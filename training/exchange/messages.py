@@ -24,7 +24,6 @@ from training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
     Fence,
-    Genesis,
     Host,
     Length,
     NodeId,
@@ -56,7 +55,6 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     then; the delta may be of many steps, and is added as one from the other side of a split.
     """
 
-    genesis: Genesis
     node: NodeId
     incarnation: Number
     step: Number
@@ -156,7 +154,6 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     that has none sends values in `codec`.
     """
 
-    genesis: Genesis
     step: Number
     codec: Literal["float32", "bfloat16"]
     shards: Annotated[list[Wanted], Meta(max_length=MAX_SHARDS)]
@@ -220,7 +217,6 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
 class Forward(msgspec.Struct, frozen=True, array_like=True):
     """A push, forwarded to a backup or learner; `weight` is the one that the owner will add it with."""
 
-    genesis: Genesis
     node: NodeId
     incarnation: Number
     step: Number
@@ -250,7 +246,6 @@ class ForwardAnswer(msgspec.Struct, frozen=True, array_like=True):
 class LocateOwners(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the owners of these shards; an empty list asks for all. `known` are the owners that the sender knows."""
 
-    genesis: Genesis
     shards: Shards
     known: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []

@@ -15,7 +15,6 @@ from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Diges
 from training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
-    Genesis,
     Length,
     NodeId,
     Number,
@@ -80,7 +79,6 @@ class Learn(msgspec.Struct, frozen=True, array_like=True):
     `attempts` are the numbers of the terms promised for them; a request with an older number than the last is ignored.
     """
 
-    genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     attempts: Annotated[list[TermNumber], Meta(max_length=MAX_SHARDS)]
 
@@ -113,7 +111,6 @@ class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
     """Whole states. Of each shard the body has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names
     a chain, then `MOMENTUM`, then one `PENDING` per pending delta."""
 
-    genesis: Genesis
     shards: Shards
 
 
@@ -140,7 +137,6 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
     of the shards.
     """
 
-    genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     known: Annotated[list[Number], Meta(max_length=MAX_SHARDS)]
     published: Annotated[list[PublishedHead], Meta(max_length=MAX_SHARDS)] = []
@@ -149,14 +145,12 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
 class Release(msgspec.Struct, frozen=True, array_like=True):
     """Ends the backup role: these shards have another backup under the given terms."""
 
-    genesis: Genesis
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
 
 
 class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
     """Asks whether the sender still counts as the backup, or the learner, of these shards."""
 
-    genesis: Genesis
     shards: Shards
 
 
@@ -176,7 +170,6 @@ class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
     `has_buffers`: the integer buffers that all nodes take follow in the body, for the backup to keep.
     """
 
-    genesis: Genesis
     copies: Annotated[list[CopyDigest], Meta(max_length=MAX_SHARDS)]
     has_buffers: bool = False
 
@@ -184,13 +177,9 @@ class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
 class FinalDone(msgspec.Struct, frozen=True, array_like=True):
     """The sender has its final values: no owner need stay for it."""
 
-    genesis: Genesis
-
 
 class FinalBuffers(msgspec.Struct, frozen=True, array_like=True):
     """Asks the owner of the first shard for the model's integer buffers that all nodes take."""
-
-    genesis: Genesis
 
 
 class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -221,7 +210,6 @@ class TransferResult(msgspec.Struct, frozen=True, array_like=True):
 class Survey(msgspec.Struct, frozen=True, array_like=True):
     """Asks which copies of these shards the receiver has, before a take-over."""
 
-    genesis: Genesis
     shards: Shards
 
 
@@ -251,14 +239,12 @@ class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the receiver's copies of these shards, as `StateTransfer`."""
 
-    genesis: Genesis
     shards: Annotated[list[ShardIndex], Meta(max_length=MAX_FETCHED)]
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
     """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them."""
 
-    genesis: Genesis
     shards: Shards
 
 
@@ -313,7 +299,6 @@ class FindDeltas(msgspec.Struct, frozen=True, array_like=True):
     Former owners and backups may have deltas that the present pair's logs do not reach.
     """
 
-    genesis: Genesis
     shard: ShardIndex
     identities: Identities
 
@@ -327,7 +312,6 @@ class FoundDeltas(msgspec.Struct, frozen=True, array_like=True):
 class OfferedDeltas(msgspec.Struct, frozen=True, array_like=True):
     """Deltas that the receiver lacks; one `DELTA` array each follows in the body, in that order."""
 
-    genesis: Genesis
     deltas: Annotated[list[LoggedDelta], Meta(max_length=MAX_DELTAS)]
 
 
@@ -350,7 +334,6 @@ class AskedDelta(msgspec.Struct, frozen=True, array_like=True):
 class FindLacking(msgspec.Struct, frozen=True, array_like=True):
     """Which of these deltas of the sender do the shards of the receiver lack? An owner has acknowledged them."""
 
-    genesis: Genesis
     incarnation: Number
     deltas: Annotated[list[AskedDelta], Meta(max_length=MAX_ASKED)]
 
@@ -367,5 +350,4 @@ class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):
     """These shards seem to have no running owner; the receiver surveys the copies, and takes over if its own is
     best."""
 
-    genesis: Genesis
     shards: Shards

@@ -1,4 +1,4 @@
-"""Requests of the exchange: typed messages, adaptive timeouts, and handlers that check the genesis.
+"""Requests of the exchange: the genesis, then a typed message; adaptive timeouts, and handlers that check both.
 
 A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins
 when the peer has the request. It follows the response times of that peer for that kind of request (`overlay.waits`),
@@ -146,15 +146,15 @@ class ExchangeRpc:
         of another node."""
 
         async def handler(sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
-            try:
-                message = decode(payload, kind)
-            except msgspec.DecodeError as error:
-                self.score.nonsense(sender.node_id, "malformed")
-                raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
-            if message.genesis != self.genesis:  # type: ignore[attr-defined]
+            if not payload.startswith(self.genesis):
                 # Its answers are refusals, and each would be followed by the next request.
                 self.score.foreign(sender.node_id)
                 raise RequestRejected(OTHER_SWARM)
+            try:
+                message = decode(memoryview(payload)[len(self.genesis) :], kind)
+            except msgspec.DecodeError as error:
+                self.score.nonsense(sender.node_id, "malformed")
+                raise RequestRejected(f"malformed {kind.__name__}: {error}") from error
             try:
                 return await handle(sender, message, stream)
             except BadFrame as error:
@@ -196,11 +196,11 @@ class ExchangeRpc:
     ) -> _Request:
         to = self._swarm.contact(to.node_id) or to
         timeout_s = max(at_least_s, self._timeout_s(kind, to.node_id))
-        node = self.score.relay(to.node_id)
+        node, payload = self.score.relay(to.node_id), self.genesis + encode(message)
         if node and (relay := self._swarm.contact(node)) is not None:
-            sent = self._indirect.request(relay, to, name, encode(message), body, timeout_s)
+            sent = self._indirect.request(relay, to, name, payload, body, timeout_s)
             return _Request(self, kind, to, sent, node)
-        return _Request(self, kind, to, self._swarm.request(to, name, encode(message), body, timeout_s=timeout_s))
+        return _Request(self, kind, to, self._swarm.request(to, name, payload, body, timeout_s=timeout_s))
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()

@@ -236,7 +236,7 @@ class SwarmValues:
             if owner.node_id == self._me:
                 results = self._handler.read(asked)
             else:
-                message = ReadValues(self._context.genesis, asked, self._store.ownership.stale_fences(shards))
+                message = ReadValues(asked, self._store.ownership.stale_fences(shards))
                 async with self._context.rpc.question(owner, "read_values", message, PARTNER_TIMEOUT_S) as answer:
                     reader = FrameReader(answer.body)
                     results = (await self._context.rpc.record(owner, reader, 0, ReadValuesAnswer)).results
@@ -392,7 +392,7 @@ class SwarmValues:
     async def _request(self, owner: Contact, shards: list[int], updates: list[ShardUpdate]) -> list[PushResult]:
         encoded = msgspec.msgpack.encode(updates)
         self._context.counters.bytes_sent += len(encoded)
-        message = UpdateValues(self._context.genesis, self._store.ownership.stale_fences(shards))
+        message = UpdateValues(self._store.ownership.stale_fences(shards))
         body = sized(blob_frames(0, encoded, Part.UPDATES), blob_framed_bytes(len(encoded)))
         rpc = self._context.rpc
         answer = await rpc.ask(owner, "update_values", message, UpdateValuesAnswer, PARTNER_TIMEOUT_S, body)
@@ -437,7 +437,7 @@ class SwarmValues:
                 results = await self._handler.list_keys(wanted)
             else:
                 fences = self._store.ownership.stale_fences([shard for shard, _ in wanted])
-                message = ListKeys(self._context.genesis, wanted, fences)
+                message = ListKeys(wanted, fences)
                 answer = await self._context.rpc.ask(owner, "list_keys", message, ListKeysAnswer, PARTNER_TIMEOUT_S)
                 results = answer.results
         except TransportError as error:

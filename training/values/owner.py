@@ -23,7 +23,7 @@ from training.exchange.messages import PushResult, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
 from training.exchange.store.records import Owned
-from training.exchange.terms import MAX_SHARDS, Fence, Genesis, Number, OwnerInfo, ShardIndex, Term, TermNode
+from training.exchange.terms import MAX_SHARDS, Fence, Number, OwnerInfo, ShardIndex, Term, TermNode
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate
 from training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES
@@ -41,7 +41,6 @@ class UpdateValues(msgspec.Struct, frozen=True, array_like=True):
     """Updates of the sender, `UPDATES` in the body: a list of `ShardUpdate`. Answered by one `PushResult` for each, in
     the same order; `retry` with the reason `later` while one is being applied."""
 
-    genesis: Genesis
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
 
 
@@ -69,7 +68,6 @@ class UpdateValuesAnswer(msgspec.Struct, frozen=True, array_like=True):
 class ReadValues(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the values of keys, each with its shard."""
 
-    genesis: Genesis
     keys: Annotated[list[tuple[ShardIndex, EncodedKey]], Meta(max_length=MAX_ITEMS)]
     #: An owner below these terms raises its own, or yields: the reader takes no value of a lower one.
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
@@ -107,7 +105,6 @@ class ReadValuesAnswer(msgspec.Struct, frozen=True, array_like=True):
 class ListKeys(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the keys of shards, in the order of their encoding, each from after a key."""
 
-    genesis: Genesis
     shards: Annotated[
         list[tuple[ShardIndex, Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)]]], Meta(max_length=MAX_ITEMS)
     ]

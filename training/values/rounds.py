@@ -318,7 +318,7 @@ class ValueRounds(ShardTasks):
         left = {one.item.shard: one for one in group}
         pause_s = FIRST_RETRY_S
         while left:
-            push = Push(self._context.genesis, *origin, 0, 0, 1.0, list(left))
+            push = Push(*origin, 0, 0, 1.0, list(left))
             items = [one.item for one in left.values()]
             try:
                 results = await self._replicator.replicate_and_add(push, DeltaId(*origin, 0), items)

@@ -11,7 +11,7 @@ from tests.harness.environment.simulated import Record
 from tests.harness.environment.virtual_loop import START_S
 from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_nodes import HistoryNodes
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
 from training.exchange.exchange import Exchange
 from training.exchange.store.records import Owned
 from training.shards.robust import Robust
@@ -125,7 +125,7 @@ class HistoryFaults(HistoryNodes):
         if request == "forward":  # the backup has the delta from then on
             sender = self.world.members[source].exchange
             assert sender is not None
-            self.ledger.forwarded(source, payload)
+            self.ledger.forwarded(source, payload.removeprefix(GENESIS))
         wanted, number, after_s = self.plan.moment or ("", 0, 0.0)
         if not self.strikes or request != wanted:
             return

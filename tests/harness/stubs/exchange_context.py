@@ -147,14 +147,14 @@ class ScriptedSwarm:
     async def request(
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
-        self.requests.append((name, to, payload))
+        self.requests.append((name, to, payload.removeprefix(GENESIS)))
         self.timeouts_s.append(timeout_s)
         buffers = self.bodies[name] = await collected(body)
         if (other := self.linked.get(to.node_id)) is not None:
             response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))
             yield ReceivedResponse(response.head, chunks(await collected(response.body)))
             return
-        answer = self.answers[name](to, payload)
+        answer = self.answers[name](to, payload.removeprefix(GENESIS))
         if isinstance(answer, Exception):
             raise answer
         if self.request_s:
@@ -172,7 +172,7 @@ class ScriptedSwarm:
 
     async def respond(self, name: str, sender: Contact, message: msgspec.Struct, body: Any = ()) -> Response:
         """Have this node handle a request; returns its answer."""
-        return await self.handlers[name](sender, encode(message), chunks(list(body)))
+        return await self.handlers[name](sender, GENESIS + encode(message), chunks(list(body)))
 
 
 def context_of(

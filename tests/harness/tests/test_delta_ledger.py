@@ -73,7 +73,7 @@ def test_a_delta_that_only_a_backup_has_is_known() -> None:
     deltas = {DeltaId(node, 1, 6): np.array([place, 1.0, 2.0, 3.0], np.float32) for place, node in enumerate(NODES[:2])}
     weights = (0.25, 0.5)
     forwards = [
-        Forward(bytes(8), *identity, weight, False, [Forwarded(0, Term(3, NODES[3]), 0)])
+        Forward(*identity, weight, False, [Forwarded(0, Term(3, NODES[3]), 0)])
         for identity, weight in zip(deltas, weights, strict=True)
     ]
     for message in forwards:

@@ -314,7 +314,6 @@ class PullClient:
             position = self._replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
             wanted.append(_wanted(shard, term, version, position))
         return Pull(
-            self._context.genesis,
             job.step,
             "bfloat16" if not job.is_final and whole_codec(settings, pushed) == "bfloat16" else "float32",
             wanted,

@@ -136,7 +136,6 @@ class PushClient:
             on_sent()
             return PushReport(0, {}, 0, 0, returned=tuple(range(len(self._store))))
         push = Push(
-            genesis=self._context.genesis,
             node=self._swarm.node_id,
             incarnation=self._run.incarnation,
             step=step,

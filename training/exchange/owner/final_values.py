@@ -115,7 +115,7 @@ class FinalValues:
             state = owned.state
             copies.append(CopyDigest(shard, owned.term, state.folded_step, state.version, digest))
         buffers = self._run.final_buffers if BUFFERS_SHARD in shards else None
-        message = CompareCopies(self._context.genesis, copies, buffers is not None)
+        message = CompareCopies(copies, buffers is not None)
         body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))
         try:
             answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S, body)
@@ -170,7 +170,7 @@ class BufferAgreement:
         groups, unknown = self._directory.by_owner([BUFFERS_SHARD])
         for owner, _ in groups:
             try:
-                question = FinalBuffers(self._context.genesis)
+                question = FinalBuffers()
                 async with self._context.rpc.question(owner, "final_buffers", question, BUFFERS_TIMEOUT_S) as answer:
                     if self._context.rpc.decoded(owner, answer.head, FinalBuffersAnswer).has_buffers:
                         reader = FrameReader(answer.body)

@@ -260,7 +260,7 @@ class ReadHandler:
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
-        transfer = StateTransfer(self._context.genesis, [head.shard for head, _ in snapshots])
+        transfer = StateTransfer([head.shard for head, _ in snapshots])
         return Response(encode(transfer), state_stream.body(snapshots))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:

@@ -191,7 +191,6 @@ class DeltaReplicator:
                 encoded_bytes += len(item.encoded)
                 framed_bytes += item.framed_bytes
         message = Forward(
-            genesis=self._context.genesis,
             node=push.node,
             incarnation=push.incarnation,
             step=push.step,

@@ -178,7 +178,7 @@ class Failover:
         """
         # Promise 6: the highest state on any disk that comes in time.
         deadline = self._clock.monotonic() + wait_s
-        nothing = Survey(self._rpc.genesis, [])
+        nothing = Survey([])
         while True:
             members = self._swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
@@ -231,7 +231,7 @@ class Failover:
         """Announce the owners to the candidates of their shards: the others ask these."""
         found = await self._directory.candidates_of_all([info.shard for info in infos])
         told = dict.fromkeys(one for contacts in found for one in contacts if one.node_id != self._swarm.node_id)
-        message = LocateOwners(self._rpc.genesis, [infos[0].shard], infos)
+        message = LocateOwners([infos[0].shard], infos)
         await asyncio.gather(*(self._tell(contact, message) for contact in told))
 
     async def _tell(self, to: Contact, message: LocateOwners) -> None:
@@ -256,7 +256,7 @@ class Failover:
         return found
 
     async def _ask_copies(self, contact: Contact, wanted: list[int], found: dict[int, FoundCopies]) -> None:
-        survey, answer, is_not_served = Survey(self._rpc.genesis, wanted), None, False
+        survey, answer, is_not_served = Survey(wanted), None, False
         # The others have trained on, and have what they pushed.
         peer = self._swarm.peers.get(contact.node_id)
         is_joining = peer is not None and peer.activity is Activity.JOINING
@@ -292,7 +292,7 @@ class Failover:
                 return None
             if copy.term >= mine.term:
                 fence = Fence(shard, self._store.ownership.fence(shard))
-                await self._tell(contact, LocateOwners(self._rpc.genesis, [shard], [], [fence]))
+                await self._tell(contact, LocateOwners([shard], [], [fence]))
                 return None
         pulled = self._replica.pulled_version(shard)
         in_use = {found.term for _, found in others if found.role != "learner"} | ({pulled[0]} if pulled else set())
@@ -357,11 +357,11 @@ class Failover:
 
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
-        message = TakeoverRequest(self._rpc.genesis, [shard])
+        message = TakeoverRequest([shard])
         await self._rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
-        message = Fetch(self._rpc.genesis, [shard])
+        message = Fetch([shard])
         async with self._rpc.request("fetch", holder, message) as answer:
             if self._rpc.decoded(holder, answer.head, StateTransfer).shards != [shard]:
                 return None

@@ -94,7 +94,7 @@ class Learners:
                 asked.append(OwnerInfo.of(shard, owned.term, me))
         if not asked:
             return
-        learn = Learn(self._context.genesis, asked, [promised[info.shard].number for info in asked])
+        learn = Learn(asked, [promised[info.shard].number for info in asked])
         result = await self._rpc.ask(to, "learn", learn, TransferResult, PARTNER_TIMEOUT_S)
         self._store.note_owners(result.others)
         snapshots: list[Snapshot] = []
@@ -132,7 +132,7 @@ class Learners:
         low = {shard: encoded for shard, (encoded, _) in found.items()}
         snapshots = [(_by_low_bits(head, chains, found), state) for head, state in snapshots]
         heads = [head for head, _ in snapshots]
-        message = StateTransfer(self._context.genesis, [head.shard for head in heads])
+        message = StateTransfer([head.shard for head in heads])
         async with self._rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
             taken = self._rpc.decoded(to, answer.head, TransferResult).taken
         released: dict[Contact, list[OwnerInfo]] = {}
@@ -155,7 +155,7 @@ class Learners:
     async def _release(self, former: Contact, infos: list[OwnerInfo]) -> None:
         """Let a former backup free its memory. If this message is lost, its copies rank below those of the new backup,
         until it asks about them (`training.exchange.backup`)."""
-        message = Release(self._context.genesis, infos)
+        message = Release(infos)
         await self._rpc.ask(former, "release", message, TransferResult, PARTNER_TIMEOUT_S)
 
 
@@ -212,7 +212,7 @@ class ShardHandover:
         new_owners = [info for info in new_owners if self._is_moving(info)]
         known = [self._store.owned[info.shard].state.known_count for info in new_owners]
         heads, changes, changes_bytes = self._publisher.heads_for(to.node_id, [info.shard for info in new_owners])
-        message = HandOver(self._context.genesis, new_owners, known, heads)
+        message = HandOver(new_owners, known, heads)
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
         body = sized(changes, changes_bytes) if changes_bytes else ()
         result = await self._rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)

@@ -155,7 +155,7 @@ class SplitReconciler:
         for contact in receivers:
             shards = [claim.shard for claim in claims]
             try:
-                question = LocateOwners(self._context.genesis, shards, claims)
+                question = LocateOwners(shards, claims)
                 answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
             except TransportError:
                 continue
@@ -164,7 +164,7 @@ class SplitReconciler:
     # -- the side with the lower term ---------------------------------------------------------------------------
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
-        question = Offer(self._context.genesis, shards)
+        question = Offer(shards)
         async with self._rpc.question(owner, "offer", question, QUESTION_TIMEOUT_S) as answer:
             told, reader = self._rpc.decoded(owner, answer.head, OwnedHistories).shards, FrameReader(answer.body)
             histories = [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
@@ -261,7 +261,7 @@ class SplitReconciler:
 
     async def _seek_at(self, contact: Contact, shard: int, rows: Identities) -> None:
         """Put the deltas that one node has into the log. Raises `TransportError` and `BadFrame`."""
-        message = FindDeltas(self._context.genesis, shard, rows)
+        message = FindDeltas(shard, rows)
         async with self._rpc.request("seek", contact, message) as answer:
             reader = FrameReader(answer.body)
             for one in self._rpc.decoded(contact, answer.head, FoundDeltas).deltas:
@@ -315,7 +315,7 @@ class SplitReconciler:
             self._mended = self._mended_lost = 0
 
     async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = OfferedDeltas(self._context.genesis, [as_message(shard, entry) for shard, entry in batch])
+        message = OfferedDeltas([as_message(shard, entry) for shard, entry in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         self._counters.bytes_sent += size
         body = list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size)

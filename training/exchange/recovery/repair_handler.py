@@ -122,7 +122,6 @@ class RepairHandler:
 
     async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> PushStatus:
         push = Push(
-            genesis=self._context.genesis,
             node=logged.node,
             incarnation=logged.incarnation,
             step=logged.step,

@@ -102,7 +102,6 @@ class Resending:
         """Have the present owner of shards add what it lacks."""
         asked = {key: found for key in keys if (found := self._kept.find(key)) is not None}
         question = FindLacking(
-            self._context.genesis,
             self._context.run.incarnation,
             [AskedDelta(key.shard, key.identity.step, found.push.base_step) for key, found in asked.items()],
         )
@@ -156,7 +155,7 @@ class Resending:
     async def _accept_own(self, key: AcknowledgedKey, delta: Acknowledged) -> PushStatus:
         item = IncomingDelta.received(key.shard, delta.encoded, delta.codec, delta.values)
         item.repair = True
-        push = msgspec.structs.replace(delta.push, genesis=self._context.genesis, shards=[key.shard])
+        push = msgspec.structs.replace(delta.push, shards=[key.shard])
         (result,) = await self._deltas.accept(push, [item])
         return result.status
 
@@ -166,7 +165,6 @@ class Resending:
         # the weight by the quotient: a node that has just lost and found its owner counts few.
         workers = max(1.0, self._view.worker_count())
         message = OfferedDeltas(
-            self._context.genesis,
             [
                 LoggedDelta(key.shard, *key.identity, delta.push.weight, max(workers, delta.push.workers))
                 for key, delta in found

@@ -16,7 +16,7 @@ from overlay.peers import Contact
 from overlay.transport import RequestRejected, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, BackupHandler
@@ -48,7 +48,7 @@ def claim(number: int, owner: Contact = OWNER, shard: int = 0) -> OwnerInfo:
 
 
 def forward_of(*shards: Forwarded, weight: float = 1.0) -> Forward:
-    return Forward(GENESIS, IDS["x"], 1, 1, weight, False, list(shards))
+    return Forward(IDS["x"], 1, 1, weight, False, list(shards))
 
 
 def body_of(*shards: int) -> list[bytes]:
@@ -131,12 +131,12 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         swarm, _ = handler_of(store)
         promised = owner.promise(0)
 
-        learn = Learn(GENESIS, [claim(1)], [promised.number])
+        learn = Learn([claim(1)], [promised.number])
         assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).taken == [0]
 
         snapshot = describe(0, promised, owner.owned[0].state), owner.owned[0].state.copy()
         body = [bytes(buffer) for buffer in state_stream.body([snapshot])]
-        message = StateTransfer(GENESIS, [0])
+        message = StateTransfer([0])
         assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
         assert not store.backed[0].is_active
 
@@ -154,7 +154,7 @@ def test_a_state_without_its_base_is_refused() -> None:
         owner, store = owner_of("a"), store_of("b")
         swarm, context = handler_of(store)
         context.replica.set_version(0, term(1, "a"), 0, Position(b"chain", 0))
-        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        learn = Learn([claim(1)], [owner.promise(0).number])
         assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == [b"chain"]
         promised = owner.promise(0)
         head = msgspec.structs.replace(describe(0, promised, owner.owned[0].state), chain=b"chain")
@@ -162,18 +162,18 @@ def test_a_state_without_its_base_is_refused() -> None:
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
+            await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
         assert store.backed[0].state is None
 
-        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        learn = Learn([claim(1)], [owner.promise(0).number])
         await swarm.deliver("learn", OWNER, learn, TransferResult)
         other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
         body = [bytes(buffer) for buffer in state_stream.body([(other, owner.owned[0].state)], {0: bytes(8)})]
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
+            await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
 
         context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))
-        learn = Learn(GENESIS, [claim(1)], [owner.promise(0).number])
+        learn = Learn([claim(1)], [owner.promise(0).number])
         assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == []
 
     run(scenario())
@@ -188,7 +188,7 @@ def test_a_leaving_node_takes_no_learner_role_and_names_the_owner_it_knows() -> 
         swarm, context = handler_of(store)
         context.run.enter(Phase.LEAVING)
 
-        answer = await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(1)], [2]), TransferResult)
+        answer = await swarm.deliver("learn", OWNER, Learn([claim(1)], [2]), TransferResult)
 
         assert answer == TransferResult([], [OwnerInfo.of(0, term(5, "c"), contact("c"))])
 
@@ -204,7 +204,7 @@ def test_a_hand_over_makes_the_backup_the_owner(more: int, backup: Contact | Non
         state = store.backed[0].state
         assert state is not None
         swarm, _ = handler_of(store)
-        message = HandOver(GENESIS, [claim(2, ME)], [state.known_count + more], [[]])
+        message = HandOver([claim(2, ME)], [state.known_count + more], [[]])
 
         assert (await swarm.deliver("hand_over", OWNER, message, TransferResult)).taken == [0]
 
@@ -223,7 +223,7 @@ def test_a_repeated_hand_over_is_acknowledged_again() -> None:
         state = store.backed[0].state
         assert state is not None
         swarm, _ = handler_of(store)
-        message = HandOver(GENESIS, [claim(2, ME)], [state.known_count], [[]])
+        message = HandOver([claim(2, ME)], [state.known_count], [[]])
 
         for _ in range(2):
             assert (await swarm.deliver("hand_over", OWNER, message, TransferResult)).taken == [0]
@@ -241,9 +241,9 @@ def test_a_hand_over_right_after_the_promotion_is_accepted() -> None:
         store.take_state(0, term(2, "a"), OWNER, zeros(store))
         swarm, _ = handler_of(store)
 
-        late = HandOver(GENESIS, [claim(4, ME)], [0], [[]])
+        late = HandOver([claim(4, ME)], [0], [[]])
         assert (await swarm.deliver("hand_over", OWNER, late, TransferResult)).taken == []
-        next_number = HandOver(GENESIS, [claim(3, ME)], [0], [[]])
+        next_number = HandOver([claim(3, ME)], [0], [[]])
         assert (await swarm.deliver("hand_over", OWNER, next_number, TransferResult)).taken == [0]
 
     run(scenario())
@@ -255,7 +255,7 @@ def test_a_hand_over_from_a_node_that_is_not_the_owner_is_refused() -> None:
     async def scenario() -> None:
         store = backup_of("b", "a")
         swarm, _ = handler_of(store)
-        message = HandOver(GENESIS, [claim(2, ME)], [0], [[]])
+        message = HandOver([claim(2, ME)], [0], [[]])
         assert (await swarm.deliver("hand_over", contact("c"), message, TransferResult)).taken == []
 
         store.ownership.raise_fence(0, term(9, "c"))
@@ -272,7 +272,7 @@ def test_a_release_ends_the_backup_role() -> None:
         store = backup_of("b", "a")
         swarm, _ = handler_of(store)
 
-        assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2)]), TransferResult)).taken == [0]
+        assert (await swarm.deliver("release", OWNER, Release([claim(2)]), TransferResult)).taken == [0]
         assert not store.backed
 
     run(scenario())
@@ -287,7 +287,7 @@ def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
         swarm, context = handler_of(store)
         for number in range(3 * NONSENSE):
             await learned(swarm, store, 2 * number + 1)
-            await swarm.deliver("release", OWNER, Release(GENESIS, [claim(2 * number + 3)]), TransferResult)
+            await swarm.deliver("release", OWNER, Release([claim(2 * number + 3)]), TransferResult)
             assert not store.backed
             await asyncio.sleep(1.0)
         assert not context.view.score.is_ignored(OWNER.node_id)
@@ -295,10 +295,10 @@ def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
         for _ in range(NONSENSE):
             context.nonsense(OWNER.node_id, "value")
             await asyncio.sleep(1.0)
-        assert (await swarm.deliver("release", OWNER, Release(GENESIS, [claim(101)]), TransferResult)).taken == []
+        assert (await swarm.deliver("release", OWNER, Release([claim(101)]), TransferResult)).taken == []
         assert store.backed[0].is_active
         assert context.view.is_gone(OWNER.node_id)
-        assert (await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(102)], [103]), TransferResult)).taken == []
+        assert (await swarm.deliver("learn", OWNER, Learn([claim(102)], [103]), TransferResult)).taken == []
 
     run(scenario())
 
@@ -306,10 +306,10 @@ def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
 async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
     """A whole catch-up, and the first delta after it."""
     promised = Term(number + 1, OWNER.node_id)
-    await swarm.deliver("learn", OWNER, Learn(GENESIS, [claim(number)], [number + 1]), TransferResult)
+    await swarm.deliver("learn", OWNER, Learn([claim(number)], [number + 1]), TransferResult)
     state = zeros(store)
     body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
-    await swarm.deliver("state", OWNER, StateTransfer(GENESIS, [0]), TransferResult, body)
+    await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
     forward = msgspec.structs.replace(forward_of(Forwarded(0, promised, 0)), step=number)
     await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))
     assert store.backed[0].is_active
@@ -374,7 +374,7 @@ def test_a_former_owner_that_nobody_can_dial_backs_nothing_up() -> None:
         store = backup_of("b", "a")
         swarm, _ = handler_of(store)
         swarm.hidden = [IDS["a"]]
-        message = HandOver(GENESIS, [claim(2)], [0], [[]])
+        message = HandOver([claim(2)], [0], [[]])
         answer = await swarm.deliver("hand_over", OWNER, message, TransferResult)
         assert answer.taken == [0]
         owned = store.owned[0]
@@ -480,7 +480,7 @@ def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
         store.owned[0].backup = ME
         store.note_owner(1, term(2, "c"), contact("c"))
         _, swarm, _ = confirmation_of(store, OWNER)
-        question = ConfirmBackup(GENESIS, [0, 1, 2])
+        question = ConfirmBackup([0, 1, 2])
 
         answer = await swarm.deliver("backing", ME, question, TransferResult)
         assert (answer.taken, [info.shard for info in answer.others]) == ([0], [1])

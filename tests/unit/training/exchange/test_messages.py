@@ -13,7 +13,6 @@ import pytest
 from overlay.transport import MAX_HEAD_BYTES
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.messages import (
@@ -63,13 +62,13 @@ from training.values.owner import (
     UpdateValuesAnswer,
 )
 
-PUSH = Push(GENESIS, IDS["x"], 1, 2, 1, 0.5, [0, 1])
+PUSH = Push(IDS["x"], 1, 2, 1, 0.5, [0, 1])
 
 
 def test_a_message_survives_the_wire() -> None:
     """As an array, without the names of its fields."""
     assert decode(encode(PUSH), Push) == PUSH
-    assert msgspec.msgpack.decode(encode(PUSH))[:2] == [GENESIS, IDS["x"]]
+    assert msgspec.msgpack.decode(encode(PUSH))[0] == IDS["x"]
 
 
 @pytest.mark.parametrize(
@@ -142,24 +141,24 @@ def test_the_longest_messages_fit_a_head() -> None:
     logged = LoggedDelta(index, node, number, number, 0.5, 1e6)
     digest = CopyDigest(index, highest, number, number, b"d" * 16)
     key = b"s" * (MAX_KEY_BYTES + 1)
-    genesis, shards = bytes(16), [index] * MAX_SHARDS
+    shards = [index] * MAX_SHARDS
     for message in (
-        Push(genesis, node, number, number, number, 0.5, shards, fences, True, True, 1e6, True),
+        Push(node, number, number, number, 0.5, shards, fences, True, True, 1e6, True),
         PushAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_SHARDS),
         PushAnswer([PushResult(index, "redirect", owner_info=owner)] * MAX_SHARDS),
-        Pull(genesis, number, "bfloat16", [wanted] * MAX_SHARDS, fences),
+        Pull(number, "bfloat16", [wanted] * MAX_SHARDS, fences),
         PullAnswer([pulled] * MAX_SHARDS),
-        Forward(genesis, node, number, number, 0.5, True, [forwarded] * MAX_SHARDS),
-        LocateOwners(genesis, shards, [owner] * MAX_SHARDS, fences),
-        HandOver(genesis, [owner] * MAX_SHARDS, [number] * MAX_SHARDS, [head] * MAX_SHARDS),
+        Forward(node, number, number, 0.5, True, [forwarded] * MAX_SHARDS),
+        LocateOwners(shards, [owner] * MAX_SHARDS, fences),
+        HandOver([owner] * MAX_SHARDS, [number] * MAX_SHARDS, [head] * MAX_SHARDS),
         TransferResult(shards, [owner] * MAX_SHARDS, [b"c" * 8] * MAX_SHARDS),
         SurveyAnswer([status] * MAX_SHARDS, [owner] * MAX_SHARDS),
-        CompareCopies(genesis, [digest] * MAX_SHARDS, True),
-        FindDeltas(genesis, index, [(node, number, [(number, number)])] * MAX_SOUGHT),
-        OfferedDeltas(genesis, [logged] * MAX_DELTAS),
+        CompareCopies([digest] * MAX_SHARDS, True),
+        FindDeltas(index, [(node, number, [(number, number)])] * MAX_SOUGHT),
+        OfferedDeltas([logged] * MAX_DELTAS),
         UpdateValuesAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_ITEMS),
-        ReadValues(genesis, [(index, key)] * MAX_ITEMS, fences),
-        ListKeys(genesis, [(index, key)] * MAX_ITEMS, fences),
+        ReadValues([(index, key)] * MAX_ITEMS, fences),
+        ListKeys([(index, key)] * MAX_ITEMS, fences),
     ):
         assert len(encode(message)) <= MAX_HEAD_BYTES - 1024, type(message).__name__
     keys = [

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from tests.harness.builders.stores import IDS
-from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.messages import Push
 from training.exchange.own_deltas import (
     KEPT_S,
@@ -48,7 +47,7 @@ def test_what_the_owner_in_this_node_is_given_is_a_copy_of_the_trainers_memory()
 def test_a_delivery_is_known_by_its_push_and_as_large_as_what_is_not_acknowledged() -> None:
     """Its identity is node, incarnation and step."""
     _, item = borrowed()
-    delivery = Delivery(Push(GENESIS, IDS["a"], 2, 7, 6, 1.0, []), {3: item}, asyncio.Event())
+    delivery = Delivery(Push(IDS["a"], 2, 7, 6, 1.0, []), {3: item}, asyncio.Event())
     assert tuple(delivery.identity) == (IDS["a"], 2, 7)
     assert delivery.size_bytes == 16
     delivery.unacknowledged.clear()
@@ -91,7 +90,7 @@ def test_those_on_their_way_are_listed() -> None:
 
 
 def delta(step: int, size: int = 10, at_s: float = 0.0) -> Acknowledged:
-    push = Push(GENESIS, IDS["a"], 1, step, 0, 1.0, [])
+    push = Push(IDS["a"], 1, step, 0, 1.0, [])
     return Acknowledged(push, IDS["b"], at_s, "float32", size // 4, bytes(size))
 
 

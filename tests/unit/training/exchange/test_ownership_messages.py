@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from tests.harness.builders.stores import IDS, term
-from tests.harness.stubs.exchange_context import GENESIS
 from training.exchange.messages import decode, encode
 from training.exchange.ownership_messages import (
     MAX_FETCHED,
@@ -37,16 +36,16 @@ def test_an_unknown_role_is_refused() -> None:
 def test_a_fetch_names_few_shards() -> None:
     """The receiver copies each state for its answer."""
     with pytest.raises(msgspec.ValidationError):
-        decode(encode(Fetch(GENESIS, [0] * (MAX_FETCHED + 1))), Fetch)
+        decode(encode(Fetch([0] * (MAX_FETCHED + 1))), Fetch)
 
 
 def test_the_rows_of_identities_are_bounded() -> None:
     """A row has at most 64 ranges, twice as many as a set of applied identities."""
     rows = [(IDS["x"], 1, [(2 * step, 2 * step) for step in range(64)])]
-    assert decode(encode(FindDeltas(GENESIS, 0, rows)), FindDeltas).identities == rows
+    assert decode(encode(FindDeltas(0, rows)), FindDeltas).identities == rows
 
     with pytest.raises(msgspec.ValidationError):
-        decode(encode(FindDeltas(GENESIS, 0, [(IDS["x"], 1, [*rows[0][2], (999, 999)])])), FindDeltas)
+        decode(encode(FindDeltas(0, [(IDS["x"], 1, [*rows[0][2], (999, 999)])])), FindDeltas)
 
 
 def test_a_repaired_delta_had_at_least_one_worker() -> None:

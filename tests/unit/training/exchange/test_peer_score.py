@@ -13,7 +13,7 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of
 from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, directory_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.peer_score import (
     APART_S,
@@ -281,7 +281,7 @@ def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate()
         store = store_of("a")
         swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
         context = context_of(swarm, store)
-        directory, question = directory_of(context), LocateOwners(GENESIS, [], [])
+        directory, question = directory_of(context), LocateOwners([], [])
         is_silent = True
 
         def answer(to: Any, _payload: bytes) -> Any:

@@ -35,9 +35,9 @@ def rpc_of(swarm: ScriptedSwarm) -> ExchangeRpc:
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"\xc1", "malformed LocateOwners"),
-        (encode(LocateOwners(b"other" * 3, [], [])), "another swarm"),
-        (encode(LocateOwners(GENESIS, [0], [])), "bad body: short"),
+        (GENESIS + b"\xc1", "malformed LocateOwners"),
+        (b"other" * 3 + encode(LocateOwners([], [])), "another swarm"),
+        (GENESIS + encode(LocateOwners([0], [])), "bad body: short"),
     ],
 )
 def test_a_handler_rejects_what_it_cannot_serve(payload: bytes, reason: str) -> None:
@@ -69,7 +69,8 @@ def test_a_node_of_another_swarm_is_ignored_for_a_while() -> None:
         rpc = rpc_of(swarm)
         score = rpc.score
         rpc.register("where_is", LocateOwners, handle)
-        for payload in (b"\xc1", encode(LocateOwners(GENESIS, [0], [])), encode(LocateOwners(b"other" * 3, [], []))):
+        message = encode(LocateOwners([0], []))
+        for payload in (GENESIS + b"\xc1", GENESIS + message, b"other" * 3 + message):
             assert not score.is_ignored(PEER.node_id)
             with pytest.raises(RequestRejected):
                 await swarm.handlers["where_is"](PEER, payload, chunks([]))
@@ -88,7 +89,7 @@ def test_a_malformed_answer_is_a_failure_of_the_peer() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
         swarm.answers["where_is"] = lambda *_: TransferResult([1], [])
         with pytest.raises(TransportError) as caught:
-            await rpc_of(swarm).ask(PEER, "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+            await rpc_of(swarm).ask(PEER, "where_is", LocateOwners([], []), LocateOwnersAnswer, 1.0)
         assert caught.value.kind == "foreign"
 
     run(scenario())
@@ -100,7 +101,7 @@ def test_a_silent_peer_is_given_longer_next_time() -> None:
     async def scenario() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
         rpc = rpc_of(swarm)
-        question = LocateOwners(GENESIS, [], [])
+        question = LocateOwners([], [])
         seen = []
         for kind in ("refused", "timeout", "timeout"):
             error = TransportError(kind, PEER.address, "test")  # type: ignore[arg-type]
@@ -124,7 +125,7 @@ def test_a_question_waits_longer_for_a_peer_behind_a_full_line() -> None:
         rpc = rpc_of(swarm)
 
         async def ask(timeout_s: float = 1.0) -> None:
-            await rpc.ask(PEER, "where_is", LocateOwners(GENESIS, [], []), TransferResult, timeout_s)
+            await rpc.ask(PEER, "where_is", LocateOwners([], []), TransferResult, timeout_s)
 
         swarm.answers["where_is"] = lambda *_: TransportError("timeout", PEER.address, "test")
         for _ in range(2):
@@ -149,7 +150,7 @@ def test_the_transfer_of_a_body_is_no_response_time() -> None:
         swarm.request_s, swarm.waited_s = 30.0, 0.1
         swarm.answers["push"] = lambda *_: TransferResult([], [])
         for _ in range(8):
-            async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
+            async with rpc.request("push", PEER, LocateOwners([], [])):
                 pass
         assert rpc.timeouts.timeout_s("push", PEER.node_id) == REQUEST.floor_s
 
@@ -167,12 +168,12 @@ def test_a_suspected_peer_is_given_no_more_than_the_bound(is_dead: bool) -> None
         for suspects in ([], [], [PEER.node_id]):
             swarm.gone, swarm.suspects = (suspects, []) if is_dead else ([], suspects)
             with pytest.raises(TransportError):
-                async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
+                async with rpc.request("push", PEER, LocateOwners([], [])):
                     pass
         assert swarm.timeouts_s == [REQUEST.first_s, 1.5 * REQUEST.first_s, REQUEST.ceiling_s]
         swarm.gone = swarm.suspects = []
         with pytest.raises(TransportError):
-            async with rpc.request("push", PEER, LocateOwners(GENESIS, [], [])):
+            async with rpc.request("push", PEER, LocateOwners([], [])):
                 pass
         assert swarm.timeouts_s[-1] > REQUEST.ceiling_s
 
@@ -186,10 +187,10 @@ def test_a_request_goes_to_the_present_address_of_a_node() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
         swarm.answers["where_is"] = swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
         rpc, former = rpc_of(swarm), Contact(PEER.node_id, Address("10.0.0.1", 1))
-        await rpc.ask(former, "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
-        async with rpc.request("pull", former, LocateOwners(GENESIS, [], [])):
+        await rpc.ask(former, "where_is", LocateOwners([], []), LocateOwnersAnswer, 1.0)
+        async with rpc.request("pull", former, LocateOwners([], [])):
             pass
-        await rpc.ask(contact("c"), "where_is", LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+        await rpc.ask(contact("c"), "where_is", LocateOwners([], []), LocateOwnersAnswer, 1.0)
 
         assert [to for _, to, _ in swarm.requests] == [PEER, PEER, contact("c")]
 
@@ -211,10 +212,10 @@ def test_requests_in_flight_end_when_their_node_is_found_dead() -> None:
             began_s = clock.monotonic()
             try:
                 if name == "pull":
-                    async with rpc.request("pull", to, LocateOwners(GENESIS, [], [])):
+                    async with rpc.request("pull", to, LocateOwners([], [])):
                         pass
                 else:
-                    await rpc.ask(to, name, LocateOwners(GENESIS, [], []), LocateOwnersAnswer, 1.0)
+                    await rpc.ask(to, name, LocateOwners([], []), LocateOwnersAnswer, 1.0)
                 how = "answered"
             except TransportError as error:
                 how = error.kind
@@ -241,7 +242,7 @@ def test_an_answer_ends_when_its_node_is_found_dead() -> None:
         swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
 
         async def read() -> None:
-            async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+            async with rpc.request("pull", PEER, LocateOwners([], [])):
                 await asyncio.sleep(60.0)
 
         asyncio.get_running_loop().call_later(0.5, rpc.found_dead, PEER.node_id)
@@ -262,12 +263,12 @@ def test_a_request_that_ends_its_own_node_cancels_nothing_later() -> None:
         swarm = ScriptedSwarm(ME, [PEER])
         rpc = rpc_of(swarm)
         swarm.answers["pull"] = lambda *_: LocateOwnersAnswer([])
-        async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+        async with rpc.request("pull", PEER, LocateOwners([], [])):
             rpc.found_dead(PEER.node_id)
         await asyncio.sleep(0.1)
 
         async def waits() -> None:
-            async with rpc.request("pull", PEER, LocateOwners(GENESIS, [], [])):
+            async with rpc.request("pull", PEER, LocateOwners([], [])):
                 rpc.found_dead(PEER.node_id)
                 await asyncio.sleep(60.0)
 
@@ -294,7 +295,7 @@ def relayed() -> tuple[ExchangeRpc, ScriptedSwarm, PeerScore]:
 
 
 async def asked(rpc: ExchangeRpc) -> list[int]:
-    answer = await rpc.ask(PEER, "where_is", LocateOwners(GENESIS, [3], []), LocateOwnersAnswer, 1.0)
+    answer = await rpc.ask(PEER, "where_is", LocateOwners([3], []), LocateOwnersAnswer, 1.0)
     return [info.shard for info in answer.known]
 
 
@@ -307,7 +308,7 @@ def test_requests_to_a_member_behind_a_hole_go_by_way_of_its_relay() -> None:
         ((name, to, payload),) = swarm.requests
         inner = decode(payload, Indirect)
         assert (name, to, inner.target, inner.name, inner.origin) == ("indirect", RELAY, PEER.node_id, "where_is", b"")
-        assert decode(inner.payload, LocateOwners).shards == [3]
+        assert decode(inner.payload.removeprefix(GENESIS), LocateOwners).shards == [3]
         assert found.relay(PEER.node_id) == RELAY.node_id  # it has answered, not directly
 
         swarm.gone.append(RELAY.node_id)
@@ -363,15 +364,16 @@ def test_what_a_relay_passes_on_is_handled_as_its_senders_own() -> None:
         rpc.register("where_is", LocateOwners, handle)
         rpc.serve_indirect()
 
-        async def pass_on(name: str, message: object) -> None:
-            inner = Indirect(ME.node_id, *ME.address, name, 1000, encode(message), PEER.node_id, *PEER.address)  # type: ignore[arg-type]
+        async def pass_on(name: str, genesis: bytes = GENESIS) -> None:
+            payload = genesis + encode(LocateOwners([], []))
+            inner = Indirect(ME.node_id, *ME.address, name, 1000, payload, PEER.node_id, *PEER.address)
             await swarm.handlers["indirect"](RELAY, encode(inner), chunks([]))
 
-        await pass_on("where_is", LocateOwners(GENESIS, [], []))
+        await pass_on("where_is")
         assert senders == [PEER]
         with pytest.raises(RequestRejected, match="another swarm"):
-            await pass_on("where_is", LocateOwners(b"other" * 3, [], []))
+            await pass_on("where_is", b"other" * 3)
         with pytest.raises(RequestRejected, match="does not serve 'pull'"):
-            await pass_on("pull", LocateOwners(GENESIS, [], []))
+            await pass_on("pull")
 
     run(scenario())

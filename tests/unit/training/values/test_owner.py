@@ -13,7 +13,7 @@ import pytest
 from overlay.transport import RequestRejected
 from tests.harness.builders.stores import IDS, SUM, contact, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, blob_frames
 from training.exchange.messages import PushResult, read_record
@@ -270,16 +270,16 @@ def test_requests_of_others_are_answered_as_direct_ones() -> None:
     async def scenario(owner: Owner) -> None:
         raw = msgspec.msgpack.encode([ShardUpdate(0, update(1, 5))])
         body = [bytes(one) for one in blob_frames(0, raw, Part.UPDATES)]
-        told = await owner.swarm.deliver("update_values", contact("b"), UpdateValues(GENESIS), UpdateValuesAnswer, body)
+        told = await owner.swarm.deliver("update_values", contact("b"), UpdateValues(), UpdateValuesAnswer, body)
         assert answer(told.results) == [("ok", "")]
-        response = await owner.swarm.respond("read_values", contact("b"), ReadValues(GENESIS, [(0, encode_key("k"))]))
+        response = await owner.swarm.respond("read_values", contact("b"), ReadValues([(0, encode_key("k"))]))
         read = await read_record(FrameReader(chunks(await collected(response.body))), 0, ReadValuesAnswer)
         assert [type(one) for one in read.results] == [ReadResult]
         assert decode_value(read.results[0].value) == 5
-        listed = await owner.swarm.deliver("list_keys", contact("b"), ListKeys(GENESIS, [(0, b"")]), ListKeysAnswer)
+        listed = await owner.swarm.deliver("list_keys", contact("b"), ListKeys([(0, b"")]), ListKeysAnswer)
         assert listed.results == [KeysResult(0, "keys", 1, IDS["a"], [encode_key("k")], True)]
         bad = [bytes(one) for one in blob_frames(0, b"\xc1", Part.UPDATES)]
         with pytest.raises(RequestRejected, match="malformed updates"):
-            await owner.swarm.deliver("update_values", contact("b"), UpdateValues(GENESIS), UpdateValuesAnswer, bad)
+            await owner.swarm.deliver("update_values", contact("b"), UpdateValues(), UpdateValuesAnswer, bad)
 
     play(scenario)

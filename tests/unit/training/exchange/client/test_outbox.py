@@ -14,7 +14,6 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
-    GENESIS,
     Answer,
     ScriptedSwarm,
     context_of,
@@ -58,7 +57,7 @@ def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox
 
 
 def delivery_of(step: int, memory: Any = b"") -> Delivery:
-    push = Push(GENESIS, IDS["a"], 1, step, step - 1, 1.0, [])
+    push = Push(IDS["a"], 1, step, step - 1, 1.0, [])
     encoded = memory or np.full(4, step, np.float32).tobytes()
     return Delivery(
         push,
@@ -250,7 +249,7 @@ def test_own_shards_are_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             store.own(shard, state, term(2, "a"), ME, 0.0, by_handover=False)
         encoded = np.ones(4, np.float32).tobytes()
         shards = {shard: Outgoing(shard, encoded, "float32", 4) for shard in range(4)}
-        delivery = Delivery(Push(GENESIS, IDS["a"], 1, 1, 0, 1.0, []), shards, asyncio.Event())
+        delivery = Delivery(Push(IDS["a"], 1, 1, 0, 1.0, []), shards, asyncio.Event())
         outbox.add(delivery)
         await asyncio.wait_for(delivery.done.wait(), 10)
 

@@ -12,7 +12,7 @@ from overlay.peers import Contact
 from overlay.transport import Response
 from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, directory_of
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.client.push import PushClient, _runs
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
@@ -118,7 +118,7 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
         added: list[tuple[int, float]] = []
 
         async def push(_sender: Contact, payload: bytes, stream: Any) -> Response:
-            message, reader = decode(payload, Push), FrameReader(stream)
+            message, reader = decode(payload.removeprefix(GENESIS), Push), FrameReader(stream)
             for shard in message.shards:
                 values, _, _ = await read_array(reader, shard, Part.DELTA, 4)
                 if status == "ok":
@@ -204,7 +204,7 @@ def test_a_delta_is_overwritten_with_what_its_owners_decode(codec: Any) -> None:
         swarm, decoded = ScriptedSwarm(ME, [OTHER]), np.zeros(VALUES, np.float32)
 
         async def push(_sender: Contact, payload: bytes, stream: Any) -> Response:
-            message, reader = decode(payload, Push), FrameReader(stream)
+            message, reader = decode(payload.removeprefix(GENESIS), Push), FrameReader(stream)
             for shard in message.shards:
                 values, _, _ = await read_array(reader, shard, Part.DELTA, 4)
                 decoded[slice(*BOUNDS[shard])] = values

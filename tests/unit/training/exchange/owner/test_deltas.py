@@ -13,7 +13,7 @@ import pytest
 from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice
@@ -40,7 +40,7 @@ def handler_of(store: ShardStore, others: list[Contact] | None = None, **changes
 
 
 def push_of(step: int = 1, *, base_step: int = 0, shards: list[int] | None = None, node: str = "x") -> Push:
-    return Push(GENESIS, IDS[node], 1, step, base_step, 1.0, [0] if shards is None else shards)
+    return Push(IDS[node], 1, step, base_step, 1.0, [0] if shards is None else shards)
 
 
 def item_of(shard: int = 0, amount: float = 1.0) -> IncomingDelta:

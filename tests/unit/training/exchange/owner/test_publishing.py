@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.codecs import CodecName
 from training.encoding.frames import FrameReader
@@ -302,9 +302,7 @@ def backup_b(position: Position, value: Any) -> tuple[Publisher, ShardStore]:
 
 async def handed_over(to: Publisher, heads: list[PublishedHead], body: Any) -> dict[int, Published]:
     info = OwnerInfo.of(0, term(2, "a"), contact("b"))
-    return await to.read_heads(
-        HandOver(GENESIS, [info], [1], published=heads), IDS["a"], FrameReader(chunks(list(body)))
-    )
+    return await to.read_heads(HandOver([info], [1], published=heads), IDS["a"], FrameReader(chunks(list(body))))
 
 
 @pytest.mark.parametrize("behind", [0, 1])

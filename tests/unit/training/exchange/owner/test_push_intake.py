@@ -11,7 +11,6 @@ import pytest
 
 from tests.harness.builders.stores import IDS
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS
 from training.encoding.frames import BadFrame
 from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
 from training.exchange.owner import push_intake
@@ -24,7 +23,7 @@ class Owner:
 
     def __init__(self, read_s: float, accept_s: float, *, shards: int = 6, bad: int = -1, has_targets: bool = True):
         self.read_s, self.accept_s, self.bad = read_s, accept_s, bad
-        self.push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, list(range(shards)))
+        self.push = Push(IDS["x"], 1, 1, 0, 1.0, list(range(shards)))
         self.read_at: list[float] = []
         self.parts: list[list[int]] = []
         self.adding = self.most_adding = 0

@@ -9,7 +9,7 @@ import msgspec
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.messages import (
@@ -19,7 +19,6 @@ from training.exchange.messages import (
     PullAnswer,
     Wanted,
     decode,
-    encode,
 )
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.published import digest_of
@@ -57,12 +56,12 @@ def handler_of(
 
 
 async def pulled(swarm: ScriptedSwarm, pull: Pull) -> tuple[PullAnswer, list[bytes]]:
-    response = await swarm.handlers["pull"](PEER, encode(pull), chunks([]))
+    response = await swarm.respond("pull", PEER, pull)
     return decode(response.head, PullAnswer), await collected(response.body)
 
 
 def pull_of(*wanted: Wanted, takes_copies: bool = False) -> Pull:
-    return Pull(GENESIS, 1, "float32", list(wanted), takes_copies=takes_copies)
+    return Pull(1, "float32", list(wanted), takes_copies=takes_copies)
 
 
 def test_an_owner_sends_the_value_only_if_it_changed() -> None:
@@ -92,7 +91,7 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
         store = owner_of("a")
         store.add(0, delta(1))
         swarm, context = handler_of(store, settings=ExchangeSettings(pull_codec="int8", outer_momentum=0.0))
-        follow = Pull(GENESIS, 1, "bfloat16", [NOTHING], follows=True)
+        follow = Pull(1, "bfloat16", [NOTHING], follows=True)
 
         answer, body = await pulled(swarm, follow)
         (whole,) = answer.results
@@ -132,7 +131,7 @@ def test_an_owner_that_sends_whole_values_sends_them_to_followers_too() -> None:
     async def scenario() -> None:
         store = owner_of("a")
         swarm, _ = handler_of(store, settings=ExchangeSettings(pull_codec="float32"))
-        follow = Pull(GENESIS, 1, "bfloat16", [NOTHING], follows=True)
+        follow = Pull(1, "bfloat16", [NOTHING], follows=True)
         for version in (1, 2):
             store.add(0, delta(version))
             answer, body = await pulled(swarm, follow)
@@ -209,7 +208,7 @@ def test_a_search_for_owners_exchanges_what_both_know() -> None:
         claim = other.ownership.owner_info(1)
         assert claim is not None
 
-        question = LocateOwners(GENESIS, [], [claim], [Fence(0, term(6, "b"))])
+        question = LocateOwners([], [claim], [Fence(0, term(6, "b"))])
         answer = await swarm.deliver("where_is", PEER, question, LocateOwnersAnswer)
 
         assert [(known.shard, known.term) for known in answer.known] == [(0, term(1, "a")), (1, term(3, "c"))]
@@ -224,7 +223,7 @@ def test_a_survey_reports_each_shard_of_the_layout() -> None:
     async def scenario() -> None:
         swarm, _ = handler_of(owner_of("a"))
 
-        answer = await swarm.deliver("survey", PEER, Survey(GENESIS, [0, 1, 99]), SurveyAnswer)
+        answer = await swarm.deliver("survey", PEER, Survey([0, 1, 99]), SurveyAnswer)
 
         assert [(status.shard, status.role) for status in answer.statuses] == [(0, "owner"), (1, "none")]
         assert [known.shard for known in answer.known] == [0]
@@ -241,7 +240,7 @@ def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
         context.run.step = 12
         context.replica.set_version(1, term(3, "c"), 5)
 
-        response = await swarm.respond("fetch", PEER, Fetch(GENESIS, [0, 1, 2]))
+        response = await swarm.respond("fetch", PEER, Fetch([0, 1, 2]))
         told, reader = decode(response.head, StateTransfer).shards, FrameReader(chunks(await collected(response.body)))
         found = [await state_stream.read_state(reader, shard, store, ANY_STEPS, InlineExecutor()) for shard in told]
 

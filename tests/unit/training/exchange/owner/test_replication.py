@@ -12,7 +12,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, as_bytes
 from training.exchange.context import ExchangeContext
@@ -52,7 +52,7 @@ def replicator_of(store: ShardStore, *others: Contact) -> tuple[DeltaReplicator,
 async def replicate(replicator: DeltaReplicator, *shards: int) -> list[PushResult]:
     values = np.ones(4, np.float32)
     items = [IncomingDelta(shard, values, bytes(as_bytes(values)), "float32") for shard in shards]
-    push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, list(shards))
+    push = Push(IDS["x"], 1, 1, 0, 1.0, list(shards))
     return await replicator.replicate_and_add(push, IDENTITY, items)
 
 
@@ -97,7 +97,7 @@ def test_a_sparse_delta_may_weigh_more_than_another(codec: CodecName, weight: fl
         values = np.ones(4, np.float32)
         item = IncomingDelta(0, values, bytes(codecs.encode(values, codec, 4096)), codec)
 
-        await replicator.replicate_and_add(Push(GENESIS, IDS["x"], 1, 1, 0, 0.5, [0]), IDENTITY, [item])
+        await replicator.replicate_and_add(Push(IDS["x"], 1, 1, 0, 0.5, [0]), IDENTITY, [item])
 
         assert store.owned[0].state.value.tolist() == [weight] * 4
         assert [message.weight for message in swarm.sent("forward", Forward)] == [weight]
@@ -128,7 +128,7 @@ def test_a_delta_that_is_sent_again_keeps_the_weight_that_its_backup_may_have_ad
 
         async def sent(step: int, scale: float) -> PushResult:
             item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32", scale=scale)
-            push = Push(GENESIS, IDS["x"], 1, step, 0, 0.9, [0])
+            push = Push(IDS["x"], 1, step, 0, 0.9, [0])
             [result] = await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, step), [item])
             return result
 
@@ -163,7 +163,7 @@ def test_of_deltas_that_are_never_sent_again_the_oldest_are_forgotten(monkeypatc
         values = np.ones(4, np.float32)
         for step in range(1, 5):
             item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
-            push = Push(GENESIS, IDS["x"], 1, step, 0, 1.0, [0])
+            push = Push(IDS["x"], 1, step, 0, 1.0, [0])
             await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, step), [item])
         assert [identity.step for identity in replicator._forwarded] == [3, 4]
 
@@ -297,7 +297,7 @@ def test_an_owner_that_lost_a_shard_and_took_it_again_does_not_redirect_to_itsel
         store.step_down(0)
         store.own(0, state, term(7, "a"), contact("a"), 0.0, by_handover=False)
 
-        push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+        push = Push(IDS["x"], 1, 1, 0, 1.0, [0])
         (result,) = await replicator.replicate_and_add(push, DeltaId(IDS["x"], 1, 1), [item])
 
         assert (result.status, result.owner_info, result.denies_ownership) == ("retry", None, False)
@@ -311,7 +311,7 @@ def has_it_of(swarm: ScriptedSwarm) -> list[list[bool]]:
 
 async def replicate_from(replicator: DeltaReplicator, node: str, *, keeps: bool) -> list[PushResult]:
     values = np.ones(4, np.float32)
-    push = Push(GENESIS, IDS[node], 1, 1, 0, 1.0, [0], keeps=keeps)
+    push = Push(IDS[node], 1, 1, 0, 1.0, [0], keeps=keeps)
     item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
     return await replicator.replicate_and_add(push, DeltaId(IDS[node], 1, 1), [item])
 

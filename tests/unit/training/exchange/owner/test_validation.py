@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner import validation
@@ -39,7 +39,7 @@ from training.shards.state import ShardState
 
 ME = contact("a")
 IDENTITY = DeltaId(IDS["x"], 1, 1)
-PUSH = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+PUSH = Push(IDS["x"], 1, 1, 0, 1.0, [0])
 CLIP = Rule(outer_lr=1.0, outer_momentum=0.0, robust="clip")
 
 

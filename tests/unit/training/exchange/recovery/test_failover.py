@@ -12,7 +12,6 @@ from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
-    GENESIS,
     ScriptedSwarm,
     context_of,
     directory_of,
@@ -186,7 +185,7 @@ def test_a_better_replica_is_fetched_from_its_holder() -> None:
         context.replica.set_version(0, term(3, "x"), 9)
         head = describe(0, term(3, "x"), state)
         frames = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
-        swarm.answers["fetch"] = lambda *_: (StateTransfer(GENESIS, [0]), frames)
+        swarm.answers["fetch"] = lambda *_: (StateTransfer([0]), frames)
         for _ in range(8):
             await failover.take_over([0])
             await asyncio.sleep(0.5)
@@ -254,7 +253,7 @@ def test_a_request_to_take_over_has_the_known_owner_probed() -> None:
         _, swarm, context = failover_of(store)
         store.note_owner(0, term(2, "c"), C)
 
-        answer = await swarm.deliver("appeal", B, TakeoverRequest(GENESIS, [0, 99]), TransferResult)
+        answer = await swarm.deliver("appeal", B, TakeoverRequest([0, 99]), TransferResult)
 
         assert answer == TransferResult([0], [OwnerInfo.of(0, term(2, "c"), C)])
         assert context.rebalance.collect_orphans() == [0]
@@ -379,7 +378,7 @@ def test_an_appeal_makes_no_owner_of_a_node_that_others_cannot_dial() -> None:
         store = backup_of("a", "x", 3)
         _, swarm, context = failover_of(store)
         swarm.is_eligible = False
-        answer = await swarm.deliver("appeal", B, TakeoverRequest(GENESIS, [0, 1]), TransferResult)
+        answer = await swarm.deliver("appeal", B, TakeoverRequest([0, 1]), TransferResult)
         assert answer.taken == [0]
         assert context.rebalance.collect_orphans() == [0]
 

@@ -11,7 +11,7 @@ from overlay.peers import Activity, Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, directory_of, until
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of, until
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import shard_key
@@ -96,7 +96,7 @@ def test_copies_wait_until_the_joiners_have_the_vector_or_a_delta_comes() -> Non
                 swarm.peers[IDS["c"]].activity = Activity.READY
             elif change == "delta":
                 values = np.ones(4, np.float32)
-                push = Push(GENESIS, IDS["x"], 1, 1, 0, 1.0, [0])
+                push = Push(IDS["x"], 1, 1, 0, 1.0, [0])
                 item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
                 [result] = await DeltaHandler(context).accept(push, [item])
                 assert result.reason == "no_backup_yet"

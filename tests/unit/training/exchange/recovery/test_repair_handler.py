@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from training.exchange.owner.delta_item import logged_frames
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
@@ -58,7 +58,7 @@ class Owner:
     async def offered(self, *messages: LoggedDelta) -> tuple[int, list[int]]:
         """How many of these deltas were added, and which are refused for ever."""
         body = [bytes(one) for logged in messages for one in frames(logged)]
-        message = OfferedDeltas(GENESIS, list(messages))
+        message = OfferedDeltas(list(messages))
         answer = await self.swarm.deliver("mend", contact("b"), message, OfferedDeltasAnswer, body)
         return answer.added, answer.refused
 
@@ -112,7 +112,7 @@ def test_an_answer_has_so_many_rows_of_identities(monkeypatch: pytest.MonkeyPatc
     async def scenario(owner: Owner) -> None:
         for shard in range(2):
             owner.store.add(shard, delta(1))
-        offer = Offer(GENESIS, [0, 9, 1])
+        offer = Offer([0, 9, 1])
         for rows, shards in ((2, [0, 1]), (1, [0]), (0, [0])):
             monkeypatch.setattr(repair_handler, "MAX_ROWS", rows)
             answer = await owner.swarm.deliver("offer", contact("b"), offer, OwnedHistories)
@@ -220,7 +220,7 @@ def test_who_searches_for_deltas_gets_those_of_the_log(monkeypatch: pytest.Monke
         wanted = [(IDS["x"], 1, [(2, 9)])]
 
         async def found(shard: int) -> list[LoggedDelta]:
-            answer = await owner.swarm.deliver("seek", contact("b"), FindDeltas(GENESIS, shard, wanted), FoundDeltas)
+            answer = await owner.swarm.deliver("seek", contact("b"), FindDeltas(shard, wanted), FoundDeltas)
             return list(answer.deltas)
 
         assert [(one.step, one.weight) for one in await found(0)] == [(2, 0.5), (3, 0.5)]

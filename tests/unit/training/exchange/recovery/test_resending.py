@@ -13,7 +13,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from training.exchange.messages import Push, decode
 from training.exchange.own_deltas import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
 from training.exchange.owner.deltas import DeltaHandler
@@ -50,7 +50,7 @@ class Resent:
         return LackingDeltas([] if self.is_owner else [0], list(lacking))
 
     def acknowledged(self, step: int = 5, encoded: bytes = bytes(16), base_step: int = 4) -> AcknowledgedKey:
-        push = Push(GENESIS, IDS["b"], 1, step, base_step, 0.5, [])
+        push = Push(IDS["b"], 1, step, base_step, 0.5, [])
         key = AcknowledgedKey(0, DeltaId(IDS["b"], 1, step))
         now_s = self.context.environment.clock.monotonic()
         self.context.acknowledged.note(0, Acknowledged(push, IDS["a"], now_s, "float32", 4, encoded))
@@ -140,7 +140,7 @@ def test_an_owner_names_what_its_shards_certainly_lack() -> None:
         context = context_of(swarm, store)
         Resending(context, DeltaHandler(context))
         asked = [AskedDelta(0, 5, 4), AskedDelta(0, 6, 5), AskedDelta(0, 7, 2), AskedDelta(2, 6, 5)]
-        answer = await swarm.deliver("lacking", ME, FindLacking(GENESIS, 1, asked), LackingDeltas)
+        answer = await swarm.deliver("lacking", ME, FindLacking(1, asked), LackingDeltas)
         assert answer == LackingDeltas([2], [1])
 
     run(scenario())
