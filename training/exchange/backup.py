@@ -31,12 +31,11 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.validation import is_good
 from training.exchange.ownership_messages import (
     CompareCopies,
-    ConfirmBackup,
     HandOver,
     IntegerBuffers,
     Learn,
     Release,
-    StateTransfer,
+    ShardList,
     TransferResult,
 )
 from training.exchange.peer_score import Nonsense
@@ -54,7 +53,7 @@ Mark = tuple[bytes, Term, int]
 
 
 class BackupConfirmation:
-    """Sends and answers `ConfirmBackup`."""
+    """Sends and answers `backing`."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -65,7 +64,7 @@ class BackupConfirmation:
         self._log = context.environment.log
         #: The mark of each copy, and when it last changed or was last asked about.
         self._seen: dict[int, tuple[Mark, float]] = {}
-        self._rpc.register("backing", ConfirmBackup, self._on_backing)
+        self._rpc.register("backing", ShardList, self._on_backing)
 
     def due(self) -> dict[bytes, tuple[Contact, list[int]]]:
         """The shards to ask about, by owner, except owners that are gone; records which copies have changed."""
@@ -90,7 +89,7 @@ class BackupConfirmation:
         for owner, shards in silent.values():
             attempts = {shard: backed.attempt for shard in shards if (backed := self._store.backed.get(shard))}
             try:
-                question = ConfirmBackup(shards)
+                question = ShardList(shards)
                 answer = await self._rpc.ask(owner, "backing", question, TransferResult, PARTNER_TIMEOUT_S)
             except TransportError as error:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
@@ -98,7 +97,7 @@ class BackupConfirmation:
             for info in answer.others:
                 self._store.drop_unconfirmed(info, owner, attempts.get(info.shard, 0))
 
-    async def _on_backing(self, sender: Contact, message: ConfirmBackup, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_backing(self, sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
         taken: list[int] = []
         others: list[OwnerInfo] = []
         for shard in message.shards:
@@ -142,7 +141,7 @@ class BackupHandler:
         """Register the request handlers."""
         self._rpc.register("forward", Forward, self._on_forward)
         self._rpc.register("learn", Learn, self._on_learn)
-        self._rpc.register("state", StateTransfer, self._on_state)
+        self._rpc.register("state", ShardList, self._on_state)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
         self._rpc.register("compare", CompareCopies, self._on_compare)
@@ -248,7 +247,7 @@ class BackupHandler:
                 await turn.after(self._store.size(shard))
         return Response(encode(TransferResult(result.taken, result.others, chains if any(chains) else [])))
 
-    async def _on_state(self, sender: Contact, message: StateTransfer, stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_state(self, sender: Contact, message: ShardList, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         taken = []
         for shard in message.shards:

@@ -18,7 +18,7 @@ from overlay.peers import Activity, Contact
 from overlay.transport import TransportError
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.ownership_messages import ShardList, TransferResult
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.store.copies import has_state
 from training.exchange.store.records import KnownOwner
@@ -268,5 +268,5 @@ class OwnerDirectory:
         if self._rebalance.has_orphans:
             self._rebalance.wake()
         for to, shards in requests.items():
-            message = TakeoverRequest(shards)
+            message = ShardList(shards)
             await self._rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)

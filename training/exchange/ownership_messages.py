@@ -73,8 +73,19 @@ def set_of(rows: Identities, forgotten: ForgottenRows | None) -> Applied:
     return Applied.of_rows(rows, Forgotten.of_rows(forgotten.floors, forgotten.before, forgotten.count))
 
 
+class ShardList(msgspec.Struct, frozen=True, array_like=True):
+    """What a request or an answer is about, where its name says the rest (docs/protocol.md): `survey`, `appeal`,
+    `backing`, `offer`, `state`, and the answers to `offer` and `fetch`.
+
+    Of each shard a body of states has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names a chain,
+    then `MOMENTUM`, then one `PENDING` per pending delta; the answer to `offer` has a `RECORD` with its `OwnedHistory`.
+    """
+
+    shards: Shards
+
+
 class Learn(msgspec.Struct, frozen=True, array_like=True):
-    """Begins a catch-up: the receiver buffers forwards of these shards until their states follow by `StateTransfer`.
+    """Begins a catch-up: the receiver buffers forwards of these shards until their states follow by `state`.
 
     `attempts` are the numbers of the terms promised for them; a request with an older number than the last is ignored.
     """
@@ -105,13 +116,6 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     unlisted: Number = 0
     #: What `applied` does not list any more.
     forgotten: ForgottenRows | None = None
-
-
-class StateTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """Whole states. Of each shard the body has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names
-    a chain, then `MOMENTUM`, then one `PENDING` per pending delta."""
-
-    shards: Shards
 
 
 class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -146,12 +150,6 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
     """Ends the backup role: these shards have another backup under the given terms."""
 
     shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
-
-
-class ConfirmBackup(msgspec.Struct, frozen=True, array_like=True):
-    """Asks whether the sender still counts as the backup, or the learner, of these shards."""
-
-    shards: Shards
 
 
 class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
@@ -196,7 +194,7 @@ class IntegerBuffers(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `StateTransfer`, `HandOver`, `Release`, `ConfirmBackup` and `CompareCopies`: the shards taken
+    """Answer to `Learn`, `state`, `HandOver`, `Release`, `backing` and `CompareCopies`: the shards taken
     (or confirmed, or equal), and the known owners of the others.
 
     To `Learn`, `chains` names for each shard taken the chain whose first published value the sender holds; empty: none.
@@ -205,12 +203,6 @@ class TransferResult(msgspec.Struct, frozen=True, array_like=True):
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
     chains: Annotated[list[ChainName], Meta(max_length=MAX_SHARDS)] = []
-
-
-class Survey(msgspec.Struct, frozen=True, array_like=True):
-    """Asks which copies of these shards the receiver has, before a take-over."""
-
-    shards: Shards
 
 
 class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -237,15 +229,9 @@ class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for the receiver's copies of these shards, as `StateTransfer`."""
+    """Asks for the receiver's copies of these shards, as `state`."""
 
     shards: Annotated[list[ShardIndex], Meta(max_length=MAX_FETCHED)]
-
-
-class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The sender lost these shards to the receiver's higher term; asks which deltas the receiver has of them."""
-
-    shards: Shards
 
 
 class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
@@ -274,12 +260,6 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     def known_deltas(self) -> Applied:
         """The deltas of the state."""
         return set_of(self.known, self.forgotten)
-
-
-class OwnedHistories(msgspec.Struct, frozen=True, array_like=True):
-    """Of each shard the body has a `RECORD` with its `OwnedHistory`."""
-
-    shards: Shards
 
 
 class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -344,10 +324,3 @@ class LackingDeltas(msgspec.Struct, frozen=True, array_like=True):
 
     not_owned: Annotated[list[ShardIndex], Meta(max_length=MAX_ASKED)]
     lacking: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_ASKED)]], Meta(max_length=MAX_ASKED)]
-
-
-class TakeoverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """These shards seem to have no running owner; the receiver surveys the copies, and takes over if its own is
-    best."""
-
-    shards: Shards

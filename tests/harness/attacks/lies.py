@@ -31,20 +31,20 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "forward": (steps.Forward, steps.ForwardAnswer),
     "where_is": (steps.LocateOwners, steps.LocateOwnersAnswer),
     "learn": (moves.Learn, moves.TransferResult),
-    "state": (moves.StateTransfer, moves.TransferResult),
+    "state": (moves.ShardList, moves.TransferResult),
     "hand_over": (moves.HandOver, moves.TransferResult),
     "release": (moves.Release, moves.TransferResult),
-    "backing": (moves.ConfirmBackup, moves.TransferResult),
+    "backing": (moves.ShardList, moves.TransferResult),
     "compare": (moves.CompareCopies, moves.TransferResult),
     "final_done": (moves.FinalDone, moves.TransferResult),
     "final_buffers": (moves.FinalBuffers, moves.FinalBuffersAnswer),
-    "survey": (moves.Survey, moves.SurveyAnswer),
-    "fetch": (moves.Fetch, moves.StateTransfer),
-    "offer": (moves.Offer, moves.OwnedHistories),
+    "survey": (moves.ShardList, moves.SurveyAnswer),
+    "fetch": (moves.Fetch, moves.ShardList),
+    "offer": (moves.ShardList, moves.ShardList),
     "seek": (moves.FindDeltas, moves.FoundDeltas),
     "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
     "indirect": (steps.Indirect, steps.IndirectAnswer),
-    "appeal": (moves.TakeoverRequest, moves.TransferResult),
+    "appeal": (moves.ShardList, moves.TransferResult),
     "lacking": (moves.FindLacking, moves.LackingDeltas),
 }
 #: What is told of a shard in bodies: in requests of these names, or in answers.
@@ -143,7 +143,7 @@ class LyingMember:
         """Frames that fit the head, of values that need not be of training."""
         found: list[Buffer] = []
         entries: Iterable[Any] = getattr(message, "shards", None) or getattr(message, "deltas", None) or ()
-        is_state = isinstance(message, moves.StateTransfer)
+        is_state = isinstance(message, moves.ShardList)
         part = Part.VALUE if is_state else Part.DELTA
         for entry in entries:
             shard = entry if isinstance(entry, int) else entry.shard

@@ -37,9 +37,8 @@ from training.exchange.ownership_messages import (
     FinalBuffersAnswer,
     FinalDone,
     IntegerBuffers,
+    ShardList,
     StateHead,
-    StateTransfer,
-    Survey,
     SurveyAnswer,
     TransferResult,
 )
@@ -153,7 +152,7 @@ class ReadHandler:
         """Register the request handlers."""
         self._rpc.register("pull", Pull, self._on_pull, waits=True)
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
-        self._rpc.register("survey", Survey, self._on_survey)
+        self._rpc.register("survey", ShardList, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
         self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
         self._rpc.register("final_done", FinalDone, self._on_final_done)
@@ -250,7 +249,7 @@ class ReadHandler:
         known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
-    async def _on_survey(self, _sender: Contact, message: Survey, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_survey(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         pulled, step = self._replica.pulled_version, self._run.step
         statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
@@ -260,7 +259,7 @@ class ReadHandler:
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self._store)]
         snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
-        transfer = StateTransfer([head.shard for head, _ in snapshots])
+        transfer = ShardList([head.shard for head, _ in snapshots])
         return Response(encode(transfer), state_stream.body(snapshots))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:

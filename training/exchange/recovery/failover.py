@@ -20,15 +20,7 @@ from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.owner.delta_item import NO_VALUES
-from training.exchange.ownership_messages import (
-    CopyStatus,
-    Fetch,
-    StateTransfer,
-    Survey,
-    SurveyAnswer,
-    TakeoverRequest,
-    TransferResult,
-)
+from training.exchange.ownership_messages import CopyStatus, Fetch, ShardList, SurveyAnswer, TransferResult
 from training.exchange.peer_score import Nonsense
 from training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
 from training.exchange.rpc import ExchangeRpc
@@ -94,9 +86,9 @@ class Failover:
         #: with: the step of the node that had pulled them.
         self._reached: dict[bytes, int] = {}
         self._replica_steps: dict[int, int] = {}
-        self._rpc.register("appeal", TakeoverRequest, self._on_appeal)
+        self._rpc.register("appeal", ShardList, self._on_appeal)
 
-    async def _on_appeal(self, sender: Contact, message: TakeoverRequest, _stream: object) -> Response:
+    async def _on_appeal(self, sender: Contact, message: ShardList, _stream: object) -> Response:
         """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
         taken = []
         for shard in message.shards:
@@ -178,7 +170,7 @@ class Failover:
         """
         # Promise 6: the highest state on any disk that comes in time.
         deadline = self._clock.monotonic() + wait_s
-        nothing = Survey([])
+        nothing = ShardList([])
         while True:
             members = self._swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
@@ -256,7 +248,7 @@ class Failover:
         return found
 
     async def _ask_copies(self, contact: Contact, wanted: list[int], found: dict[int, FoundCopies]) -> None:
-        survey, answer, is_not_served = Survey(wanted), None, False
+        survey, answer, is_not_served = ShardList(wanted), None, False
         # The others have trained on, and have what they pushed.
         peer = self._swarm.peers.get(contact.node_id)
         is_joining = peer is not None and peer.activity is Activity.JOINING
@@ -357,13 +349,13 @@ class Failover:
 
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
-        message = TakeoverRequest([shard])
+        message = ShardList([shard])
         await self._rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch([shard])
         async with self._rpc.request("fetch", holder, message) as answer:
-            if self._rpc.decoded(holder, answer.head, StateTransfer).shards != [shard]:
+            if self._rpc.decoded(holder, answer.head, ShardList).shards != [shard]:
                 return None
             most = self._view.plausible_steps()
             reader, executor = FrameReader(answer.body), self._executor

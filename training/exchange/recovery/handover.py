@@ -25,7 +25,7 @@ from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import HandOver, Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.ownership_messages import HandOver, Learn, Release, ShardList, StateHead, TransferResult
 from training.exchange.store import state_stream
 from training.exchange.store.state_stream import describe
 from training.exchange.terms import OwnerInfo, Term
@@ -132,7 +132,7 @@ class Learners:
         low = {shard: encoded for shard, (encoded, _) in found.items()}
         snapshots = [(_by_low_bits(head, chains, found), state) for head, state in snapshots]
         heads = [head for head, _ in snapshots]
-        message = StateTransfer([head.shard for head in heads])
+        message = ShardList([head.shard for head in heads])
         async with self._rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
             taken = self._rpc.decoded(to, answer.head, TransferResult).taken
         released: dict[Contact, list[OwnerInfo]] = {}

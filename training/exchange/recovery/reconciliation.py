@@ -28,11 +28,10 @@ from training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,
     Identities,
-    Offer,
     OfferedDeltas,
     OfferedDeltasAnswer,
-    OwnedHistories,
     OwnedHistory,
+    ShardList,
 )
 from training.exchange.recovery.repair_handler import MAX_BATCH_BYTES, RepairHandler, as_message, logged_bodies
 from training.exchange.store.repair_log import (
@@ -164,9 +163,9 @@ class SplitReconciler:
     # -- the side with the lower term ---------------------------------------------------------------------------
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
-        question = Offer(shards)
+        question = ShardList(shards)
         async with self._rpc.question(owner, "offer", question, QUESTION_TIMEOUT_S) as answer:
-            told, reader = self._rpc.decoded(owner, answer.head, OwnedHistories).shards, FrameReader(answer.body)
+            told, reader = self._rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
             histories = [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
         wanted: list[tuple[int, LogEntry]] = []
         unknown: list[int] = []

@@ -23,11 +23,10 @@ from training.exchange.ownership_messages import (
     ForgottenRows,
     FoundDeltas,
     LoggedDelta,
-    Offer,
     OfferedDeltas,
     OfferedDeltasAnswer,
-    OwnedHistories,
     OwnedHistory,
+    ShardList,
 )
 from training.exchange.store.repair_log import LogEntry, identities_of
 from training.exchange.terms import MAX_BELIEVED, Term
@@ -51,11 +50,11 @@ class RepairHandler:
         self._clock = context.environment.clock
         self._log = context.environment.log
         self._deltas = deltas
-        context.rpc.register("offer", Offer, self._on_offer, waits=True)
+        context.rpc.register("offer", ShardList, self._on_offer, waits=True)
         context.rpc.register("seek", FindDeltas, self._on_seek)
         context.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
-    async def _on_offer(self, _sender: Contact, message: Offer, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_offer(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
         histories: list[OwnedHistory] = []
         left_rows = MAX_ROWS
         for shard in message.shards:
@@ -66,7 +65,7 @@ class RepairHandler:
                     break  # the sender asks again for the others
                 histories.append(history)
         body = [buffer for one in histories for buffer in record_frames(one.shard, one)]
-        return Response(encode(OwnedHistories([one.shard for one in histories])), body)
+        return Response(encode(ShardList([one.shard for one in histories])), body)
 
     def history(self, shard: int) -> OwnedHistory:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""

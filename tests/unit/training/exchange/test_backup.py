@@ -23,7 +23,7 @@ from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, Backup
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from training.exchange.own_deltas import Outgoing
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import ConfirmBackup, HandOver, Learn, Release, StateTransfer, TransferResult
+from training.exchange.ownership_messages import HandOver, Learn, Release, ShardList, TransferResult
 from training.exchange.peer_score import NONSENSE
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
@@ -124,7 +124,7 @@ def test_a_fenced_forward_names_the_higher_term() -> None:
 
 
 def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
-    """`Learn` is accepted per shard, `StateTransfer` brings the state, the first forward makes it the backup."""
+    """`Learn` is accepted per shard, `state` brings the state, the first forward makes it the backup."""
 
     async def scenario() -> None:
         owner, store = owner_of("a"), store_of("b")
@@ -136,7 +136,7 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
 
         snapshot = describe(0, promised, owner.owned[0].state), owner.owned[0].state.copy()
         body = [bytes(buffer) for buffer in state_stream.body([snapshot])]
-        message = StateTransfer([0])
+        message = ShardList([0])
         assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
         assert not store.backed[0].is_active
 
@@ -162,7 +162,7 @@ def test_a_state_without_its_base_is_refused() -> None:
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
+            await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
         assert store.backed[0].state is None
 
         learn = Learn([claim(1)], [owner.promise(0).number])
@@ -170,7 +170,7 @@ def test_a_state_without_its_base_is_refused() -> None:
         other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
         body = [bytes(buffer) for buffer in state_stream.body([(other, owner.owned[0].state)], {0: bytes(8)})]
         with pytest.raises(RequestRejected, match="its base is gone"):
-            await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
+            await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
 
         context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))
         learn = Learn([claim(1)], [owner.promise(0).number])
@@ -309,7 +309,7 @@ async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
     await swarm.deliver("learn", OWNER, Learn([claim(number)], [number + 1]), TransferResult)
     state = zeros(store)
     body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
-    await swarm.deliver("state", OWNER, StateTransfer([0]), TransferResult, body)
+    await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
     forward = msgspec.structs.replace(forward_of(Forwarded(0, promised, 0)), step=number)
     await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))
     assert store.backed[0].is_active
@@ -480,7 +480,7 @@ def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
         store.owned[0].backup = ME
         store.note_owner(1, term(2, "c"), contact("c"))
         _, swarm, _ = confirmation_of(store, OWNER)
-        question = ConfirmBackup([0, 1, 2])
+        question = ShardList([0, 1, 2])
 
         answer = await swarm.deliver("backing", ME, question, TransferResult)
         assert (answer.taken, [info.shard for info in answer.others]) == ([0], [1])

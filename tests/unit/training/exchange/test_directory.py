@@ -14,7 +14,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of
 from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
-from training.exchange.ownership_messages import TakeoverRequest, TransferResult
+from training.exchange.ownership_messages import ShardList, TransferResult
 from training.exchange.store.records import StoredState
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import OwnerInfo
@@ -116,7 +116,7 @@ def test_a_shard_without_an_owner_is_asked_for_and_its_first_candidate_takes_ove
         await directory.refresh([2])
 
         assert sorted(to.node_id for name, to, _ in swarm.requests if name == "where_is") == [IDS["b"], IDS["c"]]
-        assert [(to, decode(payload, TakeoverRequest).shards) for name, to, payload in swarm.requests[2:]] == [(B, [2])]
+        assert [(to, decode(payload, ShardList).shards) for name, to, payload in swarm.requests[2:]] == [(B, [2])]
         assert not context.rebalance.has_orphans
 
     run(scenario())

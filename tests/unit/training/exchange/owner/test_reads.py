@@ -25,12 +25,7 @@ from training.exchange.owner.published import digest_of
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.owner.validation import ShardInspector
-from training.exchange.ownership_messages import (
-    Fetch,
-    StateTransfer,
-    Survey,
-    SurveyAnswer,
-)
+from training.exchange.ownership_messages import Fetch, ShardList, SurveyAnswer
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_stream import ANY_STEPS
@@ -223,7 +218,7 @@ def test_a_survey_reports_each_shard_of_the_layout() -> None:
     async def scenario() -> None:
         swarm, _ = handler_of(owner_of("a"))
 
-        answer = await swarm.deliver("survey", PEER, Survey([0, 1, 99]), SurveyAnswer)
+        answer = await swarm.deliver("survey", PEER, ShardList([0, 1, 99]), SurveyAnswer)
 
         assert [(status.shard, status.role) for status in answer.statuses] == [(0, "owner"), (1, "none")]
         assert [known.shard for known in answer.known] == [0]
@@ -241,7 +236,7 @@ def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
         context.replica.set_version(1, term(3, "c"), 5)
 
         response = await swarm.respond("fetch", PEER, Fetch([0, 1, 2]))
-        told, reader = decode(response.head, StateTransfer).shards, FrameReader(chunks(await collected(response.body)))
+        told, reader = decode(response.head, ShardList).shards, FrameReader(chunks(await collected(response.body)))
         found = [await state_stream.read_state(reader, shard, store, ANY_STEPS, InlineExecutor()) for shard in told]
 
         assert [(shard, of, state.era_step) for shard, (of, state) in zip(told, found, strict=True)] == [

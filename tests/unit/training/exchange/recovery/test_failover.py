@@ -20,14 +20,7 @@ from tests.harness.stubs.exchange_context import (
 )
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
-from training.exchange.ownership_messages import (
-    CopyStatus,
-    StateTransfer,
-    Survey,
-    SurveyAnswer,
-    TakeoverRequest,
-    TransferResult,
-)
+from training.exchange.ownership_messages import CopyStatus, ShardList, SurveyAnswer, TransferResult
 from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
 from training.exchange.store import state_stream
 from training.exchange.store.records import StoredState
@@ -185,7 +178,7 @@ def test_a_better_replica_is_fetched_from_its_holder() -> None:
         context.replica.set_version(0, term(3, "x"), 9)
         head = describe(0, term(3, "x"), state)
         frames = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
-        swarm.answers["fetch"] = lambda *_: (StateTransfer([0]), frames)
+        swarm.answers["fetch"] = lambda *_: (ShardList([0]), frames)
         for _ in range(8):
             await failover.take_over([0])
             await asyncio.sleep(0.5)
@@ -253,7 +246,7 @@ def test_a_request_to_take_over_has_the_known_owner_probed() -> None:
         _, swarm, context = failover_of(store)
         store.note_owner(0, term(2, "c"), C)
 
-        answer = await swarm.deliver("appeal", B, TakeoverRequest([0, 99]), TransferResult)
+        answer = await swarm.deliver("appeal", B, ShardList([0, 99]), TransferResult)
 
         assert answer == TransferResult([0], [OwnerInfo.of(0, term(2, "c"), C)])
         assert context.rebalance.collect_orphans() == [0]
@@ -331,7 +324,7 @@ def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show() -
 
         def answer(to: Contact, payload: bytes) -> SurveyAnswer:
             step = {IDS[name]: step for name, step in steps.items()}[to.node_id]
-            shards = decode(payload, Survey).shards
+            shards = decode(payload, ShardList).shards
             return SurveyAnswer([CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, step) for shard in shards])
 
         swarm.answers["survey"] = answer
@@ -378,7 +371,7 @@ def test_an_appeal_makes_no_owner_of_a_node_that_others_cannot_dial() -> None:
         store = backup_of("a", "x", 3)
         _, swarm, context = failover_of(store)
         swarm.is_eligible = False
-        answer = await swarm.deliver("appeal", B, TakeoverRequest([0, 1]), TransferResult)
+        answer = await swarm.deliver("appeal", B, ShardList([0, 1]), TransferResult)
         assert answer.taken == [0]
         assert context.rebalance.collect_orphans() == [0]
 

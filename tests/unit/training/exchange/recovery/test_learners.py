@@ -21,7 +21,7 @@ from training.exchange.context import ExchangeContext
 from training.exchange.jobs import Jobs
 from training.exchange.messages import encode, read_record
 from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import Learn, Release, StateHead, StateTransfer, TransferResult
+from training.exchange.ownership_messages import Learn, Release, ShardList, StateHead, TransferResult
 from training.exchange.recovery.handover import BATCH_S, Learners
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
@@ -55,7 +55,7 @@ def test_a_learner_that_has_the_state_is_the_backup_under_the_promised_term() ->
         owned = store.owned[0]
         assert (owned.backup, owned.learner, owned.term) == (LEARNER, None, term(5, "a"))
         assert swarm.sent("learn", Learn)[0].attempts == [5]
-        assert swarm.sent("state", StateTransfer)[0].shards == [0]
+        assert swarm.sent("state", ShardList)[0].shards == [0]
         assert (await head_sent(swarm)).term == term(5, "a")
 
     run(scenario())

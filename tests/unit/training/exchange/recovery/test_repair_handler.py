@@ -17,10 +17,9 @@ from training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,
     LoggedDelta,
-    Offer,
     OfferedDeltas,
     OfferedDeltasAnswer,
-    OwnedHistories,
+    ShardList,
 )
 from training.exchange.recovery import repair_handler
 from training.exchange.recovery.repair_handler import RepairHandler, as_message, logged_bodies
@@ -112,10 +111,10 @@ def test_an_answer_has_so_many_rows_of_identities(monkeypatch: pytest.MonkeyPatc
     async def scenario(owner: Owner) -> None:
         for shard in range(2):
             owner.store.add(shard, delta(1))
-        offer = Offer([0, 9, 1])
+        offer = ShardList([0, 9, 1])
         for rows, shards in ((2, [0, 1]), (1, [0]), (0, [0])):
             monkeypatch.setattr(repair_handler, "MAX_ROWS", rows)
-            answer = await owner.swarm.deliver("offer", contact("b"), offer, OwnedHistories)
+            answer = await owner.swarm.deliver("offer", contact("b"), offer, ShardList)
             assert answer.shards == shards
 
     play(scenario)
