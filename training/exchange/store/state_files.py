@@ -63,7 +63,8 @@ def encode(genesis: bytes, states: Iterable[tuple[int, Term, ShardState]], *, cl
         held = [item.delta for item in state.pending_deltas()]
         moving = [] if state.momentum is None else [state.momentum]
         found = [array for array in (state.value, *moving, *held) if array.size]
-        arrays += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in found] + pieces
+        arrays += [np.ascontiguousarray(array, dtype="<f4").data.cast("B") for array in found]
+        arrays += pieces
     head = msgspec.msgpack.encode(_Head(genesis, clean, heads))
     parts = [len(head).to_bytes(_LENGTH_BYTES, "big"), head, *arrays]
     digest = hashlib.sha256()
