@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from overlay.ids import short
+from overlay.kademlia.messages import GENESIS_BYTES
 from overlay.peers import Activity, Contact
 from overlay.transport import Buffer, FailureKind, RequestRejected, Response
 from p2pnode.status.schema import Status
@@ -134,7 +135,9 @@ def test_a_joiner_that_cannot_reach_one_owner_joins(how: str) -> None:
 
 
 def put_off(head: bytes) -> Response:
-    return Response(encode(PullAnswer([PullResult(one.shard, "retry") for one in decode(head, Pull).shards])))
+    return Response(
+        encode(PullAnswer([PullResult(one.shard, "retry") for one in decode(head[GENESIS_BYTES:], Pull).shards]))
+    )
 
 
 def reject(_head: bytes) -> Response:

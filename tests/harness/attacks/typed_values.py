@@ -122,7 +122,7 @@ class Typed:
         if isinstance(info, inspect.UnionType):
             kinds = [one for one in info.types if not isinstance(one, inspect.NoneType)]
             return self._replaced(kinds[0], value) if len(kinds) == 1 and value is not None else self._made(info)
-        if isinstance(info, inspect.StructType | inspect.NamedTupleType):
+        if isinstance(info, inspect.StructType | inspect.NamedTupleType) and info.fields:
             field = self._chance.choice(info.fields)
             part = self._replaced(field.type, getattr(value, field.name))
             if isinstance(info, inspect.NamedTupleType):
