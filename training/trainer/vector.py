@@ -190,10 +190,15 @@ class ModelVector:
         the shared values to the few that the type has."""
         self._ahead = []
         for tensor, base, value in zip(self._tensors, self._bases, self._views(target), strict=True):
+            if tensor.dtype == torch.float32 and tensor.device == base.device:
+                torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model
+                torch.add(base, value, out=tensor)
+                base.copy_(value)
+                continue
             progress = tensor.to(base.device, torch.float32) - base
             base.copy_(value)
             tensor.copy_(base + progress)
-            if tensor.dtype not in (torch.float32, torch.float64):
+            if tensor.dtype != torch.float64:
                 torch.sub(tensor.to(base.device, torch.float32), progress, out=base)
 
     @torch.no_grad()
