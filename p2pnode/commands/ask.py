@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2pnode.client import NodeClient
-from p2pnode.commands.options import JsonOption, WhichNode, about_node
+from p2pnode.commands.options import JsonOption, WhichNode, takes
 from p2pnode.commands.output import print_json, print_line, print_lines, print_notice
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.terminal.peers_view import peers_lines
@@ -18,7 +18,7 @@ from p2pnode.terminal.status_view import status_lines
 LEAVE_TIMEOUT_S = 300.0
 
 
-@about_node
+@takes(WhichNode)
 def status(which: WhichNode, as_json: JsonOption = False) -> int:
     """Print whether this node is connected, whether it learns, what it waits for, and what to do.
 
@@ -32,7 +32,7 @@ def status(which: WhichNode, as_json: JsonOption = False) -> int:
     return 0
 
 
-@about_node
+@takes(WhichNode)
 def peers(which: WhichNode, as_json: JsonOption = False) -> int:
     """List the live peers of this node, one line each."""
     answer = which.client().peers()
@@ -45,19 +45,19 @@ def peers(which: WhichNode, as_json: JsonOption = False) -> int:
     return 0
 
 
-@about_node
+@takes(WhichNode)
 def pause(which: WhichNode, as_json: JsonOption = False) -> int:
     """Ask a node to pause training after its current step; it continues to own its shards."""
     return _request(which.client(), "pause", "pauses after its current step", as_json=as_json)
 
 
-@about_node
+@takes(WhichNode)
 def resume(which: WhichNode, as_json: JsonOption = False) -> int:
     """Ask a paused node to train again."""
     return _request(which.client(), "resume", "trains again", as_json=as_json)
 
 
-@about_node
+@takes(WhichNode)
 def leave(
     which: WhichNode,
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds.")] = LEAVE_TIMEOUT_S,

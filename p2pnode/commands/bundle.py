@@ -15,16 +15,7 @@ import typer
 from p2pnode import __version__
 from p2pnode.client import RunningNode
 from p2pnode.commands.files import ForceOption, new_file
-from p2pnode.commands.options import (
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    SetOption,
-    StateDirOption,
-    loaded,
-    place_flags,
-    running_in,
-)
+from p2pnode.commands.options import JsonOption, Place, running_in, takes
 from p2pnode.commands.output import print_json, print_notice, print_text
 from p2pnode.config.load import Loaded
 from p2pnode.config.state_folders import LOCAL, local_folders
@@ -34,14 +25,12 @@ from p2pnode.config.toml import node_toml
 PACKAGES = ("torch", "numpy", "msgspec", "aiohttp", "cryptography", "uvloop", "typer")
 
 
+@takes(Place)
 def bundle(
+    place: Place,
     path: Annotated[
         Path | None, typer.Argument(help="File to write; default: p2pnode-bundle-TIME.tar.gz in this folder.")
     ] = None,
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -51,7 +40,7 @@ def bundle(
     """
     from p2pnode import bundle as packing
 
-    found = loaded(config, settings, place_flags(state_dir, run), for_running=True)
+    found = place.loaded(for_running=True)
     folder = found.config.state_folder
     places = [folder, *local_folders(folder)]
     redactor = packing.Redactor(packing.secrets_of(found.config, places))
@@ -62,10 +51,10 @@ def bundle(
         yield "about.json", json.dumps(_about(), indent=1)
         yield "config.toml", node_toml(found.config, found.origins)
         yield "doctor.json", json.dumps(_findings(found, node), indent=1)
-        for place in places:
-            below = "" if place == folder else f"{LOCAL}/{place.name}/"
-            here = running_in(place) if below else node
-            for name, text in packing.texts_of(place, here):
+        for one in places:
+            below = "" if one == folder else f"{LOCAL}/{one.name}/"
+            here = running_in(one) if below else node
+            for name, text in packing.texts_of(one, here):
                 yield below + name, text
 
     with new_file(path, force) as draft:

@@ -19,7 +19,7 @@ import typer
 
 from overlay.addresses import split_address
 from p2pnode.client import NodeClient
-from p2pnode.commands.options import JsonOption, WhichNode, about_node
+from p2pnode.commands.options import JsonOption, WhichNode, takes
 from p2pnode.commands.output import print_json, print_line
 from p2pnode.keys import api_token
 
@@ -34,7 +34,7 @@ _LOGIN = """<!doctype html><meta charset="utf-8"><title>p2pnode</title>
 """
 
 
-@about_node
+@takes(WhichNode)
 def dashboard(
     which: WhichNode,
     node: Annotated[bool, typer.Option("--node", help="The page of this node instead of that of the swarm.")] = False,

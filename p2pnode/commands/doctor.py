@@ -8,16 +8,7 @@ from typing import Annotated
 
 import typer
 
-from p2pnode.commands.options import (
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    SetOption,
-    StateDirOption,
-    loaded,
-    place_flags,
-    running_in,
-)
+from p2pnode.commands.options import JsonOption, Place, running_in, takes
 from p2pnode.commands.output import print_json, print_line, print_lines
 from p2pnode.terminal.lines import Line, Style, Tone, wrapped
 
@@ -33,15 +24,13 @@ _MARKS: Mapping[str, tuple[str, Tone]] = {
 _NAME_CELLS, _INDENT = 11, 14
 
 
+@takes(Place)
 def doctor(
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
+    place: Place,
     bootstrap: Annotated[
         list[str] | None,
         typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="A peer to try; may be given several times."),
     ] = None,
-    settings: SetOption = None,
     time_server: Annotated[str, typer.Option("--time-server", metavar="HOST", help="Compare the clock with it.")] = "",
     offline: Annotated[bool, typer.Option("--offline", help="Leave out what asks other machines.")] = False,
     as_json: JsonOption = False,
@@ -60,10 +49,8 @@ def doctor(
     from p2pnode.doctor.examine import Examination, examine
     from p2pnode.screen import progress_bar
 
-    flags = place_flags(state_dir, run) | {
-        "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
-    }
-    found = loaded(config, settings, flags, for_running=True).config
+    tried = {"swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None)}
+    found = place.loaded(tried, for_running=True).config
     asked = Examination(found, running_in(found.state_folder), time_server, network=not offline)
     checks: list[DoctorCheck] = []
 

@@ -14,15 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2pnode.commands.options import (
-    ConfigOption,
-    JsonOption,
-    RunOption,
-    SetOption,
-    StateDirOption,
-    loaded,
-    place_flags,
-)
+from p2pnode.commands.options import ConfigOption, JsonOption, Place, SetOption, StateDirOption, loaded, takes
 from p2pnode.commands.output import print_json, print_line
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import KEYS, Config
@@ -59,16 +51,14 @@ def init(
 
 
 @config_app.command("show")
+@takes(Place)
 def config_show(
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
+    place: Place,
     origin: Annotated[bool, typer.Option("--origin", help="Print the source of each value.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Print the configuration with which a node would start here, with what its state directory remembers."""
-    found = loaded(config, settings, place_flags(state_dir, run))
+    found = place.loaded()
     if as_json:
         print_json({"config": msgspec.to_builtins(found.config)} | ({"origin": found.origins} if origin else {}))
     else:

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from p2pnode.commands.options import ConfigOption, JsonOption, RunOption, StateDirOption, loaded, place_flags
+from p2pnode.commands.options import JsonOption, Place, takes
 from p2pnode.commands.output import print_json, print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
@@ -62,10 +62,9 @@ class Contents(NamedTuple):
     stays: list[str]
 
 
+@takes(Place)
 def forget(
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
+    place: Place,
     force: Annotated[bool, typer.Option("--force", help="Do not ask first.")] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -73,19 +72,19 @@ def forget(
 
     Example: p2pnode forget --run digits
     """
-    folder = loaded(config, None, place_flags(state_dir, run), joining=True).config.state_folder
+    folder = place.loaded(joining=True).config.state_folder
     from p2pnode.directory_lock import is_locked  # not on every system, and no other command needs it
 
-    places = [place for place in (*local_folders(folder), folder) if _is_state(place)]
+    places = [one for one in (*local_folders(folder), folder) if _is_state(one)]
     if not places:
         hint = "`p2pnode config show --origin` shows which directory is used; name it with --run or --state-dir"
         raise UserError(f"{folder} is no state directory: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
-    for place in places:
-        if is_locked(place):
-            hint = f"end it first: p2pnode leave --state-dir {place}"
-            raise UserError(f"a node runs on {place}: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
-    found = [contents_of(place) for place in places]
-    name = next((named for place in reversed(places) if (named := run_of(place))), folder.name)
+    for one in places:
+        if is_locked(one):
+            hint = f"end it first: p2pnode leave --state-dir {one}"
+            raise UserError(f"a node runs on {one}: nothing was removed", hint, ExitCode.STATE_DIRECTORY)
+    found = [contents_of(one) for one in places]
+    name = next((named for one in reversed(places) if (named := run_of(one))), folder.name)
     runs = [run_of(contents.folder) for contents in found]
     for contents, of in zip(found, runs, strict=True):
         if not as_json:
@@ -98,9 +97,9 @@ def forget(
         _remove(contents)
     for shared in ("lock", LOG_FILE, FORMER_FILE):
         (folder / LOCAL / shared).unlink(missing_ok=True)
-    for place in (folder / LOCAL, folder):
+    for one in (folder / LOCAL, folder):
         with contextlib.suppress(OSError):  # missing, or not empty
-            place.rmdir()
+            one.rmdir()
     if as_json:
         described = [_as_json(contents, of) for contents, of in zip(found, runs, strict=True)]
         print_json({"path": str(folder), "directories": described})

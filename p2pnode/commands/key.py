@@ -21,12 +21,12 @@ from p2pnode.client import NodeClient
 from p2pnode.commands.options import (
     ConfigOption,
     JsonOption,
-    RunOption,
-    SetOption,
+    Place,
     StateDirOption,
     loaded,
     place_flags,
     running_in,
+    takes,
 )
 from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.config.load import Loaded
@@ -52,11 +52,10 @@ PEERS_INVITED_TO = 3
 
 
 @key_app.command("new")
+@takes(Place)
 def new(
+    place: Place,
     file: FileArgument = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    config: ConfigOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a key: the old one is lost.")] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -64,7 +63,7 @@ def new(
 
     Example: p2pnode key new --run digits && p2pnode start --run digits --set node.host=0.0.0.0
     """
-    found = _settings(config, place_flags(state_dir, run))
+    found = _settings(place)
     path = file or found.state_folder / KEY_FILE
     if path.exists() and not force:
         hint = "keep it; to change the key of a running swarm see `p2pnode key rotate`, to replace it anyway --force"
@@ -92,16 +91,14 @@ def new(
 
 
 @key_app.command("show")
+@takes(Place)
 def show(
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
+    place: Place,
     reveal: Annotated[bool, typer.Option("--reveal", help="Print the key itself, as its file has it.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show which swarm key this node uses, by its fingerprint."""
-    found = _settings(config, place_flags(state_dir, run), settings)
+    found = _settings(place)
     keys = _keys(found)
     if reveal:
         print_line(keys.text.rstrip())
@@ -114,7 +111,9 @@ def show(
 
 
 @key_app.command("invite")
+@takes(Place)
 def invite(
+    place: Place,
     address: Annotated[
         list[str] | None,
         typer.Option("--address", metavar="HOST:PORT", help="Where a node listens; default: what the node here knows."),
@@ -122,10 +121,6 @@ def invite(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write it there, readable by you alone, instead.")
     ] = None,
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Print one line with addresses, run and key: anyone with the line is a member.
@@ -135,7 +130,7 @@ def invite(
     from overlay.sealing.invitation import Invitation
     from p2pnode.keys.key_files import write_invitation
 
-    loading = loaded(config, settings, place_flags(state_dir, run), joining=True, for_running=True)
+    loading = place.loaded(joining=True, for_running=True)
     found = loading.config
     running = running_in(found.state_folder)
     client = NodeClient.of(running) if running is not None else None
@@ -195,14 +190,12 @@ class Step(StrEnum):
 
 
 @key_app.command("rotate")
+@takes(Place)
 def rotate(
+    place: Place,
     step: Annotated[
         Step, typer.Argument(help="prepare, then switch, then finish; each on every node before the next.")
     ],
-    config: ConfigOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Change the swarm key without stopping the swarm.
@@ -213,7 +206,7 @@ def rotate(
     from overlay.sealing.swarm_key import BadKey
     from p2pnode.keys.key_files import read_key_file, write_key_file
 
-    found = _settings(config, place_flags(state_dir, run), settings)
+    found = _settings(place)
     path = _own_file(found)
     keys = read_key_file(path)
     try:
@@ -354,11 +347,9 @@ def _fresh() -> SwarmKey:
     return SwarmKey(secrets.token_bytes(KEY_BYTES))
 
 
-def _settings(
-    config: Path | None, place: dict[str, tuple[str, str | None]], settings: list[str] | None = None
-) -> Config:
+def _settings(place: Place) -> Config:
     # As if a key existed: the configuration of a node that listens beyond the loopback is invalid without one.
-    return loaded(config, settings, place, joining=True).config
+    return place.loaded(joining=True).config
 
 
 def _keys(config: Config) -> KeyRing:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from p2pnode.client import NodeClient, NotReachable, RunningNode
-from p2pnode.commands.options import JsonOption, WhichNode, about_node, running_in
+from p2pnode.commands.options import JsonOption, WhichNode, running_in, takes
 from p2pnode.commands.output import print_line, print_lines, print_notice
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import ExitCode, UserError
@@ -24,7 +24,7 @@ LOOK_S, ASK_S = 0.2, 0.5
 Show = Callable[[Iterable[Entry]], None]
 
 
-@about_node
+@takes(WhichNode)
 def logs(
     which: WhichNode,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,

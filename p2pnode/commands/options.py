@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -46,7 +46,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show stack traces and debug events.")]
 
 
-def place_flags(state_dir: str | None, run: str | None) -> dict[str, tuple[str, str | None]]:
+#: Dotted key to a flag and its value as TOML.
+Flags = dict[str, tuple[str, str | None]]
+
+
+def place_flags(state_dir: str | None, run: str | None) -> Flags:
     """The flags that say which state directory is meant."""
     return {
         "node.state_dir": ("--state-dir", None if state_dir is None else toml(state_dir)),
@@ -57,7 +61,7 @@ def place_flags(state_dir: str | None, run: str | None) -> dict[str, tuple[str, 
 def loaded(
     config: Path | None,
     settings: list[str] | None,
-    flags: dict[str, tuple[str, str | None]],
+    flags: Flags,
     *,
     joining: bool = False,
     for_running: bool = False,
@@ -112,6 +116,22 @@ def _assignment(text: str) -> Override:
     return Override(key.strip(), value.strip(), f"--set {key.strip()}")
 
 
+class Place(NamedTuple):
+    """The options that say which configuration, and so which state directory, a command is about."""
+
+    config: ConfigOption = None
+    state_dir: StateDirOption = None
+    run: RunOption = None
+    settings: SetOption = None
+
+    def loaded(
+        self, further: Mapping[str, tuple[str, str | None]] = {}, *, joining: bool = False, for_running: bool = False
+    ) -> Loaded:
+        """The configuration, with further flags; see `loaded`."""
+        flags = place_flags(self.state_dir, self.run) | dict(further)
+        return loaded(self.config, self.settings, flags, joining=joining, for_running=for_running)
+
+
 class WhichNode(NamedTuple):
     """The options that say which node a command is about."""
 
@@ -121,10 +141,12 @@ class WhichNode(NamedTuple):
     config: ConfigOption = None
     token_file: TokenFileOption = None
 
+    def _config(self) -> Config:
+        return Place(self.config, self.state_dir, self.run).loaded(for_running=True).config
+
     def folder(self) -> Path:
         """The state directory of a node on this machine."""
-        place = place_flags(self.state_dir, self.run)
-        return loaded(self.config, None, place, for_running=True).config.state_folder
+        return self._config().state_folder
 
     def client(self) -> NodeClient:
         """A client of the node at `address`, or else of the one that runs on the state directory, or at [status].
@@ -137,7 +159,7 @@ class WhichNode(NamedTuple):
             except ValueError as error:
                 raise UserError(f"--address: {error}", "write --address 127.0.0.1:8080", ExitCode.USAGE) from None
             return NodeClient(self.address, token_file=self.token_file or self._own_token_file(self.address))
-        settings = loaded(self.config, None, place_flags(self.state_dir, self.run), for_running=True).config
+        settings = self._config()
         folder = settings.state_folder
         found = running_in(folder) or find(folder)
         if found is not None and found.alive:
@@ -164,21 +186,26 @@ class WhichNode(NamedTuple):
         return ""
 
 
-def about_node(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options of `WhichNode`, which it gets as its first argument."""
-
-    @functools.wraps(command)
-    def called(**given: Any) -> int:
-        which = WhichNode(**{name: given.pop(name) for name in WhichNode._fields if name in given})
-        return command(which, **given)
-
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in get_type_hints(WhichNode, include_extras=True).items()
+def takes(options: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of a named tuple, which it gets as its first argument."""
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for (name, annotation), default in zip(
+            get_type_hints(options, include_extras=True).items(), options._field_defaults.values(), strict=True
+        )
     ]
-    _, *others = inspect.signature(command, eval_str=True).parameters.values()
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in others]
-    called.__signature__ = inspect.Signature([*options, *own])  # type: ignore[attr-defined]
-    del called.__wrapped__  # typer would read the types of its arguments instead
-    called.__annotations__ = {}
-    return called
+
+    def give(command: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def called(*arguments: Any, **given: Any) -> int:
+            taken = options(**{one.name: given.pop(one.name) for one in shared if one.name in given})
+            return command(taken, *arguments, **given)
+
+        _, *others = inspect.signature(command, eval_str=True).parameters.values()
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others]
+        called.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        del called.__wrapped__  # typer would read the types of its arguments instead
+        called.__annotations__ = {}
+        return called
+
+    return give

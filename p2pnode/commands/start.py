@@ -9,7 +9,6 @@ import gc
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -18,11 +17,14 @@ from typer.core import TyperCommand
 from p2pnode.commands.options import (
     ConfigOption,
     DebugOption,
+    Flags,
     JsonOption,
     RunOption,
     SetOption,
     StateDirOption,
     loaded,
+    place_flags,
+    takes,
 )
 from p2pnode.commands.output import print_json, print_line, print_notice
 from p2pnode.config.directory_record import given_in
@@ -92,23 +94,35 @@ InviteOption = Annotated[
 DataDirOption = Annotated[str | None, typer.Option("--data-dir", help="The task's data (training.data_dir).")]
 
 
-def start(
-    config: ConfigOption = None,
-    bootstrap: BootstrapOption = None,
-    invite: InviteOption = None,
-    port: PortOption = None,
-    status_port: StatusPortOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    task: TaskOption = None,
-    data_dir: DataDirOption = None,
-    settings: SetOption = None,
-    reopen: ReopenOption = False,
-    local: LocalOption = 0,
-    background: BackgroundOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> int:
+class StartOptions(NamedTuple):
+    """What `start` and `run` take both."""
+
+    config: ConfigOption = None
+    bootstrap: BootstrapOption = None
+    invite: InviteOption = None
+    port: PortOption = None
+    status_port: StatusPortOption = None
+    state_dir: StateDirOption = None
+    run: RunOption = None
+    settings: SetOption = None
+    reopen: ReopenOption = False
+    local: LocalOption = 0
+    background: BackgroundOption = False
+    as_json: JsonOption = False
+    debug: DebugOption = False
+
+    @property
+    def flags(self) -> Flags:
+        return place_flags(self.state_dir, self.run) | {
+            "swarm.bootstrap": ("--bootstrap", toml(self.bootstrap) if self.bootstrap else None),
+            "node.port": ("--port", self.port),
+            "status.port": ("--status-port", self.status_port),
+            "log.level": ("--debug", "debug" if self.debug else None),
+        }
+
+
+@takes(StartOptions)
+def start(options: StartOptions, task: TaskOption = None, data_dir: DataDirOption = None) -> int:
     """Start a node in the foreground; it founds a swarm, or joins one with --invite or --bootstrap.
 
     What it is told is kept in its state directory, so a later `p2pnode start` continues. Logs go to stderr. Ctrl-C or
@@ -117,99 +131,82 @@ def start(
     Example: p2pnode start --run digits --task digits --bootstrap 10.0.0.5:8468, or three nodes here: p2pnode start
     --local 3
     """
-    flags = _flags(bootstrap, port, status_port, state_dir, run, task, data_dir, debug)
-    return _start(_Request(None, config, settings, flags, invite, reopen, local, 0, background, as_json))
+    trained = {
+        "training.task": ("--task", None if task is None else toml(task)),
+        "training.data_dir": ("--data-dir", None if data_dir is None else toml(data_dir)),
+    }
+    return _start(_Request(options, options.flags | trained))
 
 
+@takes(StartOptions)
 def run(
+    options: StartOptions,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="Your training program.")],
-    config: ConfigOption = None,
-    bootstrap: BootstrapOption = None,
-    invite: InviteOption = None,
-    port: PortOption = None,
-    status_port: StatusPortOption = None,
-    state_dir: StateDirOption = None,
-    run: RunOption = None,
-    settings: SetOption = None,
-    reopen: ReopenOption = False,
-    local: LocalOption = 0,
     servers: ServersOption = 0,
-    background: BackgroundOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> int:
     """Start a node around your own program, which calls p2pnode.attach to train, or p2pnode.engine.
 
     Example: p2pnode run --bootstrap 10.0.0.5:8468 -- python train.py --lr 0.1
     """
-    if servers > local:
+    if servers > options.local:
         raise UserError(
-            f"--servers {servers}: that many of the nodes of --local, of which there are {local}",
+            f"--servers {servers}: that many of the nodes of --local, of which there are {options.local}",
             f"give --local {servers + 1} or more; a node that starts alone is a server with --set node.role=server",
             ExitCode.USAGE,
         )
     if shutil.which(command[0]) is None:
         hint = "give a program, such as: p2pnode run -- python train.py"
         raise UserError(f'there is no program "{command[0]}" to run', hint, ExitCode.TRAINER)
-    flags = _flags(bootstrap, port, status_port, state_dir, run, None, None, debug)
-    return _start(_Request(command, config, settings, flags, invite, reopen, local, servers, background, as_json))
-
-
-Flags = dict[str, tuple[str, str | None]]
+    return _start(_Request(options, options.flags, command, servers))
 
 
 class _Request(NamedTuple):
     """The command line of `start` or `run`."""
 
-    command: list[str] | None
-    config: Path | None
-    settings: list[str] | None
+    options: StartOptions
     flags: Flags
-    invite: str | None
-    reopens: bool
-    local: int
+    command: list[str] | None = None
     servers: int = 0
-    background: bool = False
-    as_json: bool = False
 
     def arguments(self, *left_out: str) -> list[str]:
         """The options as another process gets them, without the settings `left_out`."""
-        found = [] if self.config is None else ["--config", str(self.config)]
+        found = [] if self.options.config is None else ["--config", str(self.options.config)]
         for key, (_, text) in self.flags.items():
             if text is not None and key not in left_out:
                 found += ["--set", f"{key}={text}"]
-        for setting in self.settings or []:
+        for setting in self.options.settings or []:
             found += ["--set", setting]
         return found
 
 
 def _start(request: _Request) -> int:
-    if request.as_json and not request.background:
+    options = request.options
+    if options.as_json and not options.background:
         hint = "add --background; a node in the foreground prints JSON with --set log.format=json"
         raise UserError("--json describes a node that was started with --background", hint, ExitCode.USAGE)
     invitation, flags = None, request.flags
-    if request.invite is not None:
+    if options.invite is not None:
         from p2pnode.commands.key import is_inline, read_invitation
 
-        invitation = read_invitation(request.invite)
-        if is_inline(request.invite):
-            _start_again_without(request.invite)
+        invitation = read_invitation(options.invite)
+        if is_inline(options.invite):
+            _start_again_without(options.invite)
         flags = flags | _invited(invitation, flags)
-    found = loaded(request.config, request.settings, flags, joining=invitation is not None)
+    found = loaded(options.config, options.settings, flags, joining=invitation is not None)
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     for problem in warnings_for_script(found.config, found.origins) if request.command is not None else []:
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
-    if request.background:
+    if options.background:
         return _in_background(request, found, invitation)
-    if request.local:
+    if options.local:
         return _several(request, found, invitation)
     return _daemon(
         found.config,
         command=request.command,
         invitation=invitation,
         given=given_in(found),
-        reopens=request.reopens,
+        reopens=options.reopen,
     )
 
 
@@ -221,11 +218,11 @@ def _several(request: _Request, found: Loaded, invitation: Invitation | None) ->
     return run_local(
         LocalStart(
             found,
-            request.local,
+            request.options.local,
             request.arguments(*OWN),
             request.command,
             line,
-            request.reopens,
+            request.options.reopen,
             request.servers,
         )
     )
@@ -243,9 +240,10 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
     arguments += ["--set", f"node.state_dir={toml(str(folder.absolute()))}"]
     if "log.format" not in found.chosen:
         arguments += ["--set", 'log.format="json"']
-    if request.local:
-        arguments += ["--local", str(request.local), "--servers", str(request.servers)][: 4 if request.command else 2]
-    if request.reopens:
+    if request.options.local:
+        arguments += ["--local", str(request.options.local)]
+        arguments += ["--servers", str(request.servers)] if request.command else []
+    if request.options.reopen:
         arguments.append("--reopen")
     given = b""
     if invitation is not None:
@@ -255,17 +253,17 @@ def _in_background(request: _Request, found: Loaded, invitation: Invitation | No
         given = own_input().read(MAX_FILE_BYTES)
     if request.command is not None:
         arguments += ["--", *request.command]
-    asked = background.Background(arguments, folder, given, request.local)
+    asked = background.Background(arguments, folder, given, request.options.local)
     try:
         with progress_bar("start") as bar:
             nodes = background.start(asked, bar.show)
     except KeyboardInterrupt:
         print_notice("broken off: the node has ended")
         raise
-    if request.as_json:
+    if request.options.as_json:
         print_json({"nodes": [background.as_json(node) for node in nodes], "log": str(asked.log_folder / LOG_FILE)})
         return 0
-    where = f" --state-dir {folder}" if request.flags["node.state_dir"][1] is not None else ""
+    where = f" --state-dir {folder}" if request.options.state_dir is not None else ""
     for node in nodes:
         print_line(f"{node.node_id[:8]} runs in the background (process {node.pid}, HTTP API at {node.address})")
         print_line(f"          {background.summary_of(node)}")
@@ -316,30 +314,3 @@ def _daemon(config: Config, **request: Any) -> int:
 
     gc.enable()
     return int(daemon.run(config, **request))
-
-
-def _flags(
-    bootstrap: list[str] | None,
-    port: str | None,
-    status_port: str | None,
-    state_dir: str | None,
-    run: str | None,
-    task: str | None,
-    data_dir: str | None,
-    debug: bool,
-) -> Flags:
-    return {
-        "swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None),
-        "node.port": ("--port", port),
-        "status.port": ("--status-port", status_port),
-        "node.state_dir": ("--state-dir", _text(state_dir)),
-        "swarm.run": ("--run", _text(run)),
-        "training.task": ("--task", _text(task)),
-        "training.data_dir": ("--data-dir", _text(data_dir)),
-        "log.level": ("--debug", "debug" if debug else None),
-    }
-
-
-def _text(value: str | Path | None) -> str | None:
-    """The value of a text option, quoted so that it is not read as another TOML type."""
-    return None if value is None else toml(str(value))

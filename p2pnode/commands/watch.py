@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from p2pnode.client import NodeClient, NotReachable
-from p2pnode.commands.options import JsonOption, WhichNode, about_node
+from p2pnode.commands.options import JsonOption, WhichNode, takes
 from p2pnode.commands.output import print_line
 from p2pnode.errors import UserError
 from p2pnode.screen import Redrawn, is_redrawable
@@ -24,7 +24,7 @@ WATCH_INTERVAL_S = 1.0
 CURVE_VALUES = 400
 
 
-@about_node
+@takes(WhichNode)
 def watch(
     which: WhichNode,
     as_json: JsonOption = False,
