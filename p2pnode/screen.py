@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
-from p2pnode.terminal.curve import left_seconds, progress_text
 from p2pnode.terminal.lines import Line, Style
+from p2pnode.terminal.numbers import left_seconds, progress_text
 
 #: Work that is done sooner shows no bar.
 QUIET_S = 1.0

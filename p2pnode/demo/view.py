@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TextIO
 
 from p2pnode.screen import Redrawn, is_redrawable, style_of
-from p2pnode.terminal.curve import bar, curve
 from p2pnode.terminal.lines import Column, Line, Span, Style, cells, labelled, table
-from p2pnode.terminal.numbers import duration, number, short, size, whole
+from p2pnode.terminal.numbers import bar, curve, duration, number, short, size, whole
 from p2pnode.terminal.status_view import STATE_TONES, part
 
 #: Seconds between two printed tables where there is no terminal.

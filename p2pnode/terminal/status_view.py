@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from p2pnode.terminal.curve import progress_text
 from p2pnode.terminal.lines import Line, Style, Tone, labelled, wrapped
-from p2pnode.terminal.numbers import duration, number, rate, share, short, size
+from p2pnode.terminal.numbers import duration, number, progress_text, rate, share, short, size
 
 #: The tone of each state of a node or a peer.
 STATE_TONES: Mapping[str, Tone] = {

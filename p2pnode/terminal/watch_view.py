@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from p2pnode.terminal.curve import curve
 from p2pnode.terminal.lines import Line, Style, cells
-from p2pnode.terminal.numbers import duration, number, share, short, size
+from p2pnode.terminal.numbers import curve, duration, number, share, short, size
 from p2pnode.terminal.peers_view import peers_lines
 from p2pnode.terminal.status_view import (
     STATE_TONES,

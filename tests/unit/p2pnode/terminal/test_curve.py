@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from p2pnode.terminal.curve import bar, curve, left_seconds, progress_text
 from p2pnode.terminal.lines import cells
+from p2pnode.terminal.numbers import bar, curve, left_seconds, progress_text
 
 
 def test_a_curve_goes_from_the_lowest_to_the_highest_value() -> None:
