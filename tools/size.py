@@ -8,7 +8,7 @@ with this program. A count that a revision does not allow is "-".
 * lines, statements (docstrings are none), modules and classes per package; `source` is the three packages;
 * what one training step passes: `tools.traced_step`;
 * imports of `training/exchange`: pairs of modules, the imported one in it, the importing one inside or outside;
-* settings: keys of node.toml; events: rows of docs/events.md; requests: names of the streams that a node answers;
+* settings: rows of docs/config.md; events: rows of docs/events.md; requests: names of the streams that a node answers;
 * constructors: parameters of a written `__init__`, without `self`, and fields of a dataclass.
 """
 
@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -173,12 +172,11 @@ def measured(tree: Path, *, traces: bool = True) -> Counts:
 
 
 def settings(tree: Path) -> int | None:
-    """The keys of node.toml, which has every setting with its default."""
-    try:
-        sections = tomllib.loads((tree / "node.toml").read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError):
-        return None
-    return sum(len(section) for section in sections.values())
+    """The rows of docs/config.md, which has every setting."""
+    page = tree / "docs" / "config.md"
+    return (
+        sum(line.startswith("| `") for line in page.read_text(encoding="utf-8").splitlines()) if page.exists() else None
+    )
 
 
 def events(tree: Path) -> int | None:

@@ -29,7 +29,7 @@ def test_a_tree_is_counted_by_package(tmp_path: Path) -> None:
             "training/loop.py": "class Loop:\n    pass\n",
             "training/exchange/push.py": "import training.loop\n",
             "docs/events.md": "| event |\n| `joined` | info |\n| `left` | info |\n",
-            "node.toml": "[node]\nport = 1\n[training]\nsteps = 2\nseed = 3\n",
+            "docs/config.md": "| key |\n|---|\n| `port` | 1 |\n| `steps` | 2 |\n| `seed` | 3 |\n| 4 | no setting |\n",
             "README.md": "two words",
         },
     )
@@ -41,7 +41,7 @@ def test_a_tree_is_counted_by_package(tmp_path: Path) -> None:
     assert (counts["training: modules"], counts["training/exchange: modules"]) == (2, 1)
     assert (counts["training: classes"], counts["tests: classes"]) == (1, 0)
     assert (counts["settings"], counts["events"]) == (3, 2)
-    assert counts["documents: words"] == 2 + 13
+    assert counts["documents: words"] == 2 + 13 + 25
     assert counts["one step: functions"] is None
 
 
