@@ -17,15 +17,15 @@ from training.shards.applied import DeltaId
 from training.values.encoding import MAX_KEY_BYTES
 from training.values.reducers import Reducer
 
-_NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
+NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 #: A count that a run may reach; what follows the highest still fits.
-_Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
-_Key = Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)]
+Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
+EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)]
 MAX_TIMESTAMP = 1 << 62
-_Timestamp = Annotated[int, Meta(ge=-(1 << 62), lt=1 << 62)]
+Timestamp = Annotated[int, Meta(ge=-MAX_TIMESTAMP, lt=MAX_TIMESTAMP)]
 #: Why an update was refused; cut to this length.
 MAX_REASON = 200
-_Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 #: Updates of one batch, and about how many bytes of updates and present values it takes at most.
 MAX_UPDATES = 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -38,13 +38,13 @@ class BadBatch(TrainingError):
 class KeyUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One update of an encoded key, by an encoded value. `number` counts the updates of its origin to this shard."""
 
-    node: _NodeId
-    incarnation: _Number
-    number: _Number
-    key: _Key
+    node: NodeId
+    incarnation: Number
+    number: Number
+    key: EncodedKey
     reducer: Reducer
     update: bytes
-    timestamp: _Timestamp
+    timestamp: Timestamp
 
     @property
     def identity(self) -> DeltaId:
@@ -59,10 +59,10 @@ class KeyUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class KeyResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key's new value: `value`, or, where that is None, the update at `place` of the batch."""
 
-    key: _Key
-    timestamp: _Timestamp
+    key: EncodedKey
+    timestamp: Timestamp
     value: bytes | None = None
-    place: _Number = 0
+    place: Number = 0
 
 
 class ValueBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -71,10 +71,10 @@ class ValueBatch(msgspec.Struct, frozen=True, array_like=True):
     `order` is above that of every batch before it: of two values of a key the one of the higher order is the newer.
     """
 
-    order: _Number
+    order: Number
     updates: Annotated[list[KeyUpdate], Meta(max_length=MAX_UPDATES)]
     results: Annotated[list[KeyResult], Meta(max_length=MAX_UPDATES)]
-    refused: Annotated[list[tuple[_Number, _Reason]], Meta(max_length=MAX_UPDATES)] = []
+    refused: Annotated[list[tuple[Number, Reason]], Meta(max_length=MAX_UPDATES)] = []
 
     def value_of(self, result: KeyResult) -> bytes:
         """The encoded value of a result."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from training.shards.applied import Applied, DeltaId, Forgotten
-from training.shards.value_batch import MAX_TIMESTAMP, BadBatch, ValueBatch
-from training.values.encoding import MAX_KEY_BYTES
+from training.shards.value_batch import BadBatch, EncodedKey, NodeId, Number, Timestamp, ValueBatch
 
 #: Memory of an entry beside its key and value, about.
 ENTRY_BYTES = 200
@@ -34,22 +31,18 @@ class TableEntry(msgspec.Struct, frozen=True, gc=False):
     order: int
 
 
-#: A table that another node sends has no count that a run cannot reach, and no timestamp that cannot be sent on.
-_Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
-_Stamp = Annotated[int, Meta(ge=-MAX_TIMESTAMP, lt=MAX_TIMESTAMP)]
-_NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
-_Row = tuple[Annotated[bytes, Meta(min_length=2, max_length=MAX_KEY_BYTES + 1)], bytes, _Stamp, _Count]
-_Known = list[tuple[_NodeId, _Count, list[tuple[_Count, _Count]]]]
+_Row = tuple[EncodedKey, bytes, Timestamp, Number]
+_Known = list[tuple[NodeId, Number, list[tuple[Number, Number]]]]
 
 
 class _Piece(msgspec.Struct, frozen=True, array_like=True):
     rows: list[_Row]
-    order: _Count = 0
+    order: Number = 0
     known: _Known = []
-    refused: list[tuple[_NodeId, _Count, _Count, str]] = []
+    refused: list[tuple[NodeId, Number, Number, str]] = []
     #: What `known` does not list any more: per node (start, number), and how many.
-    floors: list[tuple[_NodeId, _Count, _Count]] = []
-    forgotten: _Count = 0
+    floors: list[tuple[NodeId, Number, Number]] = []
+    forgotten: Number = 0
 
 
 @dataclass(slots=True)

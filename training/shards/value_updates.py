@@ -12,7 +12,7 @@ from training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP, KeyResult, Ke
 from training.shards.value_table import ENTRY_BYTES, ValueTable
 from training.values.encoding import MAX_VALUE_BYTES, decode_key, decode_value, encode_value
 from training.values.reducers import BUILT_IN, reduced
-from training.values.store import EncodedResult
+from training.values.store import EncodedResult, EncodedValue
 
 FULL = "the store of its owner is full (exchange.value_bytes)"
 TOO_LARGE = f"a value takes at most {MAX_VALUE_BYTES:,} bytes"
@@ -23,51 +23,67 @@ def is_built_in(update: KeyUpdate) -> bool:
     return update.reducer in BUILT_IN
 
 
+class _Results:
+    """The results of a batch, as far as there is room: `room_bytes` is how much larger the table may become."""
+
+    def __init__(self, table: ValueTable, updates: Sequence[KeyUpdate], room_bytes: int) -> None:
+        self._entries = table.entries
+        self._updates = updates
+        self._room_bytes = room_bytes
+        self.latest: dict[bytes, KeyResult] = {}
+
+    def present(self, key: bytes) -> EncodedValue | None:
+        """The value of a key after the results so far."""
+        if (result := self.latest.get(key)) is not None:
+            return self._value(result), result.timestamp
+        entry = self._entries.get(key)
+        return None if entry is None else (entry.value, entry.timestamp)
+
+    def _value(self, result: KeyResult) -> bytes:
+        return self._updates[result.place].update if result.value is None else result.value
+
+    def add(self, result: KeyResult) -> str:
+        """Take a result in place of the present one of its key; returns why not, or the empty text."""
+        former = self.present(result.key)
+        added = len(self._value(result)) - len(former[0] if former is not None else b"")
+        added += 0 if former is not None else len(result.key) + ENTRY_BYTES
+        if added > max(0, self._room_bytes):
+            return FULL
+        self._room_bytes -= added
+        self.latest[result.key] = result
+        return ""
+
+
 def applied(table: ValueTable, updates: Sequence[KeyUpdate], room_bytes: int, late: Container[int] = ()) -> ValueBatch:
     """The batch of updates by built-in reducers. `room_bytes`: how much larger the table may become; what would take
     more is refused. `late`: places of those that come after others which were made later, as from the other side of a
     split. A value that one of them sets with a timestamp below the present one changes nothing."""
-    latest: dict[bytes, KeyResult] = {}
+    results = _Results(table, updates, room_bytes)
     refused: list[tuple[int, str]] = []
-    batch = ValueBatch(table.order + 1, list(updates), [], refused)
     for place, update in enumerate(updates):
-        present = latest.get(update.key)
-        former = table.entries.get(update.key)
-        try:
-            newest = present if present is not None else former
-            is_late = place in late and update.reducer == "replace"
-            if is_late and newest is not None and update.timestamp < newest.timestamp:
+        former = results.present(update.key)
+        if update.reducer == "replace":
+            if place in late and former is not None and update.timestamp < former[1]:
                 continue
-            if update.reducer == "replace":
-                result, size = KeyResult(update.key, update.timestamp, None, place), len(update.update)
-            else:
-                stamp = update.timestamp
-                if present is not None:
-                    raw, stamp = batch.value_of(present), max(stamp, present.timestamp)
-                elif former is not None:
-                    raw, stamp = former.value, max(stamp, former.timestamp)
-                else:
-                    raw = None
-                value = None if raw is None else decode_value(raw)
-                total = reduced(update.reducer, value, decode_value(update.update))
-                encoded = encode_value(decode_key(update.key), total)
-                result, size = KeyResult(update.key, stamp, encoded), len(encoded)
-        except (TypeError, ValueError) as error:
-            refused.append((place, cut(str(error))))
-            continue
-        before = _size(batch, present) if present is not None else 0 if former is None else len(former.value)
-        added = size - before + (len(update.key) + ENTRY_BYTES if present is None and former is None else 0)
-        if added > max(0, room_bytes):
-            refused.append((place, FULL))
-            continue
-        room_bytes -= added
-        latest[update.key] = result
-    batch.results.extend(latest.values())
-    return batch
+            reason = results.add(KeyResult(update.key, update.timestamp, None, place))
+        else:
+            reason = _added(results, former, update)
+        if reason:
+            refused.append((place, reason))
+    return ValueBatch(table.order + 1, list(updates), list(results.latest.values()), refused)
 
 
-def _size(batch: ValueBatch, result: KeyResult) -> int:
-    return len(batch.value_of(result))
+def _added(results: _Results, former: EncodedValue | None, update: KeyUpdate) -> str:
+    """Reduce one update; returns why it is refused, or the empty text. No fault of one update may hold up the others:
+    it would come again with each round."""
+    try:
+        value = None if former is None else decode_value(former[0])
+        total = reduced(update.reducer, value, decode_value(update.update))
+        encoded = encode_value(decode_key(update.key), total)
+    except Exception as error:
+        return cut(str(error) or repr(error))
+    stamp = update.timestamp if former is None else max(update.timestamp, former[1])
+    return results.add(KeyResult(update.key, stamp, encoded))
 
 
 def pulled(
@@ -79,22 +95,15 @@ def pulled(
 ) -> ValueBatch:
     """The batch of updates that the user's `pull` has combined: its results, the last one of a key, and the updates
     that failed, by their place and with the reason."""
-    refused = dict(failed)
+    taken, refused = _Results(table, updates, room_bytes), dict(failed)
     by_key: dict[bytes, list[int]] = {}
     for place, update in enumerate(updates):
         by_key.setdefault(update.key, []).append(place)
-    latest: dict[bytes, KeyResult] = {}
     for key, value, timestamp in results:
-        former, earlier = table.entries.get(key), latest.get(key)
-        before = len(earlier.value or b"") if earlier is not None else 0 if former is None else len(former.value)
-        added = len(value) - before + (len(key) + ENTRY_BYTES if former is None and earlier is None else 0)
-        if len(value) > MAX_VALUE_BYTES or added > max(0, room_bytes):
-            reason = TOO_LARGE if len(value) > MAX_VALUE_BYTES else FULL
+        reason = TOO_LARGE if len(value) > MAX_VALUE_BYTES else taken.add(KeyResult(key, timestamp, value))
+        if reason:
             refused |= dict.fromkeys(by_key[key], reason)
-            continue
-        latest[key] = KeyResult(key, timestamp, value)
-        room_bytes -= added
-    kept = [result for key, result in latest.items() if any(place not in refused for place in by_key[key])]
+    kept = [one for one in taken.latest.values() if any(place not in refused for place in by_key[one.key])]
     return ValueBatch(table.order + 1, list(updates), kept, sorted(refused.items()))
 
 

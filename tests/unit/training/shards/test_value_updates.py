@@ -137,6 +137,20 @@ def test_an_update_that_cannot_be_added_is_refused_with_its_reason():
     assert value_of(table, "a") == (3, 0)
 
 
+def test_a_fault_of_one_update_refuses_that_update_alone(monkeypatch):
+    """Whatever it raises: with each round it would come again, and hold up all behind it."""
+
+    def faulty(_reducer, _value, update):
+        if update == 2:
+            raise KeyError("a bug")
+        return update
+
+    monkeypatch.setattr("training.shards.value_updates.reduced", faulty)
+    batch = applied(ValueTable(), [update(1, "a", 1), update(2, "b", 2), update(3, "c", 3)], ROOM)
+    assert batch.refused == [(1, "'a bug'")]
+    assert [result.key for result in batch.results] == [encode_key("a"), encode_key("c")]
+
+
 def test_a_long_reason_is_cut():
     """So that it fits an answer; a short one stays."""
     assert cut("short") == "short"
