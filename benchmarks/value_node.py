@@ -29,6 +29,7 @@ from overlay.sockets.transport import SocketTransport
 from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.own_memory import trim_heap
 from tests.harness.environment.simulated import NoLog
+from tests.harness.swarms.decoded_values import DecodedValues
 from training.exchange.exchange import Exchange
 from training.layout import Layout
 from training.manifest import PROTOCOL, Manifest
@@ -130,7 +131,7 @@ class ValueNode:
     async def measure(self, seconds: float, size_bytes: int, callers: int) -> dict[str, float]:
         """Sets and then gets of values at other nodes, each call by itself, by so many callers."""
         assert self.exchange is not None
-        values = self.exchange.values
+        values = DecodedValues(self.exchange.values)
         keys = self.remote_keys(max(64, 4 * callers))
         value = np.zeros(size_bytes // 8)
 
@@ -157,7 +158,9 @@ class ValueNode:
         value = np.zeros(size_bytes // 8)
         for start in range(first, first + count, 1000):
             keys = range(start, min(start + 1000, first + count))
-            await self.exchange.values.update([ValueUpdate(f"key-{one}", value, 1, "replace") for one in keys])
+            await DecodedValues(self.exchange.values).update(
+                [ValueUpdate(f"key-{one}", value, 1, "replace") for one in keys]
+            )
         return {"seconds": time.perf_counter() - began_s}
 
     async def read(self, count: int) -> dict[str, int]:
@@ -166,7 +169,7 @@ class ValueNode:
         found = 0
         for start in range(0, count, 2000):
             wanted = [f"key-{one}" for one in range(start, min(start + 2000, count))]
-            found += len(await self.exchange.values.get_many(wanted))
+            found += len(await DecodedValues(self.exchange.values).get_many(wanted))
         return {"found": found}
 
     def state(self) -> dict[str, float]:

@@ -14,16 +14,17 @@ def values_status(exchange: Exchange | None) -> ValuesStatus | None:
     """The named values of this node; None in a run of a model, and before the exchange has begun."""
     if exchange is None or not exchange.store.holds_values:
         return None
-    counters, rounds = exchange.counters, exchange.deltas.values.rounds
+    handler = exchange.values.handler
+    rounds = handler.rounds
     tables = [owned.state.table for owned in exchange.store.owned.values() if owned.state.table is not None]
     return ValuesStatus(
         keys=sum(len(table.entries) for table in tables),
         bytes=sum(table.size_bytes for table in tables),
         limit_bytes=exchange.context.settings.value_bytes,
-        updates=counters.values_updated,
-        refused=counters.values_refused,
-        reads=counters.values_read,
-        batches=counters.value_batches,
+        updates=rounds.applied,
+        refused=rounds.refused,
+        reads=handler.reads,
+        batches=rounds.batches,
         waiting=rounds.waiting,
         waiting_bytes=rounds.waiting_bytes,
         unanswered=exchange.values.waiting(),

@@ -112,9 +112,9 @@ def test_what_cannot_be_sent_is_refused_before_anything_is() -> None:
         with pytest.raises(ValueNotEncodable, match="timestamp"):
             await store.set("late", 1, 1 << 70)
         with pytest.raises(ValueNotEncodable, match="1,048,576 are allowed"):
-            await store.set_encoded(encode_key("large"), b"x" * (MAX_VALUE_BYTES + 1))
+            await store.encoded.set_encoded(encode_key("large"), b"x" * (MAX_VALUE_BYTES + 1))
         with pytest.raises(InvalidKey):
-            await store.set_encoded(b"s" * 300, b"x")
+            await store.encoded.set_encoded(b"s" * 300, b"x")
         with pytest.raises(InvalidKey):
             await store.get("")
         assert await store.keys() == []
@@ -128,7 +128,7 @@ def test_an_update_that_raises_is_refused_and_the_others_count() -> None:
     async def scenario(few: Few) -> None:
         await few.start("a", "b", "c")
         for name in "abc":
-            few.store(name).on_pull(append)
+            few.store(name).encoded.on_pull(append)
         calls = [few.store("b").update([ValueUpdate("list", [number, "x"], number)]) for number in range(3)]
         calls.append(few.store("b").update([ValueUpdate("other", [0, "poison"], 9)]))
         *fine, failed = await asyncio.gather(*calls, return_exceptions=True)
@@ -156,7 +156,7 @@ def test_a_pull_without_results_or_with_another_key_changes_nothing() -> None:
         async def pull(_: Sequence[EncodedUpdate], __: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
             return results
 
-        store.on_pull(pull)
+        store.encoded.on_pull(pull)
         await store.set("k", 1)
         await store.update([ValueUpdate("k", 2)])
         assert await store.get("k") == Stamped(1, 0)
@@ -182,17 +182,17 @@ def test_an_update_waits_for_a_script() -> None:
         waiting = asyncio.create_task(few.store("b").update([ValueUpdate(key, [2, "x"])]))
         await asyncio.sleep(3.0)
         assert not waiting.done()
-        few.store("a").on_pull(append)
+        few.store("a").encoded.on_pull(append)
         await waiting
 
         async def gone(_: Sequence[EncodedUpdate], __: Mapping[bytes, EncodedValue]) -> list[EncodedResult]:
             raise ScriptGone("it has ended")
 
-        few.store("a").on_pull(gone)
+        few.store("a").encoded.on_pull(gone)
         waiting = asyncio.create_task(few.store("b").update([ValueUpdate(key, [3, "x"])]))
         await asyncio.sleep(1.0)
         assert not waiting.done()
-        few.store("a").on_pull(append)
+        few.store("a").encoded.on_pull(append)
         await waiting
         found = await few.store("b").get(key)
         assert found is not None
@@ -237,7 +237,7 @@ def test_a_batch_in_which_one_key_raises_is_given_to_pull_again() -> None:
                     raise PullFailed(one.key, "negative")
             return [(one.key, one.value, one.timestamp) for one in updates]
 
-        few.store("a").on_pull(pull)
+        few.store("a").encoded.on_pull(pull)
         with pytest.raises(UpdateFailed, match="'b'"):
             await few.store("a").update([ValueUpdate("a", 1), ValueUpdate("b", -1), ValueUpdate("c", 3)])
         assert [sorted(call) for call in calls] == [[-1, 1, 3], [1, 3]]
@@ -252,8 +252,8 @@ def test_a_bad_update_refuses_no_other_of_its_key() -> None:
     async def scenario(few: Few) -> None:
         await few.start("a", "b")
         store = few.store("a")
-        store.on_pull(append)
-        few.store("b").on_pull(append)
+        store.encoded.on_pull(append)
+        few.store("b").encoded.on_pull(append)
         tokens = [[0, "x"], [1, "x"], [2, "poison"], [3, "x"], [4, "x"]]
         with pytest.raises(UpdateFailed, match="poisoned"):
             await store.update([ValueUpdate("list", token, 1) for token in tokens])
@@ -452,7 +452,7 @@ def test_updates_of_a_moment_share_a_request_and_a_slow_one_holds_up_no_other() 
         ) -> Sequence[EncodedResult]:
             return [(one.key, one.value, one.timestamp) for one in updates]
 
-        few.store("a").on_pull(pull)
+        few.store("a").encoded.on_pull(pull)
         await slow
 
     play(scenario)
@@ -469,25 +469,11 @@ def test_a_set_that_is_cancelled_leaves_nothing_that_waits() -> None:
         await asyncio.sleep(0.5)
         setting.cancel()
         await asyncio.gather(setting, return_exceptions=True)
-        assert few.store("b").waiting() == 0
+        assert few.store("b").encoded.waiting() == 0
         await asyncio.sleep(10.0)
         assert await few.store("c").get(key) is None
         await few.store("b").set(key, 2)
         assert await few.store("c").get(key) == Stamped(2, 0)
-
-    play(scenario)
-
-
-def test_calls_wait_while_much_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates of one call, and sets of many, go on when others have their answers."""
-    monkeypatch.setattr("training.values.client.MAX_OUTGOING_BYTES", 1000)
-
-    async def scenario(few: Few) -> None:
-        await few.start("a", "b")
-        async with asyncio.timeout(20.0):
-            await few.store("a").update([ValueUpdate(key, b"x" * 300, 1, "replace") for key in KEYS])
-            await asyncio.gather(*(few.store("b").set(key, b"y" * 300, 2) for key in KEYS))
-        assert set((await few.store("a").get_many(KEYS)).values()) == {Stamped(b"y" * 300, 2)}
 
     play(scenario)
 
@@ -498,7 +484,7 @@ def test_a_redirect_is_followed_at_once() -> None:
     async def scenario(few: Few) -> None:
         await few.start("a", "b", "c")
         key = few.key_of("a")
-        ownership = few.store("b")._store.ownership
+        ownership = few.store("b").encoded._store.ownership
         shard = shard_of(encode_key(key), SHARDS)
         known = ownership.known_owners[shard]
         ownership.known_owners[shard] = KnownOwner(ownership.fence(shard), few.world.members["c"].contact)
@@ -533,7 +519,7 @@ def test_a_store_without_an_owner_says_which_keys() -> None:
         with pytest.raises(StoreUnavailable, match=repr(key)):
             await few.store("b").set(key, 1)
         assert loop.time() - began < 2 * TIMEOUT_S + 5.0
-        assert few.store("b").waiting() == 0
+        assert few.store("b").encoded.waiting() == 0
 
     play(scenario)
 

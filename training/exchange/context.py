@@ -37,10 +37,6 @@ class Counters:
     chain_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled again as a whole
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
     resigned_shards: int = 0  # of this node whose values were not finite, or out of range
-    values_updated: int = 0  # updates of named values that this node has applied as their owner
-    values_refused: int = 0  # and those that it has refused for ever
-    values_read: int = 0  # keys of which it has answered a read
-    value_batches: int = 0  # batches of updates that it has added
     lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
     sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
 

@@ -128,7 +128,22 @@ class Exchange:
             context.codec, swarm.line, store, context.view, settings, environment.log, is_beside=not context.synchronous
         )
         self.push_client = PushClient(context, self.directory, self.deltas)
-        self.values = SwarmValues(context, self.directory, self.deltas.values)
+        self.values = SwarmValues(
+            node_id=swarm.node_id,
+            run=run,
+            store=store,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            replicator=self.deltas.replicator,
+            in_flight=self.deltas.in_flight,
+            directory=self.directory,
+            settings=settings,
+            counters=context.counters,
+            environment=environment,
+        )
+        if store.holds_values:
+            self.deltas.values = self.values.handler
         self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
@@ -172,7 +187,8 @@ class Exchange:
             "fences": self._fences.run,
         }
         if self.store.holds_values:
-            services["check-backups"] = self.deltas.values.rounds.check_backups
+            self.values.handler.register()
+            services["check-backups"] = self.values.handler.rounds.check_backups
         self._tasks = [
             asyncio.create_task(supervised(name, service, self._on_fault), name=name)
             for name, service in services.items()

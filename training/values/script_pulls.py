@@ -1,7 +1,4 @@
-"""Updates of named values on their way into a shard, and the user's `pull` in the attached script, which takes them.
-
-A request has many updates, and a repeated one shares its updates with the first. So an update tells its requests
-itself: a future for each update would cost the loop a callback and a turn.
+"""Updates of named values that wait at their owner, and the user's `pull` in the attached script, which takes them.
 
 What raises is found: the updates that an error may come from are given to `pull` again, each by itself, and the one
 that raises then is refused. So one bad update refuses no other. What no script has taken waits; after `SCRIPT_WAIT_S`
@@ -10,8 +7,8 @@ it is refused, unless the other side of a split has acknowledged it.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -23,82 +20,18 @@ from training.shards.value_updates import cut, wrong_result
 from training.values.store import EncodedPull, EncodedResult, EncodedUpdate, EncodedValue, PullFailed, ScriptGone
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
-    """`is_repair`: the other side of a split has acknowledged it. `is_alone`: it, or one that it was with, has raised
-    in `pull`; it is given to it by itself. `result` is None until it is settled."""
+    """An update that waits for its batch since `since_s`. `is_repair`: the other side of a split has
+    acknowledged it. `is_alone`: it, or one that it was with, has raised in `pull`; it is given to it by itself."""
 
-    __slots__ = (
-        "_listeners",
-        "identity",
-        "is_alone",
-        "is_repair",
-        "result",
-        "sender",
-        "since_s",
-        "size_bytes",
-        "update",
-    )
-
-    def __init__(
-        self, update: KeyUpdate, identity: DeltaId, since_s: float, sender: bytes, *, is_repair: bool = False
-    ) -> None:
-        self.update = update
-        self.size_bytes = update.size_bytes
-        self.identity = identity
-        self.since_s = since_s
-        self.sender = sender
-        self.is_repair = is_repair
-        self.is_alone = False
-        self.result: PushResult | None = None
-        self._listeners: list[Callable[[], None]] = []
-
-    def settle(self, result: PushResult) -> None:
-        """Give it its result, once."""
-        if self.result is None:
-            self.result = result
-            listeners, self._listeners = self._listeners, []
-            for call in listeners:
-                call()
-
-    def listen(self, call: Callable[[], None]) -> None:
-        """Call this when it is settled."""
-        self._listeners.append(call)
-
-    def forget(self, call: Callable[[], None]) -> None:
-        """Do not call this any more."""
-        if call in self._listeners:
-            self._listeners.remove(call)
-
-
-async def all_settled(waiting: Sequence[Waiting], timeout_s: float) -> None:
-    """Return when each of these is settled, or after a time."""
-    left = [one for one in dict.fromkeys(waiting) if one.result is None]
-    if not left:
-        return
-    loop = asyncio.get_running_loop()
-    is_over: asyncio.Future[None] = loop.create_future()
-    count = len(left)
-
-    def on_settled() -> None:
-        nonlocal count
-        count -= 1
-        if not count:
-            end()
-
-    def end() -> None:
-        if not is_over.done():
-            is_over.set_result(None)
-
-    for one in left:
-        one.listen(on_settled)
-    timer = loop.call_later(timeout_s, end)
-    try:
-        await is_over
-    finally:
-        timer.cancel()
-        if count:
-            for one in left:
-                one.forget(on_settled)
+    update: KeyUpdate
+    identity: DeltaId
+    since_s: float
+    is_repair: bool = False
+    is_alone: bool = False
+    #: None until it is settled.
+    result: PushResult | None = None
 
 
 #: An update for the user's `pull` waits this long for a script.
@@ -136,29 +69,29 @@ class ScriptPulls:
         self, taken: Mapping[int, list[Waiting]], present: Mapping[bytes, EncodedValue]
     ) -> dict[int, PullOutcome]:
         """Give the updates of shards to `pull`, in one call. Those that are in no outcome wait on."""
-        left = [(shard, one) for shard, waiting in taken.items() for one in waiting]
+        left = {one: shard for shard, waiting in taken.items() for one in waiting}
         reasons: dict[Waiting, str] = {}
         results: Sequence[EncodedResult] = []
         while left:
             try:
-                results = await self._called([one.update for _, one in left], present)
+                results = await self._called([one.update for one in left], present)
                 break
             except ScriptGone:
                 return self._without_script(taken)
             except PullFailed as error:
-                out = [entry for entry in left if entry[1].update.key == error.key] or left
-                left = [entry for entry in left if entry not in out]
-                for _, one in out:
-                    if len(out) == 1:
-                        reasons[one] = cut(error.reason)
+                out = [one for one in left if one.update.key == error.key] or list(left)
+                if len(out) == 1:
+                    reasons[out[0]] = cut(error.reason)
+                for one in out:
                     one.is_alone = True
-        values = _fitting({one.update.key: shard for shard, one in left}, results)
-        settled = dict.fromkeys([*(one for shard, one in left if one.update.key in values[shard]), *reasons])
+                    del left[one]
+        last = {result[0]: result for result in results}
         found = {}
         for shard, waiting in taken.items():
-            mine = [one for one in waiting if one in settled]
+            fits = _fitting((one.update.key for one in waiting if one in left), last)
+            mine = [one for one in waiting if one in reasons or (one in left and one.update.key in fits)]
             failed = {place: reasons[one] for place, one in enumerate(mine) if one in reasons}
-            found[shard] = PullOutcome(mine, [one for one in values.get(shard, {}).values() if one is not None], failed)
+            found[shard] = PullOutcome(mine, [last[key] for key in fits if key in last], failed)
         return found
 
     async def _called(self, updates: list[KeyUpdate], present: Mapping[bytes, EncodedValue]) -> Sequence[EncodedResult]:
@@ -183,19 +116,13 @@ class ScriptPulls:
         return found
 
 
-def _fitting(
-    shard_of: Mapping[bytes, int], results: Sequence[EncodedResult]
-) -> dict[int, dict[bytes, EncodedResult | None]]:
-    """Per shard its keys with their last results, as many as a batch takes; None: `pull` has given none. The updates of
-    the other keys wait on, and are given to `pull` again."""
-    last: dict[bytes, EncodedResult] = {one[0]: one for one in results}
-    found: dict[int, dict[bytes, EncodedResult | None]] = {}
-    sizes: dict[int, int] = {}
-    for key, shard in shard_of.items():
-        result = last.get(key)
-        size = 0 if result is None else len(result[1])
-        if sizes.get(shard) and sizes[shard] + size > MAX_BATCH_BYTES:
-            continue
-        sizes[shard] = sizes.get(shard, 0) + size
-        found.setdefault(shard, {})[key] = result
+def _fitting(keys: Iterable[bytes], results: Mapping[bytes, EncodedResult]) -> dict[bytes, None]:
+    """The keys whose results a batch takes. The updates of the others wait on, and are given to `pull` again."""
+    found: dict[bytes, None] = {}
+    size_bytes = 0
+    for key in dict.fromkeys(keys):
+        added = len(results[key][1]) if key in results else 0
+        if not size_bytes or size_bytes + added <= MAX_BATCH_BYTES:
+            found[key] = None
+            size_bytes += added
     return found

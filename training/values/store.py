@@ -1,6 +1,6 @@
-"""The store of named values, as engines use it.
+"""The store of named values, as engines use it, and its errors.
 
-That of a swarm is `Exchange.values`: keys live at the owners of the exchange's shards.
+Keys live at the owners of the exchange's shards; a daemon passes them on encoded (`training.values.client`).
 """
 
 from __future__ import annotations

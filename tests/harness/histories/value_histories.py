@@ -27,6 +27,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation import History
 from tests.harness.histories.conservation_plan import SHARDS, Tally
 from tests.harness.histories.delta_ledger import Sent
+from tests.harness.swarms.decoded_values import DecodedValues
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.exchange.exchange import Exchange
 from training.exchange.store import state_files
@@ -132,7 +133,7 @@ class ValueHistory(History):
             await asyncio.wait(calls)
 
     async def _call(self, member: Member, exchange: Exchange, number: int, what: float, chance: random.Random) -> None:
-        values = exchange.values
+        values = DecodedValues(exchange.values)
         if what < 0.5:
             await self._append(member, exchange, number, chance)
         elif what < 0.7:
@@ -163,7 +164,9 @@ class ValueHistory(History):
         if chance.random() < 0.1:
             key = chance.choice(LISTS)
             try:
-                await exchange.values.update([ValueUpdate(key, [member.name, member.starts, number, POISON], number)])
+                await DecodedValues(exchange.values).update(
+                    [ValueUpdate(key, [member.name, member.starts, number, POISON], number)]
+                )
             except UpdateFailed:
                 self.poisoned += 1
             except StoreUnavailable:
@@ -176,7 +179,7 @@ class ValueHistory(History):
         for key in keys:
             self.made[key][token] = None
         try:
-            await exchange.values.update([ValueUpdate(key, list(token), number) for key in keys])
+            await DecodedValues(exchange.values).update([ValueUpdate(key, list(token), number) for key in keys])
         except StoreUnavailable:
             self.failed += 1
             return
@@ -215,7 +218,7 @@ class ValueHistory(History):
         tables = {}
         for member in members:
             assert member.exchange is not None
-            values = member.exchange.values
+            values = DecodedValues(member.exchange.values)
             tables[member.name] = {key: await values.get(key) for key in await values.keys()}
         first = tables[members[0].name]
         for name, table in tables.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.builders.stores import IDS, SUM, contact, term
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.directory import OwnerDirectory
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 from training.exchange.messages import PushResult
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.store.shard_store import ShardStore
@@ -27,7 +26,6 @@ class ValueOwner:
         self.deltas = DeltaHandler(context)
         values = SwarmValues(
             node_id=IDS["a"],
-            genesis=context.genesis,
             run=context.run,
             store=self.store,
             view=context.view,
@@ -35,7 +33,7 @@ class ValueOwner:
             rebalance=context.rebalance,
             replicator=self.deltas.replicator,
             in_flight=self.deltas.in_flight,
-            directory=OwnerDirectory(context),
+            directory=directory_of(context),
             settings=context.settings,
             counters=context.counters,
             environment=context.environment,

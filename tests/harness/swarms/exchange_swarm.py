@@ -191,9 +191,7 @@ class World:
         overlay.running = False
         for task in [*overlay.tasks, *exchange._tasks, *([member.worker] if member.worker else [])]:
             task.cancel()
-        values = exchange.values
-        pumps = (values._update_pump, values._read_pump, values._handler.rounds)
-        for one in pumps:
+        for one in exchange.values.tasks():
             one.halt()
         for delivery in exchange.push_client._outbox._deliveries.values():
             if delivery.task is not None:

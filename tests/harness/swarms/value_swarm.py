@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.decoded_values import DecodedValues
 from tests.harness.swarms.exchange_swarm import Member, World
 from training.settings import ExchangeSettings
-from training.values.client import SwarmValues, shard_of
+from training.values.client import shard_of
 from training.values.encoding import encode_key
 
 SHARDS = 8
@@ -32,10 +33,10 @@ class Few:
                 await member.exchange.join(others[0].contact)
         await self.whole()
 
-    def store(self, name: str) -> SwarmValues:
+    def store(self, name: str) -> DecodedValues:
         exchange = self.world.members[name].exchange
         assert exchange is not None
-        return exchange.values
+        return DecodedValues(exchange.values)
 
     def owner(self, key: str) -> Member:
         (owner,) = self.owners(shard_of(encode_key(key), SHARDS))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -28,8 +29,13 @@ from training.exchange.store.records import BufferedDelta
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
-from training.values.owner import ValueHandler
-from training.values.rounds import ValueRounds
+
+
+class BatchRepair(Protocol):
+    """What the exchange knows of named values (`training.values.owner`): they take batches of the other side of a
+    split in place of deltas."""
+
+    async def repair(self, identity: DeltaId, item: IncomingDelta) -> PushResult: ...
 
 
 class DeltaHandler:
@@ -45,21 +51,19 @@ class DeltaHandler:
         self._counters = context.counters
         self._log = context.environment.log
         self._executor = context.environment.executor
-        self._in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
+        self.in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         self._validator = DeltaValidator(
             context.store, context.view, context.counters, context.settings, context.environment
         )
-        self._replicator = DeltaReplicator(context, self._validator)
+        self.replicator = DeltaReplicator(context, self._validator)
         #: Pushes on their way in.
         self._intakes: dict[PushIntake, None] = {}
         #: In a run without a model.
-        self.values = ValueHandler(context, ValueRounds(context, self._replicator, self._in_flight))
+        self.values: BatchRepair | None = None
 
     def register(self) -> None:
         """Register the request handlers."""
         self._rpc.register("push", Push, self._on_push, waits=True)
-        if self._store.holds_values:
-            self.values.register()
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class DeltaHandler:
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""
         identity = DeltaId(push.node, push.incarnation, push.step)
-        if self._store.holds_values:
+        if self.values is not None:
             return [await self.values.repair(identity, item) for item in items]
         if push.apart and not self._store.rule.robust:
             if self._context.settings.weight != "sum":
@@ -118,7 +122,7 @@ class DeltaHandler:
         fresh: list[IncomingDelta] = []
         for item in items:
             # A retry waits for the first attempt instead of racing it.
-            while (flight := self._in_flight.get((item.shard, identity))) is not None:
+            while (flight := self.in_flight.get((item.shard, identity))) is not None:
                 # Shielded: a waiter that is cancelled or times out must not cancel the attempt.
                 await asyncio.shield(flight)
             result = self._check_role(push, identity, item.shard, repair=item.repair)
@@ -130,13 +134,13 @@ class DeltaHandler:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Promise 1: the same delta waits for its first copy.
         for item in fresh:
-            self._in_flight[item.shard, identity] = done
+            self.in_flight[item.shard, identity] = done
         try:
-            added = await self._replicator.replicate_and_add(push, identity, fresh)
+            added = await self.replicator.replicate_and_add(push, identity, fresh)
             results |= {result.shard: result for result in added}
         finally:
             for item in fresh:
-                self._in_flight.pop((item.shard, identity), None)
+                self.in_flight.pop((item.shard, identity), None)
             done.set_result(None)
         return [results[item.shard] for item in items]
 
@@ -145,7 +149,7 @@ class DeltaHandler:
         wanted = dict.fromkeys(shards)
         try:
             async with asyncio.timeout(timeout_s):
-                while flights := [flight for (shard, _), flight in self._in_flight.items() if shard in wanted]:
+                while flights := [flight for (shard, _), flight in self.in_flight.items() if shard in wanted]:
                     await asyncio.shield(flights[0])
         except TimeoutError:
             return False
@@ -153,7 +157,7 @@ class DeltaHandler:
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added since the last call: node -> its latest step."""
-        return self._replicator.take_merged()
+        return self.replicator.take_merged()
 
     # -- own deltas of shards that no other node has --------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class DeltaHandler:
         now_s = self._context.environment.clock.monotonic()
         for shard, part in parts:
             owned = self._store.owned[shard]
-            if self._in_flight and (shard, identity) in self._in_flight:
+            if self.in_flight and (shard, identity) in self.in_flight:
                 continue
             is_forgotten = owned.state.may_have_forgotten(identity)
             if is_late or is_forgotten or not is_finite or owned.moving or push.base_step < owned.state.era_step:
@@ -210,7 +214,7 @@ class DeltaHandler:
                 version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
             owned.state.note_addition(now_s)
             results[shard] = PushResult(shard, "ok", version)
-            self._replicator.note_merged(identity)
+            self.replicator.note_merged(identity)
         return results
 
     def _check_role(self, push: Push, identity: DeltaId, shard: int, *, repair: bool = False) -> PushResult | None:

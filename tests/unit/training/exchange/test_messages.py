@@ -53,14 +53,7 @@ from training.exchange.ownership_messages import (
 )
 from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
 from training.values.encoding import MAX_KEY_BYTES
-from training.values.owner import (
-    MAX_ITEMS,
-    MAX_KEYS_BYTES,
-    KeysResult,
-    ListKeys,
-    ReadValues,
-    UpdateValuesAnswer,
-)
+from training.values.owner import MAX_ITEMS, ReadValues, UpdateValuesAnswer
 
 PUSH = Push(IDS["x"], 1, 2, 1, 0.5, [0, 1])
 
@@ -158,16 +151,8 @@ def test_the_longest_messages_fit_a_head() -> None:
         OfferedDeltas([logged] * MAX_DELTAS),
         UpdateValuesAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_ITEMS),
         ReadValues([(index, key)] * MAX_ITEMS, fences),
-        ListKeys([(index, key)] * MAX_ITEMS, fences),
     ):
         assert len(encode(message)) <= MAX_HEAD_BYTES - 1024, type(message).__name__
-    keys = [
-        encode(KeysResult(index, "keys", number, node, [])),
-        encode(KeysResult(index, "redirect", owner_info=owner)),
-    ]
-    # A key of two bytes takes three; one more than fit is listed.
-    longest = MAX_ITEMS * max(map(len, keys)) + 3 * MAX_KEYS_BYTES // 2 + len(key) + 3
-    assert longest <= MAX_HEAD_BYTES - 1024
 
 
 def test_a_record_in_a_body_is_read_as_it_was_written() -> None:

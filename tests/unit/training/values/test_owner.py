@@ -7,73 +7,34 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from overlay.transport import RequestRejected
-from tests.harness.builders.stores import IDS, SUM, contact, term
+from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.value_owner import ValueOwner
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, blob_frames
 from training.exchange.messages import PushResult, read_record
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import Phase
-from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import OwnerInfo
-from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
 from training.shards.value_updates import applied
 from training.values import owner as module
 from training.values.encoding import MAX_VALUE_BYTES, decode_value, encode_key, encode_value
-from training.values.owner import (
-    KeysResult,
-    ListKeys,
-    ListKeysAnswer,
-    ReadResult,
-    ReadValues,
-    ReadValuesAnswer,
-    ShardUpdate,
-    UpdateValues,
-    UpdateValuesAnswer,
-)
+from training.values.owner import UPDATES, ReadResult, ReadValues, ReadValuesAnswer, UpdateValues, UpdateValuesAnswer
 from training.values.rounds import LATER
 
 
-def update(number: int, value: object = 1, *, key: str = "k", reducer: str = "add", node: str = "b") -> KeyUpdate:
+def update(number: int, value: object = 1, *, key: str = "k", reducer: str = "add", node: str = "x") -> KeyUpdate:
     return KeyUpdate(IDS[node], 1, number, encode_key(key), reducer, encode_value(key, value), 0)  # type: ignore[arg-type]
 
 
-class Owner:
-    """Node `a`, which owns shards 0 and 1 of three of a run without a model; `b` owns the third."""
-
-    def __init__(self, replicas: int = 0) -> None:
-        self.store = ShardStore(IDS["a"], [(0, 0)] * 3, 0, SUM)
-        for shard in range(2):
-            state = self.store.fresh_state(shard, np.zeros(0, np.float32))
-            self.store.own(shard, state, term(1, "a"), contact("a"), 0.0, by_handover=False)
-        self.store.note_owner(2, term(1, "b"), contact("b"))
-        self.swarm = ScriptedSwarm(contact("a"), [contact("b")])
-        self.context = context_of(self.swarm, self.store, settings=ExchangeSettings(replicas=replicas))
-        deltas = DeltaHandler(self.context)
-        deltas.register()
-        self.values = deltas.values
-
-    async def accept(self, *updates: KeyUpdate, shard: int = 0, sender: str = "b") -> list[PushResult]:
-        return await self.values.accept(IDS[sender], [ShardUpdate(shard, one) for one in updates])
-
-    def value(self, key: str = "k", shard: int = 0) -> object:
-        table = self.store.owned[shard].state.table
-        assert table is not None
-        entry = table.entries.get(encode_key(key))
-        return None if entry is None else decode_value(entry.value)
-
-
-def play(scenario: Callable[[Owner], Awaitable[None]], replicas: int = 0) -> None:
+def play(scenario: Callable[[ValueOwner], Awaitable[None]], replicas: int = 0) -> None:
     async def main() -> None:
-        await scenario(Owner(replicas))
+        await scenario(ValueOwner(replicas))
 
     run(main())
 
@@ -85,7 +46,7 @@ def answer(results: list[PushResult]) -> list[tuple[str, str]]:
 def test_updates_are_answered_in_their_order_and_counted_once() -> None:
     """Applied together, and not again when they are repeated, alone or twice in one request."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         first, second = update(1, 5), update(2, 7)
         assert answer(await owner.accept(first, second, first)) == [("ok", "")] * 3
         assert answer(await owner.accept(second)) == [("ok", "")]
@@ -97,7 +58,7 @@ def test_updates_are_answered_in_their_order_and_counted_once() -> None:
 def test_what_cannot_be_applied_is_refused_with_the_reason() -> None:
     """Another's update, a shard that there is not, and a value beyond the limit; the largest value is accepted."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         assert answer(await owner.accept(update(1, node="c"))) == [("refused", "not_yours")]
         assert answer(await owner.accept(update(1), shard=3)) == [("refused", "shape")]
         whole = update(1, reducer="replace")
@@ -113,22 +74,22 @@ def test_what_cannot_be_applied_is_refused_with_the_reason() -> None:
 def test_a_shard_of_another_owner_is_answered_with_its_address() -> None:
     """An update and a read; a shard that moves is asked for again."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         (result,) = await owner.accept(update(1), shard=2)
         where = OwnerInfo.of(2, term(1, "b"), contact("b"))
         assert (result.status, result.owner_info) == ("redirect", where)
-        (read,) = owner.values.read([(2, encode_key("k"))])
+        (read,) = await owner.values.read([(2, encode_key("k"))])
         assert (read.status, read.owner_info) == ("redirect", where)
         (keys,) = await owner.values.list_keys([(2, b"")])
         assert (keys.status, keys.owner_info) == ("redirect", where)
 
         owner.store.owned[0].moving = True
         assert answer(await owner.accept(update(1))) == [("retry", "moving")]
-        assert owner.values.read([(0, encode_key("k"))])[0].status == "retry"
+        assert (await owner.values.read([(0, encode_key("k"))]))[0].status == "retry"
         owner.store.owned[0].moving = False
         owner.context.run.phase = Phase.CLOSED
         assert answer(await owner.accept(update(1))) == [("retry", "leaving")]
-        assert owner.values.read([(3, encode_key("k"))])[0].status == "retry", "there is no such shard yet"
+        assert (await owner.values.read([(3, encode_key("k"))]))[0].status == "retry", "there is no such shard yet"
 
     play(scenario)
 
@@ -136,12 +97,12 @@ def test_a_shard_of_another_owner_is_answered_with_its_address() -> None:
 def test_an_update_that_takes_longer_is_asked_for_again_and_applied_once() -> None:
     """The answer comes within a quarter of a second; the work goes on, and the next request waits for the same."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         async def slow(updates: Any, _present: Any) -> Any:
             await asyncio.sleep(1.0)
             return [(updates[-1].key, updates[-1].value, 0)]
 
-        owner.values.rounds.on_pull(slow)
+        owner.rounds.on_pull(slow)
         loop = asyncio.get_running_loop()
         began = loop.time()
         pulled = update(1, 9, reducer="pull")
@@ -154,15 +115,13 @@ def test_an_update_that_takes_longer_is_asked_for_again_and_applied_once() -> No
     play(scenario)
 
 
-def test_a_member_has_so_many_updates_waiting_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is answered `busy`, and another member's is not; so it is when all together have too many bytes."""
+def test_so_many_updates_wait_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is answered `busy`, and so is one with too many bytes."""
     monkeypatch.setattr(module, "MAX_WAITING_UPDATES", 2)
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         results = await owner.accept(update(1), update(2), update(3))
         assert answer(results) == [("ok", ""), ("ok", ""), ("retry", "busy")]
-        both = await asyncio.gather(owner.accept(update(4), update(5)), owner.accept(update(1, node="c"), sender="c"))
-        assert [answer(one) for one in both] == [[("ok", "")] * 2, [("ok", "")]]
         monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2 * update(6).size_bytes - 1)
         results = await owner.accept(update(6), update(7))
         assert answer(results) == [("ok", ""), ("retry", "busy")]
@@ -170,10 +129,25 @@ def test_a_member_has_so_many_updates_waiting_at_most(monkeypatch: pytest.Monkey
     play(scenario)
 
 
+def test_nothing_overtakes_an_update_that_is_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room for it, and there would be for the next, smaller one of its shard."""
+
+    async def scenario(owner: ValueOwner) -> None:
+        large, small = update(1, b"x" * 500, reducer="replace"), update(2, 7, reducer="replace")
+        monkeypatch.setattr(module, "MAX_WAITING_BYTES", large.size_bytes - 1)
+        assert answer(await owner.accept(large, small)) == [("retry", "busy")] * 2
+        assert owner.value() is None
+        monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1 << 20)
+        assert answer(await owner.accept(large, small)) == [("ok", "")] * 2
+        assert owner.value() == 7
+
+    play(scenario)
+
+
 def test_an_update_without_a_backup_is_not_safe_yet() -> None:
     """With `replicas` its result is told again only when a backup has it, as after a hand-over."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         owned = owner.store.owned[0]
         assert owned.state.table is not None
         once = update(1, 5)
@@ -189,17 +163,18 @@ def test_an_update_without_a_backup_is_not_safe_yet() -> None:
 def test_reads_end_where_the_answer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is asked for again. A key without a value is known to have none."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         text = "x" * 50
         await owner.accept(*(update(number, text, key=f"k{number}", reducer="replace") for number in range(1, 5)))
         size = len(encode_value("k1", text))
         monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 2 * size)
         keys = [(0, encode_key(name)) for name in ("k1", "absent", "k2", "k3", "gone", "k4")]
-        found = owner.values.read(keys)
-        assert [one.status for one in found] == ["value", "none", "value", "retry", "none", "retry"]
-        assert [(one.term_number, one.term_node) for one in found] == [(1, IDS["a"])] * 6
+        found = await owner.values.read(keys)
+        assert [one.status for one in found] == ["ok", "ok", "ok", "retry", "ok", "retry"]
+        assert [one.term for one in found if one.status == "ok"] == [term(1, "a")] * 4
+        assert [one.value is None for one in found if one.status == "ok"] == [False, True, False, True]
         assert found[0].value == encode_value("k1", text)
-        assert owner.context.counters.values_read == 6
+        assert owner.values.reads == 6
 
     play(scenario)
 
@@ -207,14 +182,14 @@ def test_reads_end_where_the_answer_is_full(monkeypatch: pytest.MonkeyPatch) -> 
 def test_keys_are_listed_in_order_and_from_where_the_last_answer_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list says whether it is whole: an empty shard's is, and one from behind the last key."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         names = [f"k{number}" for number in range(5)]
         await owner.accept(*(update(number + 1, key=name) for number, name in enumerate(names)))
         keys = sorted(encode_key(name) for name in names)
         (whole, empty) = await owner.values.list_keys([(0, b""), (1, b"")])
         assert (whole.keys, whole.is_whole, empty.keys, empty.is_whole) == (keys, True, [], True)
 
-        monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 2 * len(keys[0]))
+        monkeypatch.setattr(module, "MAX_KEYS", 2)
         found: list[bytes] = []
         for _ in range(3):
             (part,) = await owner.values.list_keys([(0, found[-1] if found else b"")])
@@ -231,7 +206,7 @@ def test_a_repair_applies_what_is_not_known_here_and_no_more() -> None:
     """Of a batch of the other side of a split: known updates count once, those refused there are void here, and the
     batch itself is known afterwards."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         await owner.accept(update(1, 5))
         batch = ValueBatch(1, [update(1, 5), update(2, 7), update(3, 9)], [], [(2, "poisoned")])
         identity = DeltaId(IDS["c"], 1, 40)
@@ -251,7 +226,7 @@ def test_a_repair_applies_what_is_not_known_here_and_no_more() -> None:
 def test_a_repair_waits_for_a_shard_that_moves_or_has_gone() -> None:
     """Nothing of it is applied then."""
 
-    async def scenario(owner: Owner) -> None:
+    async def scenario(owner: ValueOwner) -> None:
         batch = ValueBatch(1, [update(2, 7)], [])
         item = IncomingDelta.of_batch(0, encode_batch(batch), batch, 1, owner.store.owned[0])
         identity = DeltaId(IDS["c"], 1, 40)
@@ -267,19 +242,30 @@ def test_a_repair_waits_for_a_shard_that_moves_or_has_gone() -> None:
 def test_requests_of_others_are_answered_as_direct_ones() -> None:
     """Updates in the body, and keys in the head; a body that is no list of updates is refused."""
 
-    async def scenario(owner: Owner) -> None:
-        raw = msgspec.msgpack.encode([ShardUpdate(0, update(1, 5))])
+    async def scenario(owner: ValueOwner) -> None:
+        raw = msgspec.msgpack.encode([(0, update(1, 5))])
         body = [bytes(one) for one in blob_frames(0, raw, Part.UPDATES)]
-        told = await owner.swarm.deliver("update_values", contact("b"), UpdateValues(), UpdateValuesAnswer, body)
+        told = await owner.swarm.deliver("update_values", contact("x"), UpdateValues(), UpdateValuesAnswer, body)
         assert answer(told.results) == [("ok", "")]
-        response = await owner.swarm.respond("read_values", contact("b"), ReadValues([(0, encode_key("k"))]))
+        response = await owner.swarm.respond("read_values", contact("x"), ReadValues([(0, encode_key("k"))]))
         read = await read_record(FrameReader(chunks(await collected(response.body))), 0, ReadValuesAnswer)
         assert [type(one) for one in read.results] == [ReadResult]
         assert decode_value(read.results[0].value) == 5
-        listed = await owner.swarm.deliver("list_keys", contact("b"), ListKeys([(0, b"")]), ListKeysAnswer)
-        assert listed.results == [KeysResult(0, "keys", 1, IDS["a"], [encode_key("k")], True)]
+        response = await owner.swarm.respond("list_keys", contact("x"), ReadValues([(0, b"")]))
+        listed = await read_record(FrameReader(chunks(await collected(response.body))), 0, ReadValuesAnswer)
+        assert listed.results == [ReadResult(0, "ok", term=term(1, "a"), keys=[encode_key("k")])]
         bad = [bytes(one) for one in blob_frames(0, b"\xc1", Part.UPDATES)]
         with pytest.raises(RequestRejected, match="malformed updates"):
-            await owner.swarm.deliver("update_values", contact("b"), UpdateValues(), UpdateValuesAnswer, bad)
+            await owner.swarm.deliver("update_values", contact("x"), UpdateValues(), UpdateValuesAnswer, bad)
 
     play(scenario)
+
+
+def test_too_many_updates_of_a_body_are_refused() -> None:
+    """None, the most, and one more; and bytes that are none."""
+    one = (2, update(1))
+    assert UPDATES.decode(msgspec.msgpack.encode([])) == []
+    assert UPDATES.decode(msgspec.msgpack.encode([one] * module.MAX_ITEMS)) == [one] * module.MAX_ITEMS
+    for raw in (msgspec.msgpack.encode([one] * (module.MAX_ITEMS + 1)), b"", b"\xff"):
+        with pytest.raises(msgspec.DecodeError):
+            UPDATES.decode(raw)

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.harness.builders.stores import IDS, SUM, contact, term
+from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_context import records_of
+from tests.harness.stubs.value_owner import ValueOwner
 from training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.store.shard_store import ShardStore
-from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
 from training.shards.value_updates import applied, pulled
-from training.values import rounds as module
-from training.values.encoding import decode_value, encode_key, encode_value
-from training.values.owner import MAX_WAITING_UPDATES, ShardUpdate
+from training.values.encoding import encode_key, encode_value
 from training.values.rounds import CHECK_S, LATER
 from training.values.script_pulls import SCRIPT_WAIT_S
 from training.values.shard_tasks import STAGGER_S
 from training.values.store import EncodedResult, EncodedUpdate, EncodedValue
-
-SETTINGS = ExchangeSettings(replicas=0)
 
 
 def update(number: int, value: int = 1, reducer: str = "add", node: str = "x") -> KeyUpdate:
@@ -46,41 +38,19 @@ async def last(updates: Sequence[EncodedUpdate], _: Mapping[bytes, EncodedValue]
     return [(updates[-1].key, updates[-1].value, 0)]
 
 
-class Owner:
-    """A node that owns both shards of a run without a model."""
-
-    def __init__(self, settings: ExchangeSettings = SETTINGS) -> None:
-        self.store = ShardStore(IDS["a"], [(0, 0)] * 2, 0, SUM)
-        for shard in range(2):
-            self.own(shard, 1)
-        self.context = context_of(ScriptedSwarm(contact("a"), [contact("b")]), self.store, settings=settings)
-        self.deltas = DeltaHandler(self.context)
-        self.values = self.deltas.values
-
-    def own(self, shard: int, number: int) -> None:
-        state = self.store.fresh_state(shard, np.zeros(0, np.float32))
-        self.store.own(shard, state, term(number, "a"), contact("a"), 0.0, by_handover=False)
-
-    def value(self, shard: int = 0) -> object:
-        table = self.store.owned[shard].state.table
-        assert table is not None
-        entry = table.entries.get(encode_key("k"))
-        return None if entry is None else decode_value(entry.value)
-
-
 def test_a_batch_of_a_former_ownership_is_void() -> None:
     """The shard was lost and regained meanwhile: its values are others than those the batch was computed from."""
 
     async def scenario() -> None:
-        owner = Owner()
+        owner = ValueOwner()
         basis = owner.store.owned[0]
         assert basis.state.table is not None
         batch = applied(basis.state.table, [update(1, 5)], 1 << 20)
         item = IncomingDelta.of_batch(0, encode_batch(batch), batch, 1, basis)
         owner.store.step_down(0)
         owner.own(0, 3)
-        push = Push(b"g" * 16, IDS["a"], 1, 0, 0, 1.0, [0])
-        (result,) = await owner.deltas._replicator.replicate_and_add(push, DeltaId(IDS["a"], 1, 0), [item])
+        push = Push(IDS["a"], 1, 0, 0, 1.0, [0])
+        (result,) = await owner.deltas.replicator.replicate_and_add(push, DeltaId(IDS["a"], 1, 0), [item])
         assert result.status != "ok"
         assert owner.value() is None
 
@@ -92,19 +62,19 @@ def test_a_shard_that_moves_takes_no_batch() -> None:
     stays after all."""
 
     async def scenario() -> None:
-        owner = Owner()
+        owner = ValueOwner()
         loop = asyncio.get_running_loop()
-        accepting = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        accepting = asyncio.create_task(owner.accept(update(1)))
         await asyncio.sleep(0)
         # After the turn that starts the round, and before the round.
         loop.call_soon(owner.store.owned[0].begin_move)
         (result,) = await accepting
         assert (result.status, result.reason, owner.value()) == ("retry", LATER, None)
         assert await owner.deltas.drained([0], 1.0)
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
+        (result,) = await owner.accept(update(1))
         assert (result.status, owner.value()) == ("retry", None)
         owner.store.owned[0].cancel_move()
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
+        (result,) = await owner.accept(update(1))
         assert (result.status, owner.value()) == ("ok", 1)
 
     run(scenario())
@@ -114,8 +84,8 @@ def test_a_retry_joins_the_update_that_waits() -> None:
     """Two requests with the same update, at once and one after the other: it counts once."""
 
     async def scenario() -> None:
-        owner = Owner()
-        one = ShardUpdate(0, update(1))
+        owner = ValueOwner()
+        one = (0, update(1))
         answers = await asyncio.gather(*(owner.values.accept(IDS["x"], [one]) for _ in range(3)))
         answers.append(await owner.values.accept(IDS["x"], [one]))
         assert [result.status for (result,) in answers] == ["ok"] * 4
@@ -124,32 +94,13 @@ def test_a_retry_joins_the_update_that_waits() -> None:
     run(scenario())
 
 
-def test_a_retry_of_what_is_known_waits_for_a_backup() -> None:
-    """A new owner may be the only node that has it: it acknowledges what it knows when the shard has a backup again,
-    and applies nothing for that."""
-
-    async def scenario() -> None:
-        owner = Owner(ExchangeSettings())
-        table = owner.store.owned[0].state.table
-        assert table is not None
-        table.apply(applied(table, [update(1, 5)], 1 << 20))
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
-        assert (result.status, result.reason) == ("retry", "no_backup_yet")
-        owner.store.owned[0].backup = contact("b")
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
-        assert (result.status, owner.value()) == ("ok", 5)
-        assert owner.context.swarm.requests == []  # type: ignore[attr-defined]
-
-    run(scenario())
-
-
 def test_an_update_that_became_known_while_it_waited_is_not_applied_again() -> None:
     """The shard moved away and came back with it, before the round began that the update waited for."""
 
     async def scenario() -> None:
-        owner, other = Owner(), Owner()
+        owner, other = ValueOwner(), ValueOwner()
         owner.store.owned[0].begin_move()
-        waiting = owner.values.rounds.enqueue(0, update(1, 5), update(1, 5).identity, IDS["x"])
+        waiting = owner.rounds.enqueue(0, update(1, 5), update(1, 5).identity)
         await asyncio.sleep(0.1)
         assert waiting.result is None
         table = other.store.owned[0].state.table
@@ -157,7 +108,7 @@ def test_an_update_that_became_known_while_it_waited_is_not_applied_again() -> N
         table.apply(applied(table, [update(1, 5)], 1 << 20))
         owner.store.step_down(0)
         owner.store.own(0, other.store.owned[0].state, term(3, "a"), contact("a"), 0.0, by_handover=True)
-        owner.values.rounds.wake()
+        owner.rounds.wake()
         await asyncio.sleep(0.1)
         assert waiting.result is not None
         assert waiting.result.status == "ok"
@@ -170,20 +121,20 @@ def test_an_update_that_the_other_side_has_acknowledged_waits_for_a_script_as_lo
     """It waited here as one of many, which are refused after a while; then the other side offered it."""
 
     async def scenario() -> None:
-        owner, other = Owner(), Owner()
+        owner, other = ValueOwner(), ValueOwner()
         table = other.store.owned[0].state.table
         assert table is not None
         mine, theirs = update(1, 4, "pull"), update(2, 5, "pull")
-        await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs), ShardUpdate(1, mine)])
+        await owner.values.accept(IDS["x"], [(0, theirs), (1, mine)])
         item = IncomingDelta.of_batch(0, b"", pulled(table, [theirs], [(theirs.key, theirs.update, 0)], {}, 1 << 20))
         await owner.values.repair(DeltaId(IDS["b"], 1, 1), item)
         await asyncio.sleep(3 * SCRIPT_WAIT_S)
-        (refused,) = await owner.values.accept(IDS["x"], [ShardUpdate(1, mine)])
+        (refused,) = await owner.accept(mine, shard=1)
         assert refused.status == "refused"
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs)])
+        (result,) = await owner.accept(theirs)
         assert (result.status, result.reason) == ("retry", LATER)
-        owner.values.rounds.on_pull(last)
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, theirs)])
+        owner.rounds.on_pull(last)
+        (result,) = await owner.accept(theirs)
         assert (result.status, owner.value()) == ("ok", 5)
 
     run(scenario())
@@ -193,11 +144,11 @@ def test_others_run_while_many_updates_are_taken_and_applied() -> None:
     """A thousand updates, in one request or in one round: at most a millisecond or so passes between two turns."""
 
     async def turns_of(updates: int, *, in_one_round: bool) -> int:
-        owner = Owner()
-        some = [ShardUpdate(number % 2, update(number)) for number in range(1, updates + 1)]
+        owner = ValueOwner()
+        some = [(number % 2, update(number)) for number in range(1, updates + 1)]
         if in_one_round:
-            for one in some:
-                owner.values.rounds.enqueue(one.shard, one.update, one.update.identity, IDS["x"])
+            for shard, one in some:
+                owner.rounds.enqueue(shard, one, one.identity)
         with counted_turns() as turns:
             results = await owner.values.accept(IDS["x"], some[-2:] if in_one_round else some)
         assert {one.status for one in results} == {"ok"}
@@ -216,8 +167,8 @@ def test_a_round_that_takes_long_has_another_beside_it_after_a_moment() -> None:
     """Its backup is slow; the update of another shard of the same pair is answered meanwhile."""
 
     async def scenario() -> None:
-        owner, loop = Owner(), asyncio.get_running_loop()
-        replicator = owner.deltas._replicator
+        owner, loop = ValueOwner(), asyncio.get_running_loop()
+        replicator = owner.deltas.replicator
         replicate = replicator.replicate_and_add
 
         async def slow(push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
@@ -226,43 +177,13 @@ def test_a_round_that_takes_long_has_another_beside_it_after_a_moment() -> None:
             return await replicate(push, identity, items)
 
         replicator.replicate_and_add = slow  # type: ignore[method-assign]
-        first = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        first = asyncio.create_task(owner.accept(update(1)))
         await asyncio.sleep(STAGGER_S / 4)
         began_s = loop.time()
-        (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(1, update(2))])
+        (result,) = await owner.accept(update(2), shard=1)
         assert (result.status, owner.value(1)) == ("ok", 1)
         assert loop.time() - began_s == pytest.approx(0.75 * STAGGER_S, abs=1e-6)
         assert [result.reason for result in await first] == [LATER]
-
-    run(scenario())
-
-
-def test_updates_in_another_name_and_for_no_shard_are_refused() -> None:
-    """An update is its sender's own; a shard beyond the last is a mistake."""
-
-    async def scenario() -> None:
-        owner = Owner()
-        updates = [ShardUpdate(0, update(1, node="b")), ShardUpdate(7, update(2)), ShardUpdate(1, update(1))]
-        results = await owner.values.accept(IDS["x"], updates)
-        assert [(one.status, one.reason) for one in results] == [
-            ("refused", "not_yours"),
-            ("refused", "shape"),
-            ("ok", ""),
-        ]
-
-    run(scenario())
-
-
-def test_a_member_may_have_so_many_updates_waiting() -> None:
-    """Beyond that it is asked to come again; another member is not."""
-
-    async def scenario() -> None:
-        owner = Owner()
-        owner.values.rounds.waiting_of[IDS["x"]] = MAX_WAITING_UPDATES
-        (busy,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))])
-        assert (busy.status, busy.reason) == ("retry", "busy")
-        (other,) = await owner.values.accept(IDS["b"], [ShardUpdate(0, update(1, node="b"))])
-        assert other.status == "ok"
 
     run(scenario())
 
@@ -271,13 +192,13 @@ def test_a_late_set_of_the_same_origin_changes_nothing() -> None:
     """Its request was under way while its origin went on elsewhere: the later set, repaired before, stays."""
 
     async def scenario() -> None:
-        owner = Owner()
+        owner = ValueOwner()
 
         def placed(number: int) -> KeyUpdate:
             return KeyUpdate(IDS["x"], 1, number, encode_key("k"), "replace", encode_value("k", number), number)
 
         for number in (8, 7, 9):
-            (result,) = await owner.values.accept(IDS["x"], [ShardUpdate(0, placed(number))])
+            (result,) = await owner.accept(placed(number))
             assert (result.status, owner.value()) == ("ok", max(8, number))
 
     run(scenario())
@@ -287,9 +208,9 @@ def test_two_sides_that_offer_the_same_update_have_it_applied_once() -> None:
     """It was refused here for lack of a script; two former owners offer the batch in which it was applied."""
 
     async def scenario() -> None:
-        owner, other = Owner(), Owner()
+        owner, other = ValueOwner(), ValueOwner()
         CALLS.clear()
-        owner.values.rounds.on_pull(last)
+        owner.rounds.on_pull(last)
         one = update(1, 5, "pull")
         mine, theirs = owner.store.owned[0].state.table, other.store.owned[0].state.table
         assert mine is not None
@@ -309,10 +230,10 @@ def test_an_owner_learns_that_its_backup_has_no_copy() -> None:
     """Nothing is added to the shard for a while: an empty batch is sent, and a backup without the copy is dropped."""
 
     async def scenario() -> None:
-        owner = Owner()
+        owner = ValueOwner()
         owner.context.swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "unknown")])  # type: ignore[attr-defined]
         owner.store.owned[0].backup = contact("b")
-        checking = asyncio.create_task(owner.values.rounds.check_backups())
+        checking = asyncio.create_task(owner.rounds.check_backups())
         await asyncio.sleep(3 * CHECK_S)
         checking.cancel()
         assert owner.store.owned[0].backup is None
@@ -321,39 +242,16 @@ def test_an_owner_learns_that_its_backup_has_no_copy() -> None:
     run(scenario())
 
 
-def test_a_batch_of_the_other_side_of_a_split_is_closed_once_its_updates_are_in() -> None:
-    """Its unknown updates are applied here, its refused ones stay refused, and the batch counts as known."""
-
-    async def scenario() -> None:
-        owner, other = Owner(), Owner()
-        table = other.store.owned[0].state.table
-        assert table is not None
-        batch = applied(table, [update(1, 5), update(2, "text"), update(3, 7)], 1 << 20)  # type: ignore[arg-type]
-        await owner.values.accept(IDS["x"], [ShardUpdate(0, update(1, 5))])
-        identity = DeltaId(IDS["b"], 1, 9)
-        item = IncomingDelta.of_batch(0, encode_batch(batch), batch)
-        item.repair = True
-        for _ in range(2):
-            assert (await owner.values.repair(identity, item)).status == "ok"
-            assert owner.value() == 12
-        state = owner.store.owned[0].state
-        assert state.knows(identity)
-        assert state.table is not None
-        assert "numbers and arrays" in (state.table.fate(update(2).identity) or "")
-
-    run(scenario())
-
-
 def test_a_hand_over_waits_for_the_batch_on_its_way() -> None:
     """Its backup may have it: the shard is drained when the batch is in."""
 
     async def scenario() -> None:
-        owner = Owner()
+        owner = ValueOwner()
         swarm = owner.context.swarm
         swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "ok")])  # type: ignore[attr-defined]
         swarm.request_s = 0.2  # type: ignore[attr-defined]
         owner.store.owned[0].backup = contact("b")
-        accepting = asyncio.create_task(owner.values.accept(IDS["x"], [ShardUpdate(0, update(1))]))
+        accepting = asyncio.create_task(owner.accept(update(1)))
         await asyncio.sleep(0.05)
         assert not await owner.deltas.drained([0], 0.05)
         assert await owner.deltas.drained([0], 1.0)
@@ -368,7 +266,7 @@ def test_a_batch_whose_updates_wait_is_not_known_yet() -> None:
     """There is no script: the other side offers the batch again, and keeps what it has until then."""
 
     async def scenario() -> None:
-        owner, other = Owner(), Owner()
+        owner, other = ValueOwner(), ValueOwner()
         table = other.store.owned[0].state.table
         assert table is not None
         one = update(1, 5, "pull")
@@ -377,7 +275,7 @@ def test_a_batch_whose_updates_wait_is_not_known_yet() -> None:
         result = await owner.values.repair(identity, item)
         assert (result.status, result.reason) == ("retry", LATER)
         assert not owner.store.owned[0].state.knows(identity)
-        owner.values.rounds.on_pull(last)
+        owner.rounds.on_pull(last)
         assert (await owner.values.repair(identity, item)).status == "ok"
         assert owner.value() == 5
         assert owner.store.owned[0].state.knows(identity)
@@ -385,40 +283,31 @@ def test_a_batch_whose_updates_wait_is_not_known_yet() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("where", ["computing", "replicating"])
-def test_an_update_whose_round_had_a_fault_is_applied_once(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault is logged. The update waits for another round, or its batch is sent again as it was, for a backup may
-    have it; the update of another shard goes on."""
+def test_a_batch_whose_replication_had_a_fault_is_sent_again_as_it_was() -> None:
+    """The fault is logged. A backup may have the batch: its updates are applied once."""
     faults = [KeyError("a bug")]
 
     async def scenario() -> None:
-        owner = Owner()
-        replicate = owner.deltas._replicator.replicate_and_add
+        owner = ValueOwner()
+        replicate = owner.deltas.replicator.replicate_and_add
         sent: list[list[int]] = []
-
-        def computed(*given: Any) -> ValueBatch:
-            if faults and where == "computing":
-                raise faults.pop()
-            return applied(*given)
 
         async def replicated(push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
             sent.append([id(item) for item in items])
-            if faults and where == "replicating":
+            if faults:
                 raise faults.pop()
             return await replicate(push, identity, items)
 
-        monkeypatch.setattr(module, "applied", computed)
-        owner.values.rounds._replicator.replicate_and_add = replicated  # type: ignore[method-assign]
-        shards = [ShardUpdate(0, update(1)), ShardUpdate(1, update(1))]
+        owner.deltas.replicator.replicate_and_add = replicated  # type: ignore[method-assign]
+        shards = [(0, update(1)), (1, update(1))]
         await owner.values.accept(IDS["x"], shards)
         await asyncio.sleep(3.0)
         results = await owner.values.accept(IDS["x"], shards)
 
         assert [(result.shard, result.status) for result in results] == [(0, "ok"), (1, "ok")]
         assert [owner.value(0), owner.value(1)] == [1, 1]
-        if where == "replicating":
-            assert sent[0] == sent[1]
+        assert sent[0] == sent[1]
         assert "exchange_service_failed" in [record.event for record in records_of(owner.context)]
-        assert not owner.values.rounds.waiting
+        assert not owner.rounds.waiting
 
     run(scenario())

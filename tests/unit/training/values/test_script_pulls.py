@@ -19,7 +19,7 @@ NODE = b"n" * 20
 
 def waiting(number: int, key: bytes = b"sk", value: bytes = b"1", *, since_s: float = 0.0, **flags: bool) -> Waiting:
     update = KeyUpdate(NODE, 1, number, key, "pull", value, number)
-    return Waiting(update, update.identity, since_s, NODE, **flags)
+    return Waiting(update, update.identity, since_s, **flags)
 
 
 class Script:

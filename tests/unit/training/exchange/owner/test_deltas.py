@@ -283,7 +283,7 @@ def test_a_retry_waits_for_the_first_attempt() -> None:
         store.owned[0].backup = contact("b")
         handler, swarm, _ = handler_of(store, [contact("b")])
         arrived, answer = asyncio.Event(), asyncio.Event()
-        replicate = handler._replicator.replicate_and_add
+        replicate = handler.replicator.replicate_and_add
 
         async def slow(*arguments: Any) -> list[PushResult]:
             arrived.set()
@@ -292,7 +292,7 @@ def test_a_retry_waits_for_the_first_attempt() -> None:
             swarm.peers.clear()
             return await replicate(*arguments)
 
-        handler._replicator.replicate_and_add = slow  # type: ignore[method-assign]
+        handler.replicator.replicate_and_add = slow  # type: ignore[method-assign]
         first = asyncio.create_task(handler.accept(push_of(), [item_of()]))
         await arrived.wait()
         second = asyncio.create_task(handler.accept(push_of(), [item_of()]))
