@@ -1,13 +1,16 @@
-"""Identities as any node or disk may send them: no exception, and a set that keeps its order."""
+"""Identities as any node or disk may send them, in any order: a set that keeps its order, and adds nothing twice."""
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness.runner.long_run import more
 from training.exchange.ownership_messages import Identities
 from training.shards.applied import Applied, DeltaId
 
@@ -45,3 +48,34 @@ def test_hostile_rows_make_a_set_like_any_other(
     merged.merge(other)
     assert not found.without(merged).count()
     assert as_received([(node, inc, ranges[:64]) for node, inc, ranges in found.rows()]).count() <= found.count()
+
+
+@pytest.mark.parametrize("seeds", [range(500), *more(range(500, 1500))], ids=len)
+def test_no_order_of_events_applies_a_delta_twice(seeds: range) -> None:
+    """Deltas come twice, late, and after the row of their start was dropped, and one is on its way meanwhile: each is
+    applied once at most. A set of before lists nothing that the present one is taken to lack."""
+    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    dropped = 0
+    for seed in seeds:
+        chance, applied, ever = random.Random(seed), Applied(), set[DeltaId]()
+        applied.MAX_STARTS = chance.randint(1, 4)  # type: ignore[misc]
+        on_its_way: DeltaId | None = None
+        for _ in range(60):
+            identity = DeltaId(bytes([chance.randrange(3)]) * 20, chance.randint(1, 3), chance.randint(0, 8))
+            before = applied.copy()
+            if on_its_way is None and chance.random() < 0.1:
+                on_its_way = None if identity in applied or applied.may_have_forgotten(identity) else identity
+                continue
+            if on_its_way is not None and chance.random() < 0.3:
+                identity, on_its_way = on_its_way, None
+                applied.add(identity)
+            elif identity in applied or applied.may_have_forgotten(identity) or identity == on_its_way:
+                continue
+            else:
+                applied.add(identity)
+            assert identity not in ever, f"seed {seed}: {identity} is applied twice"
+            ever.add(identity)
+            assert len(applied.rows()) <= applied.MAX_STARTS
+            assert not before.without(applied).count()
+        dropped += applied.before > 0
+    assert dropped > len(seeds) // 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from tests.harness.histories.conservation import play
@@ -23,20 +22,12 @@ from tests.simulated.test_exchange_faults import (
     value,
 )
 from training.exchange.messages import Push
-from training.exchange.owner import identities
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.store.records import BufferedDelta
-from training.shards.applied import DeltaId
+from training.shards.applied import Applied, DeltaId
 from training.shards.state import ShardState
 
 STARTS = 24
-
-
-def forget_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """In these histories minutes are seconds."""
-    monkeypatch.setattr(identities, "LOOK_INTERVAL_S", 1.0)
-    monkeypatch.setattr(identities, "LEAST_SILENT_S", seconds)
-    monkeypatch.setattr(identities, "SILENT_LOGS", 0.0)
+LISTED = 8
 
 
 async def pushed_again(world: World, identity: DeltaId, *, repair: bool) -> str:
@@ -56,9 +47,8 @@ def copy_of(world: World) -> ShardState:
 
 def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 24 starts the owner lists the last few, and so does its backup, which takes over with what it knows. A delta
-    of the first start that comes again is refused, as a push and as a repair, and its owner teaches a backup anew that
-    cannot tell it from an unknown one."""
-    forget_after(monkeypatch, 5.0)
+    of the first start that comes again is refused, as a push and as a repair."""
+    monkeypatch.setattr(Applied, "MAX_STARTS", LISTED)
 
     async def scenario(world: World) -> None:
         node = world.members["n4"].contact.node_id
@@ -70,16 +60,12 @@ def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(monkeypatch: py
         expected = STARTS * (STARTS + 1) / 2
         first = DeltaId(node, 2, 1)
         for state in (exchange_of(owner(world)).store.owned[0].state, copy_of(world)):
-            assert state.applied.count() == STARTS
-            assert state.applied.row_count <= 10
+            assert state.version == STARTS
+            assert state.applied.row_count == LISTED
             assert not state.knows(first)
             assert state.may_have_forgotten(first)
         assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2
 
-        item = BufferedDelta(first, 1.0, np.ones(VALUES // 2, np.float32), synchronous=False)
-        term, sender = exchange_of(owner(world)).store.owned[0].term, owner(world).contact.node_id
-        status, _ = exchange_of(backup(world)).store.accept_forward(0, term, item, 0, sender)
-        assert status == "unknown"
         assert value(world) == [expected, expected]
 
         former = owner(world)
@@ -97,10 +83,10 @@ def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(monkeypatch: py
 
 
 def test_histories_whose_sets_forget_lose_nothing_and_add_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories with restarts, splits, kills and a switch off, in which a start of a node that was silent for 8 s is
-    forgotten: every state is the sum of its deltas."""
-    forget_after(monkeypatch, 8.0)
-    seeds = (1005, 1020)
+    """Histories with restarts, splits, kills and a switch off, in which a shard lists four starts of nodes: every
+    state is the sum of its deltas."""
+    monkeypatch.setattr(Applied, "MAX_STARTS", 4)
+    seeds = (1020, 1032)
     print(f"seeds {seeds}")
     tallies = [play(seed, 8) for seed in seeds]
 

@@ -270,15 +270,15 @@ def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: py
 
 
 def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
-    """The set of applied identities keeps the highest incarnations of a node, and all of the others' nodes."""
+    """The set of applied identities keeps the starts that were added to last, and so the nodes that train."""
     applied = Applied()
-    applied.add(DeltaId(b"h" * 20, 1, 7))
-    for incarnation in range(1000):
+    for incarnation in range(2 * Applied.MAX_STARTS):
+        applied.add(DeltaId(b"h" * 20, 1, 7 + incarnation // 1000))
         applied.add(DeltaId(b"l" * 20, incarnation, 1))
 
-    assert len(applied.rows()) == Applied.MAX_INCARNATIONS + 1
+    assert len(applied.rows()) == Applied.MAX_STARTS
     assert DeltaId(b"h" * 20, 1, 7) in applied
-    assert DeltaId(b"l" * 20, 999, 1) in applied
+    assert DeltaId(b"l" * 20, 2 * Applied.MAX_STARTS - 1, 1) in applied
     assert owner_of("a").owned[0].state.applied.rows() == []
 
 

@@ -98,7 +98,6 @@ class JobKind(StrEnum):
     RECONCILE = "mend"
     CONFIRM_BACKUP = "confirm"
     RELEASE_BACKUP = "release"
-    FORGET = "forget"
     RESEND = "resend"
     FIND_ROUTES = "route"
 

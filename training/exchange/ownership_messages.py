@@ -26,15 +26,13 @@ from training.exchange.terms import (
     Weight,
     Workers,
 )
-from training.shards.applied import Applied, Forgotten, rows_like
+from training.shards.applied import Applied
 from training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
-#: remembers. The difference of two sets of `Applied.MAX_RANGES` ranges may have twice as many.
-Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=64)]
+#: remembers.
+Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=Applied.MAX_RANGES)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
-#: What a set of identities does not list any more: per node (start, step), below which it may be forgotten.
-Floors = Annotated[list[tuple[NodeId, Number, Number]], Meta(max_length=65536)]
 #: Of a model's integer buffers.
 MAX_BUFFERS_BYTES = 1 << 20
 #: Rows of identities in one answer: about two megabytes. One set may have more.
@@ -50,27 +48,6 @@ MAX_PENDING = 1 << 16
 MAX_ASKED = 1024
 #: The receiver copies each state for its answer.
 MAX_FETCHED = 16
-
-
-class ForgottenRows(msgspec.Struct, frozen=True, array_like=True):
-    """`training.shards.applied.Forgotten` on the wire and on disk."""
-
-    floors: Floors
-    before: Number
-    count: Number
-
-    @classmethod
-    def of(cls, applied: Applied) -> ForgottenRows | None:
-        """None where nothing is forgotten."""
-        found = applied.forgotten
-        return cls(found.rows(), found.before, found.count) if found else None
-
-
-def set_of(rows: Identities, forgotten: ForgottenRows | None) -> Applied:
-    """A set from the wire, or from a disk."""
-    if forgotten is None:
-        return Applied.of_rows(rows)
-    return Applied.of_rows(rows, Forgotten.of_rows(forgotten.floors, forgotten.before, forgotten.count))
 
 
 class ShardList(msgspec.Struct, frozen=True, array_like=True):
@@ -114,8 +91,8 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
     #: How many deltas the value has that are not in `applied`.
     unlisted: Number = 0
-    #: What `applied` does not list any more.
-    forgotten: ForgottenRows | None = None
+    #: Steps below this of a start that `applied` does not list may be in the value.
+    before: Number = 0
 
 
 class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -238,7 +215,8 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     """`owner`: the receiver owns the shard under the given term, and `known` are all its identities, which its backup
     has too. `not_owner` (`where` may name the owner) and `retry` (no backup yet) leave open what it has.
 
-    `unlisted`: how many deltas the state has beside those. `forgotten`: what `known` does not list any more.
+    `known_count`: how many deltas the state has; `unlisted`: how many of them `known` never listed, for it began as a
+    replica. `before`: steps below it of a start that `known` does not list may be in the state.
     """
 
     shard: ShardIndex
@@ -248,18 +226,13 @@ class OwnedHistory(msgspec.Struct, frozen=True, array_like=True):
     era_term: Term = ZERO_TERM
     known: Identities = []
     owner_info: OwnerInfo | None = None
+    known_count: Number = 0
     unlisted: Number = 0
-    forgotten: ForgottenRows | None = None
-
-    @property
-    def row_count(self) -> int:
-        """Rows of identities, as `Applied.row_count` has them."""
-        floors = 0 if self.forgotten is None else len(self.forgotten.floors)
-        return rows_like(ranges for _, _, ranges in self.known) + floors
+    before: Number = 0
 
     def known_deltas(self) -> Applied:
         """The deltas of the state."""
-        return set_of(self.known, self.forgotten)
+        return Applied.of_rows(self.known, self.before)
 
 
 class LoggedDelta(msgspec.Struct, frozen=True, array_like=True):

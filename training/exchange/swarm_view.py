@@ -127,13 +127,6 @@ class SwarmView:
             return False
         return self.score.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
 
-    def incarnation_of(self, node_id: bytes) -> int | None:
-        """The present start of a node; None for one that is not known to be alive."""
-        if node_id == self._swarm.node_id:
-            return self._run.incarnation
-        peer = self._swarm.peers.get(node_id)
-        return None if peer is None or not self._swarm.is_alive(node_id) else peer.incarnation
-
     def heeded(self) -> list[Peer]:
         """The members that this node does not ignore."""
         return [peer for peer in self._swarm.members() if not self.score.is_ignored(peer.node_id)]

@@ -1,80 +1,20 @@
-"""The set of applied deltas of a shard, by identity, and what it no longer lists and would take for unknown.
+"""The set of applied deltas of a shard, by identity, and the steps that it no longer lists.
 
-An identity that was applied and is not listed any more must not be applied again, and nobody can tell it from one that
-never came. So a set remembers, in a few numbers, which identities it may have forgotten; an owner refuses those.
+A set lists one row per start of a node: (node, incarnation) and ranges of steps. A window of steps, as the anti-replay
+window of IPsec, would not do: after a split the origins push to the other side's owner at once, far ahead of what the
+repair still brings. The set keeps the `MAX_STARTS` rows that were added to last. Of a row that it drops the steps may
+have been applied or not. So an owner refuses a step up to that, of every start that is not listed.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right, insort
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import NamedTuple
 
-#: What fits a message. No run comes so far, but a message of another node may say so.
-LARGEST = (1 << 48) - 1
-
-
-class Floor(NamedTuple):
-    """Of one node: its starts below `incarnation` may be forgotten; their steps were below `step`."""
-
-    incarnation: int
-    step: int
-
-
-@dataclass(slots=True)
-class Forgotten:
-    """`floors` are of nodes that have started again since. `before` is for nodes without any row: their steps below it
-    may be forgotten. `count` identities are."""
-
-    floors: dict[bytes, Floor] = field(default_factory=dict)
-    before: int = 0
-    count: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.floors or self.before or self.count)
-
-    def copy(self) -> Forgotten:
-        return Forgotten(dict(self.floors), self.before, self.count)
-
-    def below(self, node: bytes, incarnation: int, first: int | None) -> float:
-        """Steps below this may be forgotten where they are not listed; `first` is the lowest step that is, if any.
-
-        A row that was forgotten as a whole ended below `before`. One that began anew began at `before` or above: what
-        is listed from its first step on is all that there was.
-        """
-        if (floor := self.floors.get(node)) is not None and incarnation < floor.incarnation:
-            return math.inf
-        return self.before if first is None else min(self.before, first)
-
-    def note_start(self, node: bytes, incarnation: int, last: int, count: int) -> None:
-        """One start of a node is not listed any more; its last step, and how many identities it had."""
-        former = self.floors.get(node, Floor(0, 0))
-        incarnation, step = min(incarnation + 1, LARGEST), min(last + 1, LARGEST)
-        self.floors[node] = Floor(max(former.incarnation, incarnation), max(former.step, step))
-        self.count += count
-
-    def note_node(self, node: bytes, last: int, count: int) -> None:
-        """Nothing of a node is listed any more; its last step, and how many identities were listed until now."""
-        self.before = max(self.before, min(last + 1, LARGEST), self.floors.pop(node, Floor(0, 0)).step)
-        self.count += count
-
-    def last_of(self, node: bytes) -> int:
-        """The last step of the forgotten starts of a node; -1 if there are none."""
-        return self.floors.get(node, Floor(0, 0)).step - 1
-
-    def rows(self) -> list[tuple[bytes, int, int]]:
-        """The floors as plain data, for the wire."""
-        return [(node, *floor) for node, floor in self.floors.items()]
-
-    @classmethod
-    def of_rows(cls, rows: list[tuple[bytes, int, int]], before: int, count: int) -> Forgotten:
-        return cls({node: Floor(incarnation, step) for node, incarnation, step in rows}, before, count)
-
-
-#: A row of so many ranges takes about 60 bytes in a message; of one, 35.
-RANGES_PER_ROW = 4
+#: First and last step.
+Range = tuple[int, int]
+#: node, incarnation, ranges: a row on the wire and on disk.
+Row = tuple[bytes, int, list[Range]]
 
 
 class DeltaId(NamedTuple):
@@ -86,190 +26,121 @@ class DeltaId(NamedTuple):
 
 
 class Applied:
-    """A set of identities: per (node, incarnation) a few disjoint ranges of steps.
+    """A set of identities. Of a start that is not listed, the steps below `before` may be in it."""
 
-    After a split, step 6 of a node may be in and its step 5 not; hence ranges. Beyond `MAX_RANGES` the lowest gap is
-    closed: a delta that old was refused as late long before. What `forgotten` says is not listed any more.
-    """
+    #: Starts of nodes, of about 40 bytes each in a message. A swarm has a few hundred nodes at a time.
+    MAX_STARTS = 8192
+    #: Ranges of a row: as many as a message may have. Beyond them the lowest gap closes, and counts as applied.
+    MAX_RANGES = 64
 
-    MAX_RANGES = 32
-    #: Those of a sum or a difference of sets: as many as a message may have.
-    MAX_MERGED = 64
-    #: Incarnations listed per node; the lowest is forgotten first, for a node that started so often pushes it no more.
-    MAX_INCARNATIONS = 64
-
-    def __init__(
-        self,
-        ranges: dict[tuple[bytes, int], list[tuple[int, int]]] | None = None,
-        forgotten: Forgotten | None = None,
-    ) -> None:
-        self._ranges = ranges if ranges is not None else {}
-        self.forgotten = forgotten if forgotten is not None else Forgotten()
+    def __init__(self) -> None:
+        #: The row that was added to last comes last.
+        self._rows: dict[tuple[bytes, int], list[Range]] = {}
+        self.before = 0
 
     def __contains__(self, identity: DeltaId) -> bool:
-        ranges = self._ranges.get((identity.node, identity.incarnation))
-        if not ranges:
+        ranges = self._rows.get((identity.node, identity.incarnation))
+        if not ranges or identity.step > ranges[-1][1]:  # nearly always: the next step of its node
             return False
-        if identity.step > ranges[-1][1]:  # nearly always: the next step of its node
-            return False
-        place = bisect_right(ranges, (identity.step, identity.step)) - 1
-        if place >= 0 and ranges[place][0] <= identity.step <= ranges[place][1]:
-            return True
-        following = place + 1
-        return following < len(ranges) and ranges[following][0] <= identity.step <= ranges[following][1]
+        return any(low <= identity.step <= high for low, high in ranges)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Applied):
             return NotImplemented
-        return self._ranges == other._ranges and self.forgotten == other.forgotten
+        return self._rows == other._rows and self.before == other.before
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def add(self, identity: DeltaId) -> None:
         """Add an identity; a second time changes nothing."""
-        ranges = self._ranges.get((identity.node, identity.incarnation))
-        if ranges is None:
-            ranges = self._ranges[identity.node, identity.incarnation] = []
-            starts = sorted(incarnation for node, incarnation in self._ranges if node == identity.node)
-            for incarnation in starts[: -self.MAX_INCARNATIONS]:
-                if incarnation != identity.incarnation:
-                    self.forget(identity.node, incarnation)
-            if identity.step < self.forgotten.before:
-                # It was on its way when its node was forgotten: others of this start may have been listed.
-                self.forgotten.note_start(identity.node, identity.incarnation, identity.step, 0)
-        if ranges and identity.step == ranges[-1][1] + 1:  # nearly always
-            ranges[-1] = (ranges[-1][0], identity.step)
-            return
-        if identity in self:
-            return
-        insort(ranges, (identity.step, identity.step))
-        merged: list[tuple[int, int]] = []
-        for low, high in ranges:
-            if merged and low <= merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-            else:
-                merged.append((low, high))
-        while len(merged) > self.MAX_RANGES:
-            merged[:2] = [(merged[0][0], merged[1][1])]
-        ranges[:] = merged
-
-    def last(self, node: bytes, incarnation: int) -> int:
-        """The highest step of one incarnation; -1 where there is none."""
-        ranges = self._ranges.get((node, incarnation))
-        return ranges[-1][1] if ranges else -1
-
-    def forget(self, node: bytes, incarnation: int) -> None:
-        """Do not list one incarnation of a node any more, nor take up a lower one that is not listed."""
-        if ranges := self._ranges.pop((node, incarnation), None):
-            self.forgotten.note_start(node, incarnation, ranges[-1][1], _length(ranges))
-
-    def forget_nodes(self, nodes: Container[bytes]) -> None:
-        """Do not list these nodes any more; nor take up a step, of any node that is not listed, up to their last."""
-        kept: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            if key[0] in nodes:
-                self.forgotten.note_node(key[0], ranges[-1][1], _length(ranges))
-            else:
-                kept[key] = ranges
-        self._ranges = kept
+        key, step = (identity.node, identity.incarnation), identity.step
+        ranges = self._rows[key] = self._rows.pop(key, [])
+        if ranges and step == ranges[-1][1] + 1:  # nearly always
+            ranges[-1] = (ranges[-1][0], step)
+        elif identity not in self:
+            # One that was on its way while its row was dropped: what was in that row counts as applied.
+            below = self._unlisted_below(key)
+            ranges[:] = self._union([*ranges, (0, below - 1) if step < below else (step, step)])
+            if len(self._rows) > self.MAX_STARTS:
+                dropped = self._rows.pop(next(iter(self._rows)))
+                self.before = max(self.before, dropped[-1][1] + 1)
 
     def may_have_forgotten(self, identity: DeltaId) -> bool:
         """Whether an identity that is not listed may have been: nobody can tell, so it must not be applied."""
-        forgotten = self.forgotten
-        if not (forgotten.floors or forgotten.before or forgotten.count) or identity in self:
-            return False
-        return identity.step < self._unlisted_below((identity.node, identity.incarnation))
+        return identity.step < self._unlisted_below((identity.node, identity.incarnation)) and identity not in self
 
-    def _unlisted_below(self, key: tuple[bytes, int]) -> float:
-        """The steps below this of one (node, incarnation) that are not listed may be forgotten."""
-        if not self.forgotten:
-            return 0
-        ranges = self._ranges.get(key)
-        return self.forgotten.below(*key, ranges[0][0] if ranges else None)
+    def _unlisted_below(self, key: tuple[bytes, int]) -> int:
+        """The steps below this of one start may have been in a row that was dropped. A row that began anew lists all
+        from its first step on."""
+        ranges = self._rows.get(key)
+        return min(self.before, ranges[0][0]) if ranges else self.before
+
+    def last(self, node: bytes, incarnation: int) -> int:
+        """The highest step of one start; -1 where there is none."""
+        ranges = self._rows.get((node, incarnation))
+        return ranges[-1][1] if ranges else -1
 
     def copy(self) -> Applied:
-        return Applied({key: list(ranges) for key, ranges in self._ranges.items()}, self.forgotten.copy())
+        found = Applied()
+        found._rows = {key: list(ranges) for key, ranges in self._rows.items()}
+        found.before = self.before
+        return found
+
+    def merge(self, other: Applied) -> None:
+        """Add all identities that the other set lists."""
+        for key, theirs in other._rows.items():
+            self._rows[key] = self._union([*self._rows.get(key, ()), *theirs])
+        self.before = max(self.before, other.before)
 
     def without(self, other: Applied) -> Applied:
         """The identities listed in this set that the other neither lists nor may have forgotten."""
-        left: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
-        for key, ranges in self._ranges.items():
-            rest = _from(other._unlisted_below(key), ranges)
-            for low, high in other._ranges.get(key, ()):
-                cut = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in rest]
-                rest = [piece for pieces in cut for piece in dict.fromkeys(pieces) if piece[0] <= piece[1]]
+        left = Applied()
+        for key, ranges in self._rows.items():
+            rest = ranges
+            for low, high in [(0, other._unlisted_below(key) - 1), *other._rows.get(key, ())]:
+                cut = [
+                    piece
+                    for first, last in rest
+                    for piece in ((first, min(last, low - 1)), (max(first, high + 1), last))
+                ]
+                rest = [(first, last) for first, last in cut if first <= last]
             if rest:
-                left[key] = rest
-        return Applied(left)
+                left._rows[key] = rest
+        return left
+
+    def count(self) -> int:
+        """How many identities are listed."""
+        return sum(high - low + 1 for ranges in self._rows.values() for low, high in ranges)
 
     @property
     def row_count(self) -> int:
-        """How many rows describe the set, of what is listed and of what is forgotten: a measure of the size of a
-        message. One of many ranges counts as several."""
-        return rows_like(self._ranges.values()) + len(self.forgotten.floors)
+        """How many rows the set has: a measure of the size of a message."""
+        return len(self._rows)
 
-    def count(self) -> int:
-        """The number of identities, forgotten ones included."""
-        return self.forgotten.count + sum(map(_length, self._ranges.values()))
-
-    def merge(self, other: Applied) -> None:
-        """Add all identities that the other set lists. Beyond `MAX_MERGED` ranges the lowest gaps are closed."""
-        for key, theirs in other._ranges.items():
-            merged: list[tuple[int, int]] = []
-            for low, high in sorted([*self._ranges.get(key, ()), *theirs]):
-                if merged and low <= merged[-1][1] + 1:
-                    merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-                else:
-                    merged.append((low, high))
-            if len(merged) > self.MAX_MERGED:
-                first = len(merged) - self.MAX_MERGED
-                merged[: first + 1] = [(merged[0][0], merged[first][1])]
-            self._ranges[key] = merged
-
-    def rows(self) -> list[tuple[bytes, int, list[tuple[int, int]]]]:
+    def rows(self) -> list[Row]:
         """What is listed as plain data, for the wire."""
-        return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._ranges.items()]
-
-    def iterate(self) -> Iterator[tuple[bytes, int, list[tuple[int, int]]]]:
-        """As `rows`, without copies: for reading, while nothing is changed."""
-        return ((node, incarnation, ranges) for (node, incarnation), ranges in self._ranges.items())
+        return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._rows.items()]
 
     @classmethod
-    def of_rows(
-        cls, rows: list[tuple[bytes, int, list[tuple[int, int]]]], forgotten: Forgotten | None = None
-    ) -> Applied:
+    def of_rows(cls, rows: Iterable[Row], before: int = 0) -> Applied:
         """The set of rows, which need not be in order: they may come from another node, or from a disk."""
-        found = cls(forgotten=forgotten)
-        others: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+        found = cls()
+        found.before = before
         for node, incarnation, ranges in rows:
-            if (node, incarnation) not in found._ranges and _is_in_order(ranges):  # nearly always
-                found._ranges[node, incarnation] = list(ranges)
-            elif whole := [(low, high) for low, high in ranges if low <= high]:
-                others.setdefault((node, incarnation), []).extend(whole)
-        found.merge(cls(others))  # once: each merge of a key sorts all its ranges
+            if whole := [(low, high) for low, high in ranges if low <= high]:
+                former = found._rows.get((node, incarnation), [])
+                found._rows[node, incarnation] = cls._union([*former, *whole])
         return found
 
-
-def rows_like(rows: Iterable[list[tuple[int, int]]]) -> int:
-    """How many rows of at most `RANGES_PER_ROW` ranges take as much in a message as these."""
-    return sum([1 + len(ranges) // RANGES_PER_ROW for ranges in rows])
-
-
-def _length(ranges: list[tuple[int, int]]) -> int:
-    """How many steps ranges have."""
-    return sum(high - low + 1 for low, high in ranges)
-
-
-def _from(step: float, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The part of ranges from a step on."""
-    return [(low if low >= step else int(step), high) for low, high in ranges if high >= step]
-
-
-def _is_in_order(ranges: list[tuple[int, int]]) -> bool:
-    """Whether ranges are as a set keeps them: none empty, in order, and with gaps between them."""
-    last = -2
-    for low, high in ranges:
-        if not last + 1 < low <= high:
-            return False
-        last = high
-    return 0 < len(ranges) <= Applied.MAX_MERGED
+    @classmethod
+    def _union(cls, ranges: list[Range]) -> list[Range]:
+        """Ranges in order and with gaps between them, as a row has them."""
+        found: list[Range] = []
+        for low, high in sorted(ranges):
+            if found and low <= found[-1][1] + 1:
+                found[-1] = (found[-1][0], max(found[-1][1], high))
+            else:
+                found.append((low, high))
+        if (excess := len(found) - cls.MAX_RANGES) > 0:
+            found[: excess + 1] = [(found[0][0], found[excess][1])]
+        return found

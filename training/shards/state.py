@@ -225,6 +225,6 @@ def last_steps(state: ShardState) -> dict[bytes, int]:
     """By node the last step whose delta is in a state, visible or pending; of nodes that it lists."""
     found: dict[bytes, int] = {}
     pending = ((one.identity.node, one.identity.step) for one in state.pending_deltas())
-    for node, step in (*((node, ranges[-1][1]) for node, _, ranges in state.applied.iterate()), *pending):
+    for node, step in (*((node, ranges[-1][1]) for node, _, ranges in state.applied.rows()), *pending):
         found[node] = max(step, found.get(node, 0))
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from training.shards.applied import Applied, DeltaId, Forgotten
+from training.shards.applied import Applied, DeltaId
 from training.shards.value_batch import BadBatch, EncodedKey, NodeId, Number, Timestamp, ValueBatch
 
 #: Memory of an entry beside its key and value, about.
@@ -40,9 +40,6 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
     order: Number = 0
     known: _Known = []
     refused: list[tuple[NodeId, Number, Number, str]] = []
-    #: What `known` does not list any more: per node (start, number), and how many.
-    floors: list[tuple[NodeId, Number, Number]] = []
-    forgotten: Number = 0
 
 
 @dataclass(slots=True)
@@ -58,10 +55,10 @@ class ValueTable:
     size_bytes: int = 0
 
     def fate(self, identity: DeltaId) -> str | None:
-        """What became of an update: None if it is not known, why it was refused, or the empty text: it is applied. So
-        is one that may be forgotten: its start of its node has ended long ago, and nobody waits for the answer."""
-        is_known = identity in self.known or self.known.may_have_forgotten(identity)
-        return self.refused.get(identity, "") if is_known else None
+        """What became of an update: None if it is not known, why it was refused, or the empty text: it is applied.
+
+        Numbers of two origins do not compare, as steps do. So one that `known` has forgotten is taken for new."""
+        return self.refused.get(identity, "") if identity in self.known else None
 
     def apply(self, batch: ValueBatch) -> None:
         """Take over the results of a batch, and remember its updates. A second time changes nothing."""
@@ -94,8 +91,7 @@ class ValueTable:
     def pieces(self) -> Iterator[bytes]:
         """The table in pieces, each encoded when it is asked for; at least one. It must not change meanwhile."""
         refused = [(*identity, reason) for identity, reason in self.refused.items()]
-        forgotten = self.known.forgotten
-        piece = _Piece([], self.order, self.known.rows(), refused, forgotten.rows(), forgotten.count)
+        piece = _Piece([], self.order, self.known.rows(), refused)
         size_bytes = 0
         for key, entry in self.entries.items():
             if size_bytes and size_bytes + len(key) + len(entry.value) > PIECE_BYTES:
@@ -115,6 +111,4 @@ class ValueTable:
             self._put(key, TableEntry(value, timestamp, order), self.entries.get(key))
         self.order = max(self.order, piece.order)
         self.known.merge(Applied.of_rows(piece.known))
-        if piece.floors:
-            self.known.forgotten = Forgotten.of_rows(piece.floors, 0, piece.forgotten)
         self.refused |= {DeltaId(node, start, number): reason for node, start, number, reason in piece.refused}

@@ -164,7 +164,7 @@ class ViewLedger(Ledger):
     def check_state(self, shard: int, whose: str, state: ShardState) -> None:
         applied = tuple(
             DeltaId(node, incarnation, step)
-            for node, incarnation, ranges in sorted(state.applied.iterate())
+            for node, incarnation, ranges in sorted(state.applied.rows())
             for low, high in ranges
             for step in range(low, high + 1)
         )
@@ -174,7 +174,7 @@ class ViewLedger(Ledger):
             names = [self.named(one) for one in lost[:5]]
             era = f" (a new era since step {state.era_step})" if state.era_step else ""
             raise self.broken(f"shard {shard} of {whose}{era} lost {len(lost)}: {names}")
-        if state.applied.forgotten.count or state.version != len(applied):
+        if state.version != len(applied):
             raise self.broken(f"shard {shard} of {whose} has {len(applied)} deltas, and is version {state.version}")
         if (found := self._sums.get(shard)) is None or found[0] != applied:
             found = self._sums[shard] = applied, self._sum(shard, applied)

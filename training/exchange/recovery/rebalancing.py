@@ -25,7 +25,6 @@ from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.jobs import JobKind, Jobs
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.identities import IdentityKeeper
 from training.exchange.owner.publishing import Publisher
 from training.exchange.recovery.failover import Failover
 from training.exchange.recovery.handover import Learners, ShardHandover
@@ -93,9 +92,6 @@ class Rebalancer:
             is_synchronous=context.synchronous,
         )
         self._confirmation = BackupConfirmation(context)
-        self._identities = IdentityKeeper(
-            context.store, context.view, context.settings.log_seconds, context.stale_limit, context.environment
-        )
         self._resending = Resending(context, deltas)
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
@@ -134,8 +130,6 @@ class Rebalancer:
             orphans = []
         if silent := self._confirmation.due():
             self._jobs.start(JobKind.CONFIRM_BACKUP, b"", partial(self._confirmation.ask, silent))
-        if self._identities.is_due():
-            self._jobs.start(JobKind.FORGET, b"", self._identities.forget)
         if not self._jobs.is_running(JobKind.RESEND) and (moved := self._resending.due()):
             self._jobs.start(JobKind.RESEND, b"", partial(self._resending.send, moved))
         lost_owner = self._orphaned_copies()

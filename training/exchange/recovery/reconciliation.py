@@ -191,10 +191,9 @@ class SplitReconciler:
             await self._send(owner, batch)
 
     def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
-        known = history.known_deltas()
         # Promise 6: of two states from before a restart the higher one counts.
         is_of_before = copy.is_stored or generation_of(history.term) > generation_of(copy.term)
-        if is_of_before and copy.state.known_count <= known.count() + history.unlisted:
+        if is_of_before and copy.state.known_count <= history.known_count:
             return False
         # Promise 5: the side with the whole history goes on.
         newer_era = history.era_step > copy.state.era_step
@@ -202,7 +201,7 @@ class SplitReconciler:
         if not newer_era or self._run.is_leaving or copy.term.number < history.era_term.number:
             return False
         # A new era that started from a state on disk has its identities, and may have all of this copy's.
-        return bool(copy.known().without(known).rows())
+        return bool(copy.known().without(history.known_deltas()).rows())
 
     def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
         shard = history.shard

@@ -20,7 +20,6 @@ from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
     MAX_ROWS,
     FindDeltas,
-    ForgottenRows,
     FoundDeltas,
     LoggedDelta,
     OfferedDeltas,
@@ -60,7 +59,7 @@ class RepairHandler:
         for shard in message.shards:
             if shard < len(self._store):
                 history = self.history(shard)
-                left_rows -= history.row_count
+                left_rows -= len(history.known)
                 if histories and left_rows < 0:
                     break  # the sender asks again for the others
                 histories.append(history)
@@ -83,8 +82,9 @@ class RepairHandler:
             state.era_step,
             Term(*state.era_term),
             known.rows(),
+            known_count=state.known_count,
             unlisted=state.unlisted,
-            forgotten=ForgottenRows.of(known),
+            before=known.before,
         )
 
     async def _on_offered_deltas(

@@ -345,8 +345,6 @@ class ShardStore:
         if backed.follow_term(term):
             self.ownership.assign(shard, term, backed.owner)
         state = backed.state
-        if state is not None and not state.knows(item.identity) and state.may_have_forgotten(item.identity):
-            return "unknown", fence  # the owner, which forgets by itself, sends its state anew
         if not backed.is_active:
             learners = [one for one in self.backed.values() if not one.is_active]
             if sum(item.size_bytes for one in learners for item in one.buffered) > MAX_BUFFERED_BYTES:

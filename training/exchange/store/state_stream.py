@@ -25,11 +25,11 @@ from training.encoding.frames import (
     read_encoded,
 )
 from training.exchange.messages import read_record, record_frames
-from training.exchange.ownership_messages import ForgottenRows, StateHead, set_of
+from training.exchange.ownership_messages import StateHead
 from training.exchange.peer_score import Nonsense
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import MAX_BELIEVED, Term
-from training.shards.applied import DeltaId
+from training.shards.applied import Applied, DeltaId
 from training.shards.robust import Norms
 from training.shards.state import ShardState
 from training.shards.value_batch import BadBatch
@@ -51,7 +51,7 @@ def describe(shard: int, term: Term, state: ShardState) -> StateHead:
         pending=[(*item.identity, item.weight, item.momentum, item.plain) for item in state.pending_deltas()],
         norms=state.norms.rows(),
         unlisted=state.unlisted,
-        forgotten=ForgottenRows.of(state.applied),
+        before=state.applied.before,
     )
 
 
@@ -83,17 +83,7 @@ def implausible(head: StateHead, most: PlausibleSteps) -> str:
     last = max((high for _, _, ranges in head.applied for _, high in ranges), default=0)
     if last > most.furthest:
         return f"it has deltas of step {last}"
-    return "" if head.forgotten is None else _implausibly_forgotten(head.forgotten, most)
-
-
-def _implausibly_forgotten(forgotten: ForgottenRows, most: PlausibleSteps) -> str:
-    """Deltas that a state may have forgotten are refused for ever."""
-    if forgotten.count >= MAX_BELIEVED:
-        return "its counts are too high"
-    if forgotten.before > most.likely:
-        return f"it has forgotten steps up to {forgotten.before}"
-    last = max((step for _, _, step in forgotten.floors), default=0)
-    return f"it has forgotten step {last}" if last > most.furthest else ""
+    return f"it has forgotten steps up to {head.before}" if head.before > most.likely else ""
 
 
 def restore(
@@ -108,7 +98,7 @@ def restore(
         version=head.version,
         era_step=head.era_step,
         era_term=head.era_term,
-        applied=set_of(head.applied, head.forgotten),
+        applied=Applied.of_rows(head.applied, head.before),
         folded_step=head.folded_step,
         norms=Norms(head.norms),
         unlisted=head.unlisted,
@@ -172,7 +162,6 @@ async def read_state(
     if head.shard != shard:
         raise BadFrame(f"the state of shard {head.shard} in the place of {shard}")
     rows = len(head.applied) + len(head.pending)
-    rows += 0 if head.forgotten is None else len(head.forgotten.floors)
     if reason := await off_loop(executor, VALUES_PER_ROW * rows, implausible, head, most):
         raise BadFrame(f"the state of shard {head.shard} is not plausible: {reason}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from training.shards.applied import Applied, DeltaId
 
@@ -43,20 +44,49 @@ def test_a_lookup_changes_nothing() -> None:
     assert applied.rows() == []
 
 
-def test_one_incarnation_is_forgotten() -> None:
-    """The next one's identities are kept; a second time is no error."""
+def test_the_start_that_was_added_to_longest_ago_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps are refused of every start that is not listed; those of one that is listed are known."""
+    monkeypatch.setattr(Applied, "MAX_STARTS", 2)
     applied = Applied()
-    applied.add(identity(1, incarnation=1))
-    applied.add(identity(1, incarnation=2))
-    applied.forget(NODES[0], 1)
-    applied.forget(NODES[0], 1)
+    for one in (
+        identity(4, incarnation=1),
+        identity(5, incarnation=2),
+        identity(5, incarnation=1),
+        identity(6, node=1),
+    ):
+        applied.add(one)
 
-    assert identity(1, incarnation=1) not in applied
-    assert identity(1, incarnation=2) in applied
+    assert [row[:2] for row in applied.rows()] == [(NODES[0], 1), (NODES[1], 1)]
+    assert [applied.may_have_forgotten(identity(step, incarnation=2)) for step in (5, 6)] == [True, False]
+    assert [applied.may_have_forgotten(identity(step, node=2)) for step in (5, 6)] == [True, False]
+    assert [applied.may_have_forgotten(identity(step)) for step in (3, 4, 6)] == [True, False, False]
+
+
+def test_a_start_that_comes_back_knows_what_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delta was on its way while the row of its start was dropped."""
+    monkeypatch.setattr(Applied, "MAX_STARTS", 1)
+    applied = Applied()
+    for one in (identity(7), identity(1, node=1), identity(3)):
+        applied.add(one)
+
+    assert all(identity(step) in applied for step in range(8))
+    assert identity(8) not in applied
+
+
+def test_what_may_be_forgotten_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair counts it neither as lacking nor as lost."""
+    monkeypatch.setattr(Applied, "MAX_STARTS", 1)
+    whole, other = Applied(), Applied()
+    for step in (1, 2, 5):
+        whole.add(identity(step))
+    other.add(identity(2))
+    other.add(identity(9, node=1))
+
+    assert whole.without(other).rows() == [(NODES[0], 1, [(5, 5)])]
 
 
 def test_beyond_the_most_ranges_the_lowest_gap_closes() -> None:
-    """Memory is bounded: of 33 separate steps the two oldest are joined, the newer gaps stay."""
+    """Memory is bounded: the two oldest of 65 separate steps are joined, the newer gaps stay."""
     applied = Applied()
     steps = range(0, 2 * (Applied.MAX_RANGES + 1), 2)
     for step in steps:
