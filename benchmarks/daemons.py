@@ -135,7 +135,7 @@ def status(node: Daemon) -> dict[str, Any] | None:
 def acknowledged_steps(status: dict[str, Any]) -> int:
     """Steps of a node whose deltas all owners have acknowledged: it counts steps while their deltas wait for an owner.
 
-    `status` is an answer of `/status`. A delta that is given up counts as acknowledged; `exchange.lost` tells of those.
+    `status` is an answer of `/status`.
     """
     return int(status.get("step", 0)) - len((status.get("exchange") or {}).get("outstanding_steps", []))
 

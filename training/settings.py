@@ -291,14 +291,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "the outbox. bsp waits for all.",
         ),
     ] = 5.0
-    outbox_bytes: Annotated[
-        int,
-        Meta(
-            ge=1 << 20,
-            description="Above so many bytes the oldest deltas of shards that no living node owns are dropped; of a "
-            "shard with an owner two at most are kept, and none is dropped.",
-        ),
-    ] = 256 * 1024 * 1024
     log_seconds: Annotated[
         Seconds,
         Meta(description="Network partitions of at most this length are repaired without loss; 0: none is."),

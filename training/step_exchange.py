@@ -155,7 +155,7 @@ class StepExchange:
             pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
-            held = self._ranges({*pulled.missing, *unchanged, *self._exchange.push_client.outstanding_shards})
+            held = self._ranges({*pulled.missing, *unchanged, *self._exchange.outbox.shards})
         stale_limit = self._exchange.context.stale_limit
         is_caught_up = fell_behind(step, base_step, self.base_step, stale_limit, awaited_from)
         if has_gone_back:
@@ -197,7 +197,7 @@ class StepExchange:
         self._advance(step)
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
-            held = self._ranges({*pulled.missing, *pulled.unchanged, *self._exchange.push_client.outstanding_shards})
+            held = self._ranges({*pulled.missing, *pulled.unchanged, *self._exchange.outbox.shards})
             await self._trainer.arrived(step, held)
         self.base_step = step
 

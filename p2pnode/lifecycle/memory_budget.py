@@ -100,7 +100,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         delta=vector_bytes,
         owned=share_bytes,
         backed=0 if alone else share_bytes * settings.replicas,
-        # One delta; those that its owners do not acknowledge stay too, up to `outbox_bytes`.
+        # One delta; what its owners do not acknowledge of another stays too.
         outbox=0 if alone else encoded_bytes,
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
         # The value that followers hold, and changes of it that together are less than another.

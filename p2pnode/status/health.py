@@ -116,7 +116,7 @@ def _apart(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
     if node.exchange is None or not _is_apart(node):
         return []
     client, now = node.exchange.push_client, node.environment.clock.monotonic()
-    since_s = client.outstanding_s if client.apart_since is None else now - client.apart_since[0]
+    since_s = node.exchange.outbox.oldest_s if client.apart_since is None else now - client.apart_since[0]
     dead = [one for one in lost if one.how == "dead"]
     named = f": {last_loss(dead)} ({dead[0].reason or 'no answer'})" if dead else ""
     waits = node.exchange.context.synchronous
@@ -162,10 +162,10 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
     found = _unserved(node)
     if line is not None:
         found += line_findings(line, exchange.context.codec)
-    client = exchange.push_client
-    if client.outstanding_s > LONG_WAIT_S and not _is_apart(node):
-        count, longest_s = len(client.outstanding_steps), client.outstanding_s
-        waits = waits_for(client.obstacles, node.environment.clock.monotonic())
+    outbox = exchange.outbox
+    if outbox.oldest_s > LONG_WAIT_S and not _is_apart(node):
+        count, longest_s = len(outbox.steps), outbox.oldest_s
+        waits = waits_for(outbox.obstacles, node.environment.clock.monotonic())
         why = waits and f": {waits}"
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))

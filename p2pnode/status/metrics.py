@@ -167,9 +167,6 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     yield single(
         "p2pnode_own_deltas_refused_total", "counter", "Shards of own deltas refused by owners.", exchange.refused
     )
-    yield single(
-        "p2pnode_own_deltas_lost_total", "counter", "Shards of own deltas dropped from a full outbox.", exchange.lost
-    )
     yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
 
 

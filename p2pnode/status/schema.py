@@ -199,7 +199,6 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     unusual_norms: Count = 0
     clipped: Count = 0
     outstanding_steps: list[Count] = []
-    lost: Count = 0
     state_bytes: Count = 0
     repair_reach_seconds: Seconds = 0.0
     repair_log_bytes: Count = 0

@@ -350,7 +350,6 @@ _REPAIRS = {
     "shards_to_mend": ("superseded copy waits for its owner", "superseded copies wait for their owners"),
     "shards_without_backup": ("shard has no backup yet", "shards have no backup yet"),
     "repaired": ("shard of a delta repaired after a split", "shards of deltas repaired after a split"),
-    "lost": ("shard of a delta dropped before an owner took it", "shards of deltas dropped before an owner took them"),
     "lost_in_splits": ("shard of a delta lost in splits", "shards of deltas lost in splits"),
     "lost_in_restarts": ("shard of a delta lost in restarts", "shards of deltas lost in restarts"),
 }

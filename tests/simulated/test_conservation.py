@@ -122,10 +122,10 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
         "_on_forward",
         "_on_learn",
         "_ranked_candidates",
+        "_received",
         "_write",
         "found",
         "inspect",
-        "read",
         "replicate_and_add",
     ]
 

@@ -204,7 +204,7 @@ def test_what_a_step_leaves_on_its_way_arrives_as_it_was_although_the_trainer_wr
         assert report.outstanding == len(shards_of[owner.name])
         delta[:] = 100.0
         world.resume(owner.name)
-        await until(world, lambda: not exchange_of(origin).push_client.outstanding_steps)
+        await until(world, lambda: not exchange_of(origin).outbox.steps)
 
         for member in world.running():
             for owned in exchange_of(member).store.owned.values():

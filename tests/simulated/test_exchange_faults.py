@@ -414,9 +414,7 @@ def test_links_that_lose_and_double_requests_lose_and_double_no_delta() -> None:
         pusher = bystander(world)
         for step in range(1, 21):
             await exchange_of(pusher).push(step, step - 1, 1.0, step * ONES)
-        await until(
-            world, lambda: not exchange_of(pusher).push_client.outstanding_steps, within_s=60, what="all are in"
-        )
+        await until(world, lambda: not exchange_of(pusher).outbox.steps, within_s=60, what="all are in")
         world.links = Links()
         await asyncio.sleep(5.0)
 

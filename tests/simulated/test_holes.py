@@ -83,7 +83,7 @@ async def settle(swarm: Swarm) -> None:
 
     def quiet(host: Host) -> bool:
         stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
-        return stands and not host.living.exchange.push_client.outstanding_steps
+        return stands and not host.living.exchange.outbox.steps
 
     await swarm.until(lambda: all(map(quiet, swarm.running())), within_s=60, what="all stand still")
     await asyncio.sleep(1.0)

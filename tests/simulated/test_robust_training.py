@@ -135,7 +135,7 @@ def test_deaths_and_leaves_lose_nothing_that_was_clipped() -> None:
                 assert set(done) <= inside
 
     def missing(node: object) -> set[int]:
-        return set(node.exchange.push_client.outstanding_steps)  # type: ignore[attr-defined]
+        return set(node.exchange.outbox.steps)  # type: ignore[attr-defined]
 
     train("clip", scenario)
 

@@ -54,7 +54,7 @@ class RestingTrainer(StubTrainer):
 class Found:
     shares: list[float]
     settled_s: float
-    lost: int
+    refused: int
     swarm: Swarm
 
 
@@ -81,9 +81,9 @@ def started() -> Found:
         settled_s = await swarm.until(lambda: is_backed(hosts), within_s=60.0, what="backups", every_s=0.5)
         await asyncio.sleep(began + MEASURED_S - swarm.clock.monotonic())
         shares = [trainer.share(began, began + MEASURED_S) for trainer in trainers]
-        lost = sum(host.living.exchange.counters.lost for host in hosts if host.living.exchange is not None)
+        refused = sum(host.living.exchange.counters.refused for host in hosts if host.living.exchange is not None)
         await swarm.stop()
-        return Found(shares, settled_s, lost, swarm)
+        return Found(shares, settled_s, refused, swarm)
 
     return VirtualLoop().run(main(), limit_s=600, strict=False)
 
@@ -122,7 +122,7 @@ def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
 
     assert found.settled_s < STEP_S + 5.0
     assert min(found.shares) >= 0.97
-    assert found.lost == 0
+    assert found.refused == 0
     events = [record.event for record in found.swarm.records]
     for event in ("pull_unfinished", "shard_move_failed", "peer_suspect", "delta_refused"):
         assert event not in events, event
@@ -132,7 +132,7 @@ def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
 
 def share_of_a_slow_node(*, joins_late: bool) -> tuple[list[int], int]:
     """Three fast nodes and one on a line of a twentieth, which starts with them or joins in their second step. Returns
-    the most shards that it owned or backed up, each half second of four minutes, and the lost deltas."""
+    the most shards that it owned or backed up, each half second of four minutes, and the refused deltas."""
     seed = 3
     print(f"seed {seed}")
 
@@ -154,25 +154,25 @@ def share_of_a_slow_node(*, joins_late: bool) -> tuple[list[int], int]:
         for _ in range(480):
             await asyncio.sleep(0.5)
             most.append(max(shards_of(hosts[-1], hosts)))
-        lost = sum(host.living.exchange.counters.lost for host in hosts if host.living.exchange is not None)
+        refused = sum(host.living.exchange.counters.refused for host in hosts if host.living.exchange is not None)
         await swarm.stop()
-        return most, lost
+        return most, refused
 
     return VirtualLoop().run(main(), limit_s=900, strict=False)
 
 
 def test_a_slow_node_that_starts_with_fast_ones_soon_has_a_small_share() -> None:
-    """All are new, so each has its share at first. What the slow one pushes shows its line. Nothing is lost."""
-    most, lost = share_of_a_slow_node(joins_late=False)
+    """All are new, so each has its share at first. What the slow one pushes shows its line. Nothing is refused."""
+    most, refused = share_of_a_slow_node(joins_late=False)
     print(most[::20])
 
     assert max(most[:60]) > SHARDS // 8
     assert max(most[240:]) <= SHARDS // 8
-    assert lost == 0
+    assert refused == 0
 
 
 def test_a_slow_joiner_never_owns_a_shard() -> None:
     """Its pushes show its line before it may own."""
-    most, lost = share_of_a_slow_node(joins_late=True)
+    most, refused = share_of_a_slow_node(joins_late=True)
 
-    assert (max(most), lost) == (0, 0)
+    assert (max(most), refused) == (0, 0)

@@ -25,6 +25,7 @@ from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, encode, read_record
+from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.delta_item import read_item
 from training.exchange.owner.final_values import BUFFERS_SHARD, value_digest
 from training.exchange.owner.publishing import Publisher
@@ -125,8 +126,9 @@ class _Take(Protocol):
 class BackupHandler:
     """Receives deltas, states and roles from the owners of shards."""
 
-    def __init__(self, context: ExchangeContext, publisher: Publisher) -> None:
+    def __init__(self, context: ExchangeContext, publisher: Publisher, sent: SentDeltas) -> None:
         self._context = context
+        self._sent = sent
         self._publisher = publisher
         self._store = context.store
         self._rpc = context.rpc
@@ -216,9 +218,8 @@ class BackupHandler:
         self, sender: Contact, identity: DeltaId, shard: int
     ) -> tuple[Vector, Encoded, CodecName] | None:
         """This node's own delta, decoded and as it was sent to the owner; None if it is not kept and not known."""
-        if (kept := self._context.kept.find(identity, shard)) is not None:
-            encoded, codec = kept
-            return await self._decoded(shard, encoded, codec), encoded, codec
+        if (sent := self._sent.find(identity, shard)) is not None:
+            return await self._decoded(shard, sent.encoded, sent.codec), sent.encoded, sent.codec
         backed = self._store.backed.get(shard)
         is_active = backed is not None and backed.is_active and backed.owner.node_id == sender.node_id
         if is_active and backed is not None and backed.state is not None and backed.state.knows(identity):

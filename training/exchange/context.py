@@ -9,7 +9,6 @@ from overlay.peers import Contact
 from training.cooperative import LoopTurns
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.jobs import RebalanceRequests
-from training.exchange.own_deltas import AcknowledgedDeltas, KeptDeltas
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica
@@ -30,7 +29,6 @@ class Counters:
     refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
     unusual_norms: int = 0  # shards of deltas with a norm far above the median
     clipped: int = 0  # shards of deltas that were scaled down
-    lost: int = 0  # this node's deltas dropped from a full outbox
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
     followed: int = 0  # shards brought up to date by changes of their published value
     chains_entered: int = 0  # shards of which the published value was pulled as a whole
@@ -60,10 +58,6 @@ class ExchangeContext:
     rebalance: RebalanceRequests
     codec: CodecChoice
     counters: Counters = field(default_factory=Counters)
-    #: This node's own deltas on their way.
-    kept: KeptDeltas = field(default_factory=KeptDeltas)
-    #: Those that have arrived, for as long as they may have to be sent again.
-    acknowledged: AcknowledgedDeltas = field(default_factory=AcknowledgedDeltas)
 
     @property
     def turns(self) -> LoopTurns:

@@ -15,6 +15,7 @@ from overlay.transport import TransportError
 from training.cooperative import LoopYielder, off_loop
 from training.encoding.codecs import Vector
 from training.exchange.backup import BackupHandler
+from training.exchange.client.outbox import Outbox
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
 from training.exchange.codec_choice import CodecChoice, CodecControl
@@ -22,6 +23,7 @@ from training.exchange.context import Counters, ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.jobs import RebalanceRequests
+from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import BufferAgreement, FinalValues
 from training.exchange.owner.publishing import Publisher
@@ -34,6 +36,7 @@ from training.exchange.ownership_messages import (
 from training.exchange.peer_score import PeerScore
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
+from training.exchange.recovery.resending import Resending
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.store.copies import has_known_owner
@@ -110,11 +113,26 @@ class Exchange:
         self._log = environment.log
         self._replica = context.replica
         self._fences = FenceFile(store.ownership, genesis, environment)
-        self.deltas = DeltaHandler(context)
+        view, counters, rpc = context.view, context.counters, context.rpc
+        self.deltas = DeltaHandler(
+            swarm=swarm,
+            synchronous=context.synchronous,
+            stale_limit=stale_limit,
+            settings=settings,
+            store=store,
+            view=view,
+            run=run,
+            rpc=rpc,
+            rebalance=context.rebalance,
+            codec=context.codec,
+            counters=counters,
+            environment=environment,
+        )
+        self.sent = SentDeltas()
         final_values, self.publisher = FinalValues(context), Publisher(context)
         inspector = ShardInspector(store, context.counters, context.rebalance, environment)
         self.reads = ReadHandler(context, final_values, self.publisher, inspector)
-        self.backup = BackupHandler(context, self.publisher)
+        self.backup = BackupHandler(context, self.publisher, self.sent)
         self.directory = OwnerDirectory(
             swarm=swarm,
             store=store,
@@ -127,26 +145,62 @@ class Exchange:
         self.codec_control = CodecControl(
             context.codec, swarm.line, store, context.view, settings, environment.log, is_beside=not context.synchronous
         )
-        self.push_client = PushClient(context, self.directory, self.deltas)
+        self.outbox = Outbox(
+            sent=self.sent,
+            swarm=swarm,
+            store=store,
+            view=view,
+            rpc=rpc,
+            directory=self.directory,
+            deltas=self.deltas,
+            counters=counters,
+            environment=environment,
+        )
+        self.push_client = PushClient(
+            node_id=swarm.node_id,
+            synchronous=context.synchronous,
+            settings=settings,
+            store=store,
+            view=view,
+            run=run,
+            codec=context.codec,
+            turns=context.turns,
+            outbox=self.outbox,
+            directory=self.directory,
+            deltas=self.deltas,
+            counters=counters,
+            environment=environment,
+        )
         self.values = SwarmValues(
             node_id=swarm.node_id,
             run=run,
             store=store,
-            view=context.view,
-            rpc=context.rpc,
+            view=view,
+            rpc=rpc,
             rebalance=context.rebalance,
             replicator=self.deltas.replicator,
             in_flight=self.deltas.in_flight,
             directory=self.directory,
             settings=settings,
-            counters=context.counters,
+            counters=counters,
             environment=environment,
         )
         if store.holds_values:
             self.deltas.values = self.values.handler
         self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
-        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher)
+        resending = Resending(
+            swarm=swarm,
+            sent=self.sent,
+            store=store,
+            view=view,
+            run=run,
+            rpc=rpc,
+            deltas=self.deltas,
+            counters=counters,
+            environment=environment,
+        )
+        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, resending)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -204,7 +258,7 @@ class Exchange:
         if change.kind == "restarted":
             context.store.on_restart(change.node_id, context.me())
         if change.kind in ("restarted", "returned"):
-            context.acknowledged.doubt(change.node_id)
+            self.sent.doubt(change.node_id)
         if change.kind in ("up", "restarted", "returned", "moved", "dead"):
             context.view.score.forget(change.node_id)
         if change.kind == "dead":
@@ -330,7 +384,7 @@ class Exchange:
 
     async def flush(self, timeout_s: float) -> int:
         """Wait until the owners have all deltas of this node; returns how many steps they lack after `timeout_s`."""
-        return await self.push_client.finish(timeout_s) + await self.values.finish(timeout_s)
+        return await self.outbox.finish(timeout_s) + await self.values.finish(timeout_s)
 
     async def pull_final(self, step: int, timeout_s: float) -> PullReport:
         """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
@@ -360,7 +414,7 @@ class Exchange:
 
     async def leave(self, timeout_s: float) -> tuple[int, int]:
         """Deliver the outbox and hand over every shard; returns (steps not delivered, shards not handed over)."""
-        left = await self.push_client.finish(timeout_s / 2) + await self.values.finish(timeout_s / 2)
+        left = await self.outbox.finish(timeout_s / 2) + await self.values.finish(timeout_s / 2)
         return left, await self.rebalancer.leave(timeout_s / 2)
 
     async def close(self, timeout_s: float) -> None:
@@ -375,7 +429,7 @@ class Exchange:
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
-        await asyncio.gather(self.push_client.stop(), self.values.stop())
+        await asyncio.gather(self.outbox.stop(), self.values.stop())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,27 +1,35 @@
-"""The deltas of this node: on their way to the owners, and acknowledged for as long as they may have to be sent again.
+"""What this node has sent: its deltas on their way to the owners, and what the owners have acknowledged.
 
 The owner of a shard forwards every delta to the backup. Where the backup is the node that the delta came from, it has
-the same encoded bytes until the owner has answered (`KeptDeltas`), and need not be sent them.
+the same encoded bytes until the owner has answered, and need not be sent them (`SentDeltas.find`).
 
-The only node that may own shards has no backup. Started again, it goes on with what was on its disk. Where owner and
-backup die at once, the shard goes on from what others have pulled. The owner that is there afterwards is sent what it
-lacks, under the same identity (`AcknowledgedDeltas`). Each delta is kept `KEPT_S`, and as long as its owner is gone;
-all of them within `KEPT_BYTES` of encoded values: the oldest are dropped first. One that is too large is not kept.
+An owner may lose what it has acknowledged. The only node that may own shards has no backup: started again, it goes on
+with what was on its disk. Where owner and backup die at once, the shard goes on from what others have pulled. The owner
+that is there afterwards is sent what it lacks, under the same identity (`training.exchange.recovery.resending`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from training.encoding.codecs import CodecName
 from training.encoding.frames import framed_bytes
 from training.exchange.messages import Push
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.step_wait import StepWait
-from training.shards.applied import Applied, DeltaId
+from training.shards.applied import DeltaId
+
+Encoded = bytes | bytearray | memoryview
+
+#: Most bytes of acknowledged deltas; the oldest are dropped first. One above the share would drive out too many others.
+KEPT_BYTES = 16 << 20
+LARGEST_SHARE = 1 / 8
+#: Memory of one beside its values.
+ENTRY_BYTES = 300
 
 
 @dataclass(slots=True)
@@ -32,7 +40,7 @@ class Outgoing:
     """
 
     shard: int
-    encoded: bytes | bytearray | memoryview
+    encoded: Encoded
     codec: CodecName
     values: int
     is_borrowed: bool = False
@@ -43,10 +51,13 @@ class Outgoing:
     def framed_bytes(self) -> int:
         return framed_bytes(self.codec, self.values, len(self.encoded))
 
+    def own(self) -> Outgoing:
+        """The same shard, which refers to no memory of the trainer."""
+        return replace(self, encoded=bytes(self.encoded), is_borrowed=False) if self.is_borrowed else self
+
     def item(self) -> IncomingDelta:
-        """The same shard as its owner receives it; it refers to no memory of the trainer."""
-        encoded = bytes(self.encoded) if self.is_borrowed else self.encoded
-        return IncomingDelta.received(self.shard, encoded, self.codec, self.values)
+        """The same shard as its owner receives it."""
+        return IncomingDelta.received(self.shard, self.own().encoded, self.codec, self.values)
 
 
 @dataclass(slots=True)
@@ -61,8 +72,6 @@ class Delivery:
     refused_shards: set[int] = field(default_factory=set)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
-    #: Cancelled in order to continue from a copy of the trainer's memory.
-    interrupted: bool = False
     task: asyncio.Task[None] | None = None
     #: Monotonic seconds; set when it is put into the outbox.
     since: float = 0.0
@@ -70,62 +79,6 @@ class Delivery:
     @property
     def identity(self) -> DeltaId:
         return DeltaId(self.push.node, self.push.incarnation, self.push.step)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(item.encoded) for item in self.unacknowledged.values())
-
-
-class KeptDelta(Protocol):
-    """One encoded shard of a delta."""
-
-    @property
-    def encoded(self) -> bytes | bytearray | memoryview: ...
-    @property
-    def codec(self) -> CodecName: ...
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether `encoded` is memory that will be written to again: what is kept of it must be a copy."""
-        ...
-
-
-class KeptDeltas:
-    """The deltas of one node that not all owners have acknowledged."""
-
-    def __init__(self) -> None:
-        self._kept: dict[DeltaId, Mapping[int, KeptDelta]] = {}
-
-    def keep(self, identity: DeltaId, shards: Mapping[int, KeptDelta]) -> None:
-        """Offer these shards, as the mapping has them at each moment."""
-        self._kept[identity] = shards
-
-    def drop(self, identity: DeltaId) -> None:
-        """The delta is no longer on its way."""
-        self._kept.pop(identity, None)
-
-    def identities(self) -> Applied:
-        """The identities of those that are on their way."""
-        found = Applied()
-        for identity in self._kept:
-            found.add(identity)
-        return found
-
-    def find(self, identity: DeltaId, shard: int) -> tuple[bytes | bytearray | memoryview, CodecName] | None:
-        """The encoded shard and its codec, as it was sent to the owner; None if it is not kept."""
-        item = self._kept.get(identity, {}).get(shard)
-        if item is None:
-            return None
-        return (bytes(item.encoded) if item.is_borrowed else item.encoded), item.codec
-
-
-KEPT_S = 300.0
-KEPT_BYTES = 16 << 20
-#: One above this share of the bytes would drive out too many others.
-LARGEST_SHARE = 1 / 8
-#: Some 300 bytes each, beside their values; more where there is more room for these.
-MAX_KEPT, ROOM_EACH = 8192, 1 << 12
-
-Encoded = bytes | bytearray | memoryview
 
 
 class AcknowledgedKey(NamedTuple):
@@ -137,98 +90,72 @@ class AcknowledgedKey(NamedTuple):
 
 @dataclass(slots=True)
 class Acknowledged:
-    """One shard of a delta of this node: who acknowledged it, and when."""
+    """One shard of a delta of this node, and the owner that has acknowledged it; empty: it may have lost it."""
 
     push: Push
     owner: bytes
-    at_s: float
-    codec: CodecName
-    values: int
-    encoded: Encoded
+    item: Outgoing
 
     @property
     def size_bytes(self) -> int:
-        return len(self.encoded)
+        return len(self.item.encoded) + ENTRY_BYTES
 
 
-class AcknowledgedDeltas:
-    """The acknowledged deltas of one node, the oldest first. `limit_bytes` may change."""
+class SentDeltas:
+    """The record of one node."""
 
-    def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self._kept: dict[AcknowledgedKey, Acknowledged] = {}
-        #: How many of them each owner has acknowledged, by shard.
-        self._owners: dict[int, dict[bytes, int]] = {}
+    def __init__(self) -> None:
+        #: On their way, by step.
+        self.deliveries: dict[int, Delivery] = {}
+        #: The oldest first.
+        self.acknowledged: dict[AcknowledgedKey, Acknowledged] = {}
         self.size_bytes = 0
+        self._owners: Counter[tuple[int, bytes]] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def find(self, identity: DeltaId, shard: int) -> Outgoing | None:
+        """A shard of a delta on its way, as it was sent to the owner; None if that has answered."""
+        delivery = self.deliveries.get(identity.step)
+        if delivery is None or delivery.identity != identity or shard not in delivery.unacknowledged:
+            return None
+        return delivery.unacknowledged[shard].own()
 
-    def __iter__(self) -> Iterator[tuple[AcknowledgedKey, Acknowledged]]:
-        return iter(list(self._kept.items()))
-
-    def note(self, shard: int, delta: Acknowledged) -> None:
+    def acknowledge(self, push: Push, owner: bytes, item: Outgoing, limit_bytes: int = KEPT_BYTES) -> None:
         """An owner has acknowledged one shard of a delta."""
-        push = delta.push
-        key = AcknowledgedKey(shard, DeltaId(push.node, push.incarnation, push.step))
+        key = AcknowledgedKey(item.shard, DeltaId(push.node, push.incarnation, push.step))
         self.drop(key)
-        if delta.size_bytes > LARGEST_SHARE * self.limit_bytes:
+        one = Acknowledged(push, owner, item)
+        if one.size_bytes > LARGEST_SHARE * limit_bytes:
             return
-        self._kept[key] = delta
-        self._count(shard, delta.owner)
-        self.size_bytes += delta.size_bytes
-        most = max(MAX_KEPT, self.limit_bytes // ROOM_EACH)
-        while len(self._kept) > most or self.size_bytes > self.limit_bytes:
-            self.drop(next(iter(self._kept)))
-
-    def find(self, key: AcknowledgedKey) -> Acknowledged | None:
-        return self._kept.get(key)
+        self.acknowledged[key] = one
+        self._owners[item.shard, owner] += 1
+        self.size_bytes += one.size_bytes
+        while self.size_bytes > limit_bytes:
+            self.drop(next(iter(self.acknowledged)))
 
     def drop(self, key: AcknowledgedKey) -> None:
-        """Nothing more is to be done about it."""
-        if (found := self._kept.pop(key, None)) is not None:
+        """Nothing more is to be done about an acknowledged shard."""
+        if (found := self.acknowledged.pop(key, None)) is not None:
             self.size_bytes -= found.size_bytes
             self._discount(key.shard, found.owner)
 
-    def owners(self) -> Iterator[tuple[int, Collection[bytes]]]:
-        """By shard, who has acknowledged those that are kept: one owner, as a rule."""
-        return ((shard, owners.keys()) for shard, owners in self._owners.items())
-
     def moved(self, key: AcknowledgedKey, owner: bytes) -> None:
         """Another owner of its shard has it now."""
-        if (found := self._kept.get(key)) is not None:
+        if (found := self.acknowledged.get(key)) is not None:
             self._discount(key.shard, found.owner)
-            self._count(key.shard, owner)
+            self._owners[key.shard, owner] += 1
             found.owner = owner
 
     def doubt(self, owner: bytes) -> None:
         """An owner was started again, or is back after it was gone: it may have less than it has acknowledged."""
-        for key, delta in self:
-            if delta.owner == owner:
+        for key, one in self.acknowledged.items():
+            if one.owner == owner:
                 self.moved(key, b"")
 
-    def _count(self, shard: int, owner: bytes) -> None:
-        owners = self._owners.setdefault(shard, {})
-        owners[owner] = owners.get(owner, 0) + 1
+    def owners(self) -> Collection[tuple[int, bytes]]:
+        """By shard, who has acknowledged deltas of it. There are a few hundred, and many thousand deltas."""
+        return self._owners.keys()
 
     def _discount(self, shard: int, owner: bytes) -> None:
-        owners = self._owners[shard]
-        owners[owner] -= 1
-        if not owners[owner]:
-            del owners[owner]
-            if not owners:
-                del self._owners[shard]
-
-    def drop_old(self, now_s: float, is_gone: Callable[[bytes], bool]) -> None:
-        """Drop what was acknowledged long ago, unless its owner is gone: that one may start again."""
-        old: list[AcknowledgedKey] = []
-        gone: dict[bytes, bool] = {b"": True}
-        for key, delta in self._kept.items():
-            if now_s - delta.at_s <= KEPT_S:
-                break
-            if delta.owner not in gone:
-                gone[delta.owner] = is_gone(delta.owner)
-            if not gone[delta.owner]:
-                old.append(key)
-        for key in old:
-            self.drop(key)
+        self._owners[shard, owner] -= 1
+        if not self._owners[shard, owner]:
+            del self._owners[shard, owner]

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from training.encoding.codecs import Vector
+from training.shards.robust import norm_of
 
 #: The longest delta, and the longest array of a state, of any size.
 MAX_LENGTH = 1e15
@@ -28,11 +29,7 @@ MEAN_AT_FIRST = 10.0
 
 def has_length(values: Vector, limit: float) -> bool:
     """Whether an array, `float32[n]`, is at most this long; one that is not finite is not."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = float(np.dot(values, values))
-        if not squares < 1e36:  # possible overflow: slow, but exact
-            squares = float(np.dot(values.astype(np.float64), values.astype(np.float64)))
-    return squares <= limit * limit
+    return norm_of(values) <= limit
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -39,57 +38,36 @@ def norm_of(values: Vector) -> float:
     """Euclidean length; infinite or NaN if a value is."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(values, values))
-    if squares < 1e30:
-        return math.sqrt(squares)
-    # Possible overflow of float32, or a value that is not finite: slow, but exact.
-    return float(np.linalg.norm(values.astype(np.float64)))
+        if not squares < 1e30:  # possible overflow of float32, or a value that is not finite: slow, but exact
+            squares = float(np.dot(values.astype(np.float64), values.astype(np.float64)))
+    return math.sqrt(squares)
 
 
 class Norms:
-    """The length of the last delta accepted from each member, before clipping.
+    """The length of the last delta accepted from each member, before clipping: of the latest step."""
 
-    Owner and backup have equal ones, whatever the order of their deltas, because the latest step counts.
-    """
-
-    __slots__ = ("_fresh", "_oldest", "_reference", "_rows")
+    __slots__ = ("_fresh", "_reference", "_rows")
 
     def __init__(self, rows: Iterable[NormRow] = ()) -> None:
+        #: The member that was noted last comes last.
         self._rows: dict[bytes, tuple[int, int, float]] = {node: (inc, step, norm) for node, inc, step, norm in rows}
         self._reference: float | None = None
         #: How many lengths may be noted before the median is computed again.
         self._fresh = 0
-        #: A heap of (step, node), with those of all rows and of former ones; None until a row has to go.
-        self._oldest: list[tuple[int, bytes]] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def note(self, node: bytes, incarnation: int, step: int, norm: float) -> None:
         """A delta was added. A length of zero is ignored: a shard may have no gradient."""
-        if not norm > 0.0:
+        known = self._rows.get(node, (0, 0, 0.0))
+        if not norm > 0.0 or (incarnation, step) < known[:2]:
             return
-        known = self._rows.get(node)
-        if known is not None and (incarnation, step) < known[:2]:
-            return
-        if known is None and len(self._rows) >= MAX_NORMS:
-            del self._rows[self._take_oldest()]
+        self._rows.pop(node, None)
         self._rows[node] = (incarnation, step, norm)
-        if self._oldest is not None:
-            heappush(self._oldest, (step, node))
-            if len(self._oldest) > 4 * MAX_NORMS:
-                self._oldest = None
+        if len(self._rows) > MAX_NORMS:
+            del self._rows[next(iter(self._rows))]
         self._fresh -= 1
-
-    def _take_oldest(self) -> bytes:
-        """The member whose step is the lowest. In a swarm of more members than rows each delta displaces a row, and a
-        pass over all rows would take 35 µs of each, as long as all else that adding it takes."""
-        if self._oldest is None:
-            self._oldest = [(step, node) for node, (_, step, _) in self._rows.items()]
-            heapify(self._oldest)
-        while True:
-            step, node = heappop(self._oldest)
-            if (row := self._rows.get(node)) is not None and row[1] == step:
-                return node
 
     def reference(self) -> float | None:
         """The (lower) median length, at most a few deltas old; None if no length is known."""

@@ -57,7 +57,6 @@ export function exchangeFacts(status) {
   const waiting = exchange.outstanding_steps.length;
   rows.push(["Deltas on their way", waiting ? `of ${plural(waiting, "step")}` : "none"]);
   if (exchange.refused) rows.push(["Deltas refused", count(exchange.refused), "by owners, since the start"]);
-  if (exchange.lost) rows.push(["Deltas lost", count(exchange.lost), "shards of own deltas, from a full outbox"]);
   return rows;
 }
 

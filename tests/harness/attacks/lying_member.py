@@ -189,8 +189,8 @@ class History:
                 return f"the replica of {one.name} is {exchange.context.replica.vector}"
             if exchange.store.superseded:
                 return f"{one.name} has superseded copies of {list(exchange.store.superseded)}"
-            if len(exchange.push_client.outstanding_steps) > 1:
-                return f"{one.name} waits for answers to steps {exchange.push_client.outstanding_steps}"
+            if len(exchange.outbox.steps) > 1:
+                return f"{one.name} waits for answers to steps {exchange.outbox.steps}"
         return ""
 
     async def _check_deltas_are_added(self, when: str) -> None:

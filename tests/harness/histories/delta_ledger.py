@@ -102,7 +102,7 @@ class Ledger:
     def watch(self, name: str, node: bytes, incarnation: int, exchange: Exchange) -> Sent:
         """Take down what this node receives and is answered from now on."""
         sent = self._sent.setdefault((node, incarnation), Sent(name))
-        deltas, store, outbox = exchange.deltas, exchange.store, exchange.push_client._outbox
+        deltas, store, outbox = exchange.deltas, exchange.store, exchange.outbox
         accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
         add, add_unlogged = store.add, store.add_unlogged
 
@@ -116,9 +116,9 @@ class Ledger:
                     self._acknowledge(result.shard, identity)
             return results
 
-        def added_alone(push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool) -> dict[int, PushResult]:
+        def added_alone(push: Push, parts: Iterable[tuple[int, Vector]]) -> dict[int, PushResult]:
             identity, kept = DeltaId(push.node, push.incarnation, push.step), list(parts)
-            results = add_alone(push, iter(kept), is_finite=is_finite)
+            results = add_alone(push, iter(kept))
             for shard, part in kept:
                 if shard not in results:
                     continue
@@ -222,7 +222,7 @@ class Ledger:
         if sent.total is None:
             return
         outbox: dict[Key, Vector] = {}
-        for delivery in exchange.push_client._outbox._deliveries.values():
+        for delivery in exchange.sent.deliveries.values():
             identity = DeltaId(delivery.push.node, delivery.push.incarnation, delivery.push.step)
             for shard, item in delivery.unacknowledged.items():
                 whole = codecs.decoded(bytes(item.encoded), item.codec, item.values)

@@ -52,8 +52,8 @@ class HistoryChecks(HistoryFaults):
         for member in members:
             exchange = member.exchange
             assert exchange is not None
-            if exchange.push_client.outstanding_steps:
-                return f"{member.name} has steps {exchange.push_client.outstanding_steps} in its outbox"
+            if exchange.outbox.steps:
+                return f"{member.name} has steps {exchange.outbox.steps} in its outbox"
             if exchange.store.superseded:
                 return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
             if member.worker is not None and not member.worker.done():
@@ -166,5 +166,5 @@ class HistoryChecks(HistoryFaults):
 def _waiting(member: Member) -> list[int]:
     """The shards for which a node has deltas in its outbox."""
     assert member.exchange is not None
-    deliveries = member.exchange.push_client._outbox._deliveries.values()
+    deliveries = member.exchange.sent.deliveries.values()
     return sorted({shard for delivery in deliveries for shard in delivery.unacknowledged})

@@ -221,7 +221,7 @@ class HistoryFaults(HistoryNodes):
             await exchange.leave(4.0)
             if member.exchange is not exchange:
                 return
-            if not exchange.store.owned and not exchange.push_client.outstanding_steps and self.may_crash(member):
+            if not exchange.store.owned and not exchange.outbox.steps and self.may_crash(member):
                 self.world.kill(name, left=True)
                 self._fault("left", [], [])
                 return

@@ -80,7 +80,7 @@ class HistoryNodes:
         return member
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
-        outbox = exchange.push_client._outbox
+        outbox = exchange.outbox
         count = outbox.count
 
         def counted(delivery: Delivery, result: PushResult) -> None:

@@ -110,14 +110,13 @@ class LargeHistory:
         member = await self.world.start(name, founder=founder)
         exchange = member.exchange
         assert exchange is not None
-        exchange.context.acknowledged._limit_bytes = self.plan.kept_bytes
         self._names[member.contact.node_id] = name
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
         member.worker = asyncio.create_task(self._live(member, sent, founder=founder), name=f"life-{name}")
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
-        outbox = exchange.push_client._outbox
+        outbox = exchange.outbox
         count = outbox.count
 
         def counted(delivery: Delivery, result: PushResult) -> None:
@@ -309,7 +308,7 @@ class LargeHistory:
     def _unquiet(self) -> str:
         for member in self.world.running():
             assert member.exchange is not None
-            if steps := member.exchange.push_client.outstanding_steps:
+            if steps := member.exchange.outbox.steps:
                 return f"{member.name} has steps {steps} in its outbox"
             if member.exchange.store.superseded:
                 return f"{member.name} has shards {list(member.exchange.store.superseded)} to mend"

@@ -10,8 +10,7 @@ from training.settings import ExchangeSettings
 @dataclass(frozen=True)
 class LargePlan:
     """The size of a history. All nodes share one memory, so that each keeps less than by default: `log_bytes` of
-    payloads for the repair of a split, of which there is none here, and `kept_bytes` of its own acknowledged
-    deltas."""
+    payloads for the repair of a split, of which there is none here."""
 
     nodes: int = 300
     steps: int = 50
@@ -20,7 +19,6 @@ class LargePlan:
     crash: float = 0.1
     loss: float = 0.02
     log_bytes: int = 4 << 20
-    kept_bytes: int = 2 << 20
 
     @property
     def settings(self) -> ExchangeSettings:

@@ -140,7 +140,7 @@ class ViewLedger(Ledger):
         """As `Ledger.check_node`. What was sent as it was trained leaves nothing."""
         sent = self._sent[node, incarnation]
         outbox: dict[Key, Vector] = {}
-        for delivery in exchange.push_client._outbox._deliveries.values():
+        for delivery in exchange.sent.deliveries.values():
             for shard, item in delivery.unacknowledged.items():
                 outbox[shard, delivery.identity] = codecs.decoded(bytes(item.encoded), item.codec, item.values)
         rows = [(one, self._rows[one]) for one in self._of(sent)]

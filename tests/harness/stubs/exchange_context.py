@@ -20,12 +20,17 @@ from overlay.transport import Body, ReceivedResponse, Response, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
+from training.exchange.client.outbox import Outbox
+from training.exchange.client.push import PushClient
 from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import decode, encode
+from training.exchange.own_deltas import SentDeltas
+from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.peer_score import PeerScore
+from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
@@ -226,6 +231,76 @@ def route_finder_of(context: ExchangeContext) -> RouteFinder:
         view=context.view,
         rpc=context.rpc,
         rebalance=context.rebalance,
+        environment=context.environment,
+    )
+
+
+def deltas_of(context: ExchangeContext, **changes: Any) -> DeltaHandler:
+    """The owner's side of a push; `changes` of its arguments."""
+    given = {
+        "swarm": context.swarm,
+        "synchronous": context.synchronous,
+        "stale_limit": context.stale_limit,
+        "settings": context.settings,
+        "store": context.store,
+        "view": context.view,
+        "run": context.run,
+        "rpc": context.rpc,
+        "rebalance": context.rebalance,
+        "codec": context.codec,
+        "counters": context.counters,
+        "environment": context.environment,
+    }
+    return DeltaHandler(**{**given, **changes})
+
+
+def outbox_of(context: ExchangeContext, deltas: DeltaHandler) -> Outbox:
+    """An outbox with a record of its own."""
+    return Outbox(
+        sent=SentDeltas(),
+        swarm=context.swarm,
+        store=context.store,
+        view=context.view,
+        rpc=context.rpc,
+        directory=directory_of(context),
+        deltas=deltas,
+        counters=context.counters,
+        environment=context.environment,
+    )
+
+
+def pusher_of(context: ExchangeContext, deltas: DeltaHandler | None = None) -> PushClient:
+    """A push client with an outbox of its own."""
+    deltas = deltas or deltas_of(context)
+    outbox = outbox_of(context, deltas)
+    return PushClient(
+        node_id=context.swarm.node_id,
+        synchronous=context.synchronous,
+        settings=context.settings,
+        store=context.store,
+        view=context.view,
+        run=context.run,
+        codec=context.codec,
+        turns=context.turns,
+        outbox=outbox,
+        directory=outbox._directory,
+        deltas=deltas,
+        counters=context.counters,
+        environment=context.environment,
+    )
+
+
+def resending_of(context: ExchangeContext, sent: SentDeltas | None = None) -> Resending:
+    """What sends acknowledged deltas again."""
+    return Resending(
+        swarm=context.swarm,
+        sent=sent or SentDeltas(),
+        store=context.store,
+        view=context.view,
+        run=context.run,
+        rpc=context.rpc,
+        deltas=deltas_of(context),
+        counters=context.counters,
         environment=context.environment,
     )
 

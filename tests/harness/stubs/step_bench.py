@@ -51,7 +51,7 @@ class RecordingExchange:
         self.returned: tuple[int, ...] = ()
         self.missing: list[int] = []
         self.store = SimpleNamespace(bounds=[(0, 8)])
-        self.push_client = SimpleNamespace(outstanding_shards=set())
+        self.outbox = SimpleNamespace(shards=set())
         self.context = SimpleNamespace(
             stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"), run=RunState(incarnation=1)
         )

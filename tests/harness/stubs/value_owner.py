@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.harness.builders.stores import IDS, SUM, contact, term
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of
 from training.exchange.messages import PushResult
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 from training.shards.value_batch import KeyUpdate
@@ -23,7 +22,7 @@ class ValueOwner:
         self.store.note_owner(2, term(1, "b"), contact("b"))
         self.swarm = ScriptedSwarm(contact("a"), [contact("b")])
         self.context = context = context_of(self.swarm, self.store, settings=ExchangeSettings(replicas=replicas))
-        self.deltas = DeltaHandler(context)
+        self.deltas = deltas_of(context)
         values = SwarmValues(
             node_id=IDS["a"],
             run=context.run,

@@ -193,7 +193,7 @@ class World:
             task.cancel()
         for one in exchange.values.tasks():
             one.halt()
-        for delivery in exchange.push_client._outbox._deliveries.values():
+        for delivery in exchange.sent.deliveries.values():
             if delivery.task is not None:
                 delivery.task.cancel()
         member.overlay = member.exchange = member.worker = None

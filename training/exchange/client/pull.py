@@ -171,7 +171,16 @@ class PullClient:
         shards = list(job.waiting)
         owners, _ = self._directory.by_owner(shards)
         # Promise 2.
-        relief = JoinerRelief(self._context, self._directory, job.waiting, lambda: job.receiving > 0, copies)
+        relief = JoinerRelief(
+            swarm=self._swarm,
+            store=self._store,
+            view=self._view,
+            directory=self._directory,
+            environment=self._context.environment,
+            waiting=job.waiting,
+            is_receiving=lambda: job.receiving > 0,
+            fetch=copies,
+        )
         works = [
             asyncio.ensure_future(self._fetch_parts(shards, job)),
             asyncio.ensure_future(relief.run([theirs for _, theirs in owners])),

@@ -17,27 +17,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from training.cooperative import VALUES_PER_PASS, VALUES_PER_TURN, ThreadPauses
+from overlay.environment import Environment
+from training.cooperative import VALUES_PER_TURN, LoopTurns, ThreadPauses
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
-from training.exchange.context import ExchangeContext
+from training.exchange.codec_choice import CodecChoice
+from training.exchange.context import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult
 from training.exchange.own_deltas import Delivery, Outgoing
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.step_wait import Obstacles, StepWait
+from training.exchange.run_state import RunState
+from training.exchange.step_wait import StepWait
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
 
 #: A thread encodes 390,000 values as bfloat16, int8 or int4 in 0.2 ms, as sparse in 0.5 ms: then it pauses less often.
 LIGHT_TURNS = 2
 #: Values sent of each block of 4,096 by the last sparse delta of a run: nearly all of it, at 0.44 bytes per parameter.
-#: No later delta could carry what it leaves out.
+#: Promise 21: no later delta could carry what it leaves out.
 LAST_SPARSE_VALUES = 1024
 
 
@@ -55,51 +60,48 @@ class PushReport:
     returned: tuple[int, ...] = ()
 
 
-def _ignore() -> None:
-    """Nobody asks when the delta may be read."""
-
-
 class PushClient:
-    """Pushes the deltas of one node."""
+    """Pushes the deltas of one node. `synchronous`: the barrier family is bsp."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
-        self._context = context
-        self._swarm = context.swarm
-        self._store = context.store
-        self._run = context.run
-        self._counters = context.counters
-        self._log = context.environment.log
-        self._executor = context.environment.executor
-        self._deltas = deltas
+    def __init__(
+        self,
+        *,
+        node_id: bytes,
+        synchronous: bool,
+        settings: ExchangeSettings,
+        store: ShardStore,
+        view: SwarmView,
+        run: RunState,
+        codec: CodecChoice,
+        turns: LoopTurns,
+        outbox: Outbox,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        counters: Counters,
+        environment: Environment,
+    ) -> None:
+        self._node_id = node_id
+        self._synchronous = synchronous
+        self._settings = settings
+        self._store = store
+        self._view = view
+        self._run = run
+        self._codec = codec
+        self._turns = turns
         self._directory = directory
-        self._outbox = Outbox(context, directory, deltas)
+        self._deltas = deltas
+        self._counters = counters
+        self._clock = environment.clock
+        self._executor = environment.executor
+        self._log = environment.log
+        self.outbox = outbox
         #: Since when no owner is in reach (monotonic seconds) and the step that was trained then; None: one is.
         self.apart_since: tuple[float, int] | None = None
         #: Those that were counted when an owner was in reach.
         self._workers = 1.0
-        self._runs = _runs(self._store.bounds)
+        self._runs = _runs(store.bounds)
         #: Whether the delta that is pushed next has steps that were trained while no owner was in reach.
         self._was_apart = False
-
-    @property
-    def outstanding_steps(self) -> list[int]:
-        """Steps with shards that no owner has acknowledged yet."""
-        return self._outbox.steps
-
-    @property
-    def outstanding_s(self) -> float:
-        """How long the oldest of those steps has waited; 0 without any."""
-        return self._outbox.oldest_s
-
-    @property
-    def obstacles(self) -> Obstacles:
-        """Why deltas wait for their owners."""
-        return self._outbox.obstacles
-
-    @property
-    def outstanding_shards(self) -> set[int]:
-        """Shards with a delta of this node that has no answer."""
-        return self._outbox.shards
 
     async def push(
         self,
@@ -108,7 +110,7 @@ class PushClient:
         weight: float,
         delta: Vector,
         *,
-        on_sent: Callable[[], None] = _ignore,
+        on_sent: Callable[[], None] = lambda: None,
         is_last: bool = False,
     ) -> PushReport:
         """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline.
@@ -118,9 +120,9 @@ class PushClient:
         """
         self._note_apart()
         sent_before, is_apart = self._counters.bytes_sent, self.apart_since is not None
-        workers = max(1.0, self._context.view.worker_count())
+        workers = max(1.0, self._view.worker_count())
         if is_apart or self._was_apart:
-            if self._context.settings.weight != "sum":
+            if self._settings.weight != "sum":
                 weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
             # Promise 7: later steps would be added to it.
             if not await self._executor.run(is_delta_in_range, delta):
@@ -129,21 +131,21 @@ class PushClient:
                 return PushReport(0, {"not_finite": len(self._store)}, 0, 0, set(range(len(self._store))))
         else:
             self._workers = workers
+        self._was_apart = is_apart or self._was_apart
         # Promise 5: what is trained while no owner is in reach is added when one is.
         if is_apart and not is_last:
-            self._was_apart = True
-            self._outbox.note_apart()
+            self.outbox.note_apart()
             on_sent()
             return PushReport(0, {}, 0, 0, returned=tuple(range(len(self._store))))
         push = Push(
-            node=self._swarm.node_id,
+            node=self._node_id,
             incarnation=self._run.incarnation,
             step=step,
             base_step=base_step,
             weight=weight,
             shards=[],
             workers=max(workers, self._workers),
-            apart=self._was_apart or is_apart,
+            apart=self._was_apart,
         )
         self._was_apart = False
         delivery = Delivery(push, {}, asyncio.Event())
@@ -152,17 +154,7 @@ class PushClient:
             encoded = await self._encode_all(rest, delta, is_apart=push.apart, is_last=is_last)
             delivery.unacknowledged = {item.shard: item for item in encoded}
         on_sent()
-        if rest:
-            # Promise 3.
-            limit_s = None if self._context.synchronous else self._context.settings.push_deadline_s
-            delivery.wait = StepWait(limit_s)
-            self._outbox.add(delivery)
-        returned: tuple[int, ...] = ()
-        if rest and is_apart:
-            delivery.wait = None
-            await self._outbox.detach(delivery)
-        elif rest:
-            returned = await self._deliver(delivery)
+        returned = await self._deliver(delivery, waits=not is_apart) if rest else ()
         return PushReport(
             delivery.acknowledged,
             delivery.refused,
@@ -174,8 +166,8 @@ class PushClient:
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""
-        is_apart = not self._context.synchronous and self._directory.is_apart()
-        now_s, step = self._context.environment.clock.monotonic(), self._run.step
+        is_apart = not self._synchronous and self._directory.is_apart()
+        now_s, step = self._clock.monotonic(), self._run.step
         if is_apart and self.apart_since is None:
             self.apart_since = now_s, step
             self._log.warning("owners_out_of_reach", step=step)
@@ -183,41 +175,22 @@ class PushClient:
             (since_s, since), self.apart_since = self.apart_since, None
             self._log.info("owners_in_reach", steps=step - since, seconds=round(now_s - since_s, 1))
 
-    async def finish(self, timeout_s: float) -> int:
-        """Wait for the outbox; returns how many steps are still in it."""
-        return await self._outbox.finish(timeout_s)
-
-    async def stop(self) -> None:
-        """Cancel every delivery."""
-        await self._outbox.stop()
-
     async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
         bounds = self._store.bounds
         results: dict[int, PushResult] = {}
         for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
-            if not self._deltas.unreplicated(shards):
-                continue
-            values = delta[bounds[shards[0]][0] : bounds[shards[-1]][1]]
-            await self._context.turns.take(values.size)
-            # One check of all values where the whole run is added here; otherwise each shard is checked by itself.
-            is_whole = len(self._deltas.unreplicated(shards)) == len(shards)
-            is_finite = is_whole and await self._is_in_range(values)
-            own = self._deltas.unreplicated(shards)  # promise 1: one may have got a backup meanwhile
-            parts = ((shard, delta[slice(*bounds[shard])]) for shard in own)
-            results |= self._deltas.add_unreplicated(delivery.push, parts, is_finite=is_finite)
+            if self._deltas.unreplicated(shards):
+                await self._turns.take(bounds[shards[-1]][1] - bounds[shards[0]][0])
+                own = self._deltas.unreplicated(shards)  # promise 1: one may have got a backup meanwhile
+                parts = ((shard, delta[slice(*bounds[shard])]) for shard in own)
+                results |= self._deltas.add_unreplicated(delivery.push, parts)
         for result in results.values():
-            self._outbox.count(delivery, result)
+            self.outbox.count(delivery, result)
         return [shard for shard in range(len(bounds)) if shard not in results]
 
-    async def _is_in_range(self, values: Vector) -> bool:
-        """In a thread only for more than a pass of the loop takes: two wake-ups cost more than to read the others."""
-        if values.size > VALUES_PER_PASS:
-            return await self._executor.run(is_delta_in_range, values)
-        return is_delta_in_range(values)
-
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
-        codec = self._context.codec.codec
+        codec, most = self._codec.codec, self._settings.sparse_values
         if is_apart and is_plain(codec):
             codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
         if codec == "float32":
@@ -226,32 +199,34 @@ class PushClient:
                 Outgoing(shard, codecs.as_bytes(delta[start:stop]), codec, stop - start, is_borrowed=True)
                 for shard, start, stop in bounds
             ]
-        return await self._executor.run(partial(self._encode, delta, shards, codec, is_last=is_last))
+        sparse_values = max(LAST_SPARSE_VALUES, most) if is_last else most
+        return await self._executor.run(self._encode, delta, shards, codec, sparse_values)
 
-    async def _deliver(self, delivery: Delivery) -> tuple[int, ...]:
+    async def _deliver(self, delivery: Delivery, *, waits: bool) -> tuple[int, ...]:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
-        byte was sent, and none will be."""
-        assert delivery.wait is not None
+        byte was sent, and none will be. Where it does not wait, all of them stay in the outbox."""
+        # Promise 3.
+        wait = delivery.wait = StepWait(None if self._synchronous else self._settings.push_deadline_s)
+        self.outbox.add(delivery)
         done = asyncio.ensure_future(delivery.done.wait())
         try:
-            is_done = await delivery.wait.until(done)
+            if waits and await wait.until(done):
+                return ()
         finally:
             delivery.wait = None
             done.cancel()
-        if is_done:
-            return ()
-        if delivery.unacknowledged:
-            self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
-        # Promise 10: what the line did not carry in time is trained on, and not refused as late.
-        returned = self._outbox.give_back(delivery)
-        await self._outbox.detach(delivery)
+        returned: tuple[int, ...] = ()
+        if waits:
+            if delivery.unacknowledged:
+                self._log.warning("push_unfinished", step=delivery.push.step, shards=len(delivery.unacknowledged))
+            # Promise 10: what the line did not carry in time is trained on, and not refused as late.
+            returned = self.outbox.give_back(delivery)
+        await self.outbox.detach(delivery)
         return returned
 
-    def _encode(self, delta: Vector, shards: list[int], codec: CodecName, *, is_last: bool) -> list[Outgoing]:
+    def _encode(self, delta: Vector, shards: list[int], codec: CodecName, sparse_values: int) -> list[Outgoing]:
         """Encode these shards, and leave in `delta` what the owners will decode."""
         pauses = ThreadPauses(self._executor, 1 if is_plain(codec) else LIGHT_TURNS)
-        most = self._context.settings.sparse_values
-        sparse_values = max(LAST_SPARSE_VALUES, most) if is_last else most
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]

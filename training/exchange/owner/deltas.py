@@ -13,22 +13,31 @@ from typing import Protocol
 
 import msgspec
 
+from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.cooperative import light
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
-from training.exchange.context import ExchangeContext
-from training.exchange.messages import Push, PushAnswer, PushResult, RefusalReason, encode
+from training.exchange.codec_choice import CodecChoice
+from training.exchange.context import Counters
+from training.exchange.jobs import RebalanceRequests
+from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake, ResultStream
+from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
 from training.exchange.store.records import BufferedDelta
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.delta_range import is_delta_in_range
 from training.shards.outer_rule import is_plain
+from training.swarm import Swarm
 
 
 class BatchRepair(Protocol):
@@ -39,30 +48,60 @@ class BatchRepair(Protocol):
 
 
 class DeltaHandler:
-    """Adds deltas, of other nodes and its own, to the shards of one owner."""
+    """Adds deltas, of other nodes and its own, to the shards of one owner.
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._context = context
-        self._store = context.store
-        self._rpc = context.rpc
-        self._run = context.run
-        self._view = context.view
-        self._rebalance = context.rebalance
-        self._counters = context.counters
-        self._log = context.environment.log
-        self._executor = context.environment.executor
-        self.in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
-        self._validator = DeltaValidator(
-            context.store, context.view, context.counters, context.settings, context.environment
+    `synchronous`: the barrier family is bsp. `stale_limit`: a delta whose base is more steps behind the median is
+    refused; None: none is.
+    """
+
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        synchronous: bool,
+        stale_limit: int | None,
+        settings: ExchangeSettings,
+        store: ShardStore,
+        view: SwarmView,
+        run: RunState,
+        rpc: ExchangeRpc,
+        rebalance: RebalanceRequests,
+        codec: CodecChoice,
+        counters: Counters,
+        environment: Environment,
+    ) -> None:
+        self._synchronous = synchronous
+        self._stale_limit = stale_limit
+        self._settings = settings
+        self._store = store
+        self._view = view
+        self._run = run
+        self._rpc = rpc
+        self._rebalance = rebalance
+        self._codec = codec
+        self._counters = counters
+        self._clock = environment.clock
+        self._executor = environment.executor
+        self._log = environment.log
+        self._validator = DeltaValidator(store, view, counters, settings, environment)
+        self.replicator = DeltaReplicator(
+            swarm=swarm,
+            synchronous=synchronous,
+            store=store,
+            view=view,
+            run=run,
+            rpc=rpc,
+            rebalance=rebalance,
+            validator=self._validator,
+            counters=counters,
+            environment=environment,
         )
-        self.replicator = DeltaReplicator(context, self._validator)
-        #: Pushes on their way in.
-        self._intakes: dict[PushIntake, None] = {}
+        self.in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: In a run without a model.
         self.values: BatchRepair | None = None
 
     def register(self) -> None:
-        """Register the request handlers."""
+        """Register the request handler."""
         self._rpc.register("push", Push, self._on_push, waits=True)
 
     # -- push ---------------------------------------------------------------------------------------------------
@@ -73,39 +112,30 @@ class DeltaHandler:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
         self._rebalance.challenge(push.fences)
         if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
-            return Response(encode(PushAnswer([self._validator.refuse(index, "shape") for index in push.shards])))
-        reader, turns, workers = FrameReader(stream), self._context.turns, self._view.worker_count()
+            return Response(encode(PushAnswer([self._validator.refuse(shard, "shape") for shard in push.shards])))
         self._view.compare_count(push.node, push.workers)
+        workers = self._view.worker_count()
+        intake = PushIntake(push, self._received(push, stream), self.accept, self._malformed)
+        results = await intake.results(KEEP_ALIVE_INTERVAL_S if push.streams else None)
+        if results is None:
+            return Response(encode(PushAnswer([], streams=True, workers=workers)), intake)
+        return Response(encode(PushAnswer(results, workers=workers)))
 
-        async def read(shard: int) -> IncomingDelta:
+    async def _received(self, push: Push, stream: AsyncIterator[Buffer]) -> AsyncIterator[IncomingDelta]:
+        """The shards of a push as they come. Raises `BadFrame`."""
+        reader = FrameReader(stream)
+        for shard in push.shards:
             size = self._store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
             # Received as float32 it is only measured.
             work = light(size) if codec == "float32" else size
-            return await turns.run(self._executor, work, IncomingDelta.received, shard, encoded, codec, size)
+            received = IncomingDelta.received
+            yield await self._rpc.turns.run(self._executor, work, received, shard, encoded, codec, size)
 
-        def refuse(shard: int, error: BadFrame) -> PushResult:
-            self._log.warning("delta_malformed", source=sender.node_id.hex()[:8], reason=str(error))
-            return self._validator.refuse(shard, "malformed")
-
-        def has_targets(shard: int) -> bool:
-            owned = self._store.owned.get(shard)
-            return owned is not None and owned.has_targets
-
-        intake = PushIntake(push, read, self.accept, refuse, has_targets)
-        self._intakes[intake] = None
-        intake.on_end(self._intakes.pop)
-        is_streamed = False
-        try:
-            results = await intake.results(KEEP_ALIVE_INTERVAL_S if push.streams else None)
-            is_streamed = results is None
-        finally:
-            if not is_streamed:
-                await intake.close()
-        if results is None:
-            return Response(encode(PushAnswer([], True, workers)), ResultStream(intake))
-        return Response(encode(PushAnswer(results, workers=workers)))
+    def _malformed(self, push: Push, shards: Iterable[int], error: BadFrame) -> list[PushResult]:
+        self._log.warning("delta_malformed", source=push.node.hex()[:8], reason=str(error))
+        return [self._validator.refuse(shard, "malformed") for shard in shards]
 
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""
@@ -113,7 +143,7 @@ class DeltaHandler:
         if self.values is not None:
             return [await self.values.repair(identity, item) for item in items]
         if push.apart and not self._store.rule.robust:
-            if self._context.settings.weight != "sum":
+            if self._settings.weight != "sum":
                 weight = self._view.merged_weight(push.weight, push.workers)
                 push = msgspec.structs.replace(push, weight=weight, workers=0.0)  # it is not corrected once more
             for item in items:
@@ -167,54 +197,43 @@ class DeltaHandler:
             return []  # promise 1: a shard without a backup is about to get one
         if self._store.rule.robust:
             return []  # own deltas are clipped like all others
-        if is_plain(self._context.codec.codec) and self._view.has_met_others():
+        if is_plain(self._codec.codec) and self._view.has_met_others():
             return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
         found = ((shard, self._store.owned.get(shard)) for shard in shards)
         return [shard for shard, owned in found if owned is not None and not owned.has_targets]
 
-    def add_unreplicated(
-        self, push: Push, parts: Iterable[tuple[int, Vector]], *, is_finite: bool
-    ) -> dict[int, PushResult]:
+    def add_unreplicated(self, push: Push, parts: Iterable[tuple[int, Vector]]) -> dict[int, PushResult]:
         """Add own deltas to `unreplicated` shards; a shard that has to wait is left out of the answer.
 
-        A part may be the trainer's memory: it is not kept. Nothing is awaited here, so that checks which are the same
-        for all shards are made only once. `is_finite`: the values are known to be in range
-        (`training.shards.delta_range`).
+        A part may be the trainer's memory: it is not kept. Nothing is awaited here.
         """
         results: dict[int, PushResult] = {}
         identity = DeltaId(push.node, push.incarnation, push.step)
         weight = self._validator.clamp_weight(push.weight)
-        is_held, is_logged = self._context.synchronous, self._view.has_met_others()
+        is_held, is_logged = self._synchronous, self._view.has_met_others()
         # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-        codec = self._context.codec.codec
+        codec = self._codec.codec
         plain = is_plain(codec)  # of a node that has never met another: nothing is logged
         log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
-        limit = self._context.stale_limit
-        is_late = limit is not None and self._view.median_step() - push.base_step > limit
-        now_s = self._context.environment.clock.monotonic()
+        now_s = self._clock.monotonic()
         for shard, part in parts:
-            owned = self._store.owned[shard]
-            if self.in_flight and (shard, identity) in self.in_flight:
+            if (shard, identity) in self.in_flight:
                 continue
-            is_forgotten = owned.state.may_have_forgotten(identity)
-            if is_late or is_forgotten or not is_finite or owned.moving or push.base_step < owned.state.era_step:
-                result = self._check_role(push, identity, shard)
-                if result is None and not is_finite and not is_delta_in_range(part):
-                    reason: RefusalReason = "out_of_range" if codecs.all_finite(part) else "not_finite"
-                    result = self._validator.refuse(shard, reason)
-                if result is not None:
-                    if result.status != "retry":
-                        results[shard] = result
-                    continue
-            if is_held or is_logged:
-                kept = part.copy() if is_held else part
-                own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
-                version = self._store.add(shard, own)
-            else:
-                version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
-            owned.state.note_addition(now_s)
-            results[shard] = PushResult(shard, "ok", version)
-            self.replicator.note_merged(identity)
+            result = self._check_role(push, identity, shard)
+            if result is None and not is_delta_in_range(part):
+                result = self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
+            if result is None:
+                if is_held or is_logged:
+                    kept = part.copy() if is_held else part
+                    own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
+                    version = self._store.add(shard, own)
+                else:
+                    version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
+                self._store.owned[shard].state.note_addition(now_s)
+                self.replicator.note_merged(identity)
+                result = PushResult(shard, "ok", version)
+            if result.status in ("ok", "refused"):
+                results[shard] = result
         return results
 
     def _check_role(self, push: Push, identity: DeltaId, shard: int, *, repair: bool = False) -> PushResult | None:
@@ -236,7 +255,8 @@ class DeltaHandler:
             return self._validator.refuse(shard, "late")
         if repair and not push.apart:
             return None
-        limit = self._context.stale_limit
+        # Promise 9: the barrier bounds how old the values are that a delta was trained on.
+        limit = self._stale_limit
         if limit is not None and not repair and self._view.median_step() - push.base_step > limit:
             return self._validator.refuse(shard, "late")
         # Promise 1: the replica that the state began with may have it.

@@ -8,22 +8,27 @@ term. A delta that cannot be added is answered with `redirect` or `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from itertools import chain
 
+from overlay.environment import Environment
 from overlay.peers import Contact
-from overlay.transport import Buffer, TransportError
+from overlay.transport import TransportError
 from training.encoding.frames import sized
-from training.exchange.context import ExchangeContext
+from training.exchange.context import Counters
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
 from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Fence, Term
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import is_plain
+from training.swarm import Swarm
 
 #: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3
@@ -55,16 +60,30 @@ def lacks_backup(view: SwarmView, owned: Owned) -> bool:
 class DeltaReplicator:
     """Forwards deltas to the backups of this node's shards, and adds them."""
 
-    def __init__(self, context: ExchangeContext, validator: DeltaValidator) -> None:
-        self._context = context
-        self._store = context.store
-        self._run = context.run
-        self._view = context.view
-        self._clock = context.environment.clock
-        self._rpc = context.rpc
-        self._rebalance = context.rebalance
-        self._counters = context.counters
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        synchronous: bool,
+        store: ShardStore,
+        view: SwarmView,
+        run: RunState,
+        rpc: ExchangeRpc,
+        rebalance: RebalanceRequests,
+        validator: DeltaValidator,
+        counters: Counters,
+        environment: Environment,
+    ) -> None:
+        self._swarm = swarm
+        self._synchronous = synchronous
+        self._store = store
+        self._view = view
+        self._run = run
+        self._rpc = rpc
+        self._rebalance = rebalance
         self._validator = validator
+        self._counters = counters
+        self._clock = environment.clock
         #: Origins of the deltas added since `take_merged`, and the latest step of each.
         self._merged: dict[bytes, int] = {}
         #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping.
@@ -84,18 +103,17 @@ class DeltaReplicator:
         """Replicate the shards of one delta and add them; one result for each."""
         # A batch of named values is not weighed: its owner has computed what comes of it.
         weight = push.weight if self._store.holds_values else self._weight(push, identity, items)
-        acknowledged: dict[Receipt, None] = {}
+        acknowledged: set[Receipt] = set()
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
-        lacking: dict[int, None] = {}
+        lacking: set[int] = set()
         results: list[PushResult] = []
-        turns = self._context.turns
         remaining = items
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[Pair]] = {}
             forwarded: list[IncomingDelta] = []
             for item in remaining:
                 if not self._missing(item, acknowledged):
-                    await turns.take(item.work)  # before what is checked: all of it may change meanwhile
+                    await self._rpc.turns.take(item.work)  # before what is checked: all of it may change meanwhile
                 owned = self._store.owned.get(item.shard)
                 if owned is None or (item.basis is not None and owned is not item.basis):
                     results.append(not_owned(self._store, item.shard))
@@ -116,17 +134,23 @@ class DeltaReplicator:
             jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
             # A task of its own for the only one would cost as much as the request.
             found = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
-            for receipts in found:
-                acknowledged.update(receipts)
+            acknowledged.update(*found)
             remaining = forwarded
         return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
 
     def _weight(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> float:
-        """The weight to add a delta with; sets the factors of its shards."""
+        """The weight to add a delta with; sets the factors of its shards.
+
+        They are those of an earlier attempt, if a target may have it with these: the number of workers, or the median
+        length, may have changed since.
+        """
         repair = any(item.repair for item in items)
         plain = all(is_plain(item.codec) for item in items)
         weight = self._validator.clamp_weight(push.weight, push.workers, repair=repair, plain=plain)
-        return self._as_forwarded(identity, items, weight)
+        former_weight, factors = self._forwarded.get(identity, (weight, {}))
+        for item in items:
+            item.scale = factors.get(item.shard, item.scale)
+        return former_weight
 
     def _missing(self, item: IncomingDelta, acknowledged: Container[Receipt]) -> list[Contact]:
         """The targets of its shard that have not acknowledged a delta."""
@@ -134,14 +158,6 @@ class DeltaReplicator:
         if owned is None:
             return []
         return [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
-
-    def _as_forwarded(self, identity: DeltaId, items: list[IncomingDelta], weight: float) -> float:
-        """The weight to add a delta with; sets the factors of its shards. They are those of an earlier attempt, if a
-        target may have it with these: the number of workers, or the median length, may have changed since."""
-        former_weight, factors = self._forwarded.get(identity, (weight, {}))
-        for item in items:
-            item.scale = factors.get(item.shard, item.scale)
-        return former_weight
 
     def _note_forwarded(self, identity: DeltaId, weight: float, item: IncomingDelta) -> None:
         self._forwarded.setdefault(identity, (weight, {}))[1][item.shard] = item.scale
@@ -161,7 +177,7 @@ class DeltaReplicator:
         if lacks_backup(self._view, owned):
             self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
-        version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._context.synchronous))
+        version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._synchronous))
         self.note_merged(identity)
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
@@ -169,78 +185,66 @@ class DeltaReplicator:
         return PushResult(item.shard, "ok", version)
 
     async def _forward(
-        self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: dict[int, None]
-    ) -> dict[Receipt, None]:
+        self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: set[int]
+    ) -> set[Receipt]:
         """Send deltas to a backup or learner, and return what it acknowledged; a target that lacks one is dropped.
 
         To the node that the delta came from only its identity goes, unless it answered that it keeps it no more.
         """
         is_origin = push.keeps and to.node_id == push.node
-        with_body: dict[int, None] = {}
+        with_body = {item.shard: item for item, _ in pairs if not is_origin or item.shard in lacking}
         # As sent: term and promise may change before the answer arrives.
-        receipts: dict[int, Receipt] = {}
-        by_shard: dict[int, Owned] = {}
-        frames: list[Iterator[Buffer]] = []
-        encoded_bytes = framed_bytes = 0
-        for item, owned in pairs:
-            shard = item.shard
-            by_shard[shard], receipts[shard] = owned, _receipt(shard, to, owned)
-            if not is_origin or shard in lacking:
-                with_body[shard] = None
-                frames.append(item.frames(push.step))
-                encoded_bytes += len(item.encoded)
-                framed_bytes += item.framed_bytes
+        sent = {item.shard: (owned, _receipt(item.shard, to, owned)) for item, owned in pairs}
         message = Forward(
             node=push.node,
             incarnation=push.incarnation,
             step=push.step,
             weight=weight,
-            synchronous=self._context.synchronous,
+            synchronous=self._synchronous,
             shards=[_forwarded(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
-        self._counters.bytes_sent += encoded_bytes
+        self._counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
+        frames = chain.from_iterable(item.frames(push.step) for item in with_body.values())
+        body = sized(frames, sum(item.framed_bytes for item in with_body.values()))
         try:
-            body = sized(chain.from_iterable(frames), framed_bytes)
             async with self._rpc.request("forward", to, message, body) as answer:
                 results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
-            self._on_failure(to, pairs, str(error))
-            return {}
-        acknowledged: dict[Receipt, None] = {}
+            self._swarm.suspect(to.node_id, str(error))
+            for _, owned in pairs:
+                owned.remove_learner(to.node_id)  # it missed a delta
+            self._rebalance.wake()
+            return set()
+        acknowledged: set[Receipt] = set()
         for result in results:
-            if (its := by_shard.get(result.shard)) is None:
+            if result.shard not in sent:
                 continue
+            owned, receipt = sent[result.shard]
             if result.status == "ok":
-                acknowledged[receipts[result.shard]] = None
+                acknowledged.add(receipt)
             elif result.status == "fenced":
-                self._on_fenced(result, its)
+                self._on_fenced(result, owned)
             elif result.status == "lacks" and result.shard not in with_body:
-                lacking[result.shard] = None
+                lacking.add(result.shard)
             else:
-                self._drop_target(to, result.shard, its)
+                self._drop_target(to, result.shard, owned)
         return acknowledged
 
     def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = result.term
-        if term.node == self._context.swarm.node_id and term.number <= owned.promised:
+        if term.node == self._swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self._store.owned.get(result.shard) is owned:
             # The term may have no owner: a backup keeps its fence over a restart.
             self._rebalance.challenge([Fence(result.shard, term)])
-
-    def _on_failure(self, to: Contact, pairs: list[Pair], reason: str) -> None:
-        self._context.swarm.suspect(to.node_id, reason)
-        for _, owned in pairs:
-            owned.remove_learner(to.node_id)  # it missed a delta
-        self._rebalance.wake()
 
     def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
         """The target answered that it does not back up this shard."""
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
         if is_backup and self._store.owned.get(shard) is owned:
-            self._store.drop_backup(shard, self._context.me())
+            self._store.drop_backup(shard, Contact(self._swarm.node_id, self._swarm.address))
         self._rebalance.wake()
 
 

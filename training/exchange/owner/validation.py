@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from overlay.environment import Environment
 from training.cooperative import LoopYielder, off_loop
@@ -29,7 +28,7 @@ from training.settings import ExchangeSettings
 from training.shards import robust
 from training.shards.applied import DeltaId
 from training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
-from training.shards.robust import FirstNorms
+from training.shards.robust import FirstNorms, Norms
 from training.shards.state import ShardState
 
 #: The weights that owner and origin compute may differ by the lag of their population estimates, not by more.
@@ -40,28 +39,8 @@ SAMPLE_FACTOR = 4.0
 SPARSE_FACTOR = 4.0
 #: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
 MAX_PENDING_PER_NODE = 16
-#: A node is warned of when at least half of its deltas were unusually long in each of so many steps in a row. Near a
-#: minimum single batches are: of 30,000 deltas of the digits 38 were, a minority of each step; those of one that scales
-#: its deltas are in all.
-UNUSUAL_STEPS = 5
-#: Seconds between two warnings about unusual lengths of one node; all are counted.
-UNUSUAL_WARNING_INTERVAL_S = 60.0
-#: Nodes whose last warning is remembered.
-MAX_WARNED_NODES = 1024
-
-
-@dataclass(slots=True)
-class _Lengths:
-    """The deltas of a node's present step that were added here, and how many steps in a row before it were unusual."""
-
-    step: tuple[int, int] = (0, 0)
-    deltas: int = 0
-    unusual: int = 0
-    run: int = 0
-
-    @property
-    def is_unusual(self) -> bool:
-        return self.unusual > 0 and 2 * self.unusual >= self.deltas
+#: A node is warned of after so many steps with an unusually long delta, each delta that was not taken off.
+UNUSUAL_STEPS = 10
 
 
 class DeltaValidator:
@@ -79,11 +58,10 @@ class DeltaValidator:
         self._view = view
         self._counters = counters
         self._settings = settings
-        self._clock = environment.clock
         self._log = environment.log
         self._first = FirstNorms()
-        self._warned_s: dict[bytes, float] = {}
-        self._lengths: dict[bytes, _Lengths] = {}
+        #: By node, how many steps had an unusually long delta, and the last of them.
+        self._unusual: dict[bytes, tuple[int, int]] = {}
 
     def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Check the values, and set length and clipping factor of the item; None if it may be added."""
@@ -123,7 +101,7 @@ class DeltaValidator:
         reference = state.norms.reference()
         if norm > MAX_LENGTH:
             return self.refuse(item.shard, "out_of_range")
-        if reference is None or not self._has_measure(state):
+        if reference is None or not self._has_measure(state.norms):
             if is_usual_at_first(size, norm):
                 return None
             reference = self._first.reference(item.shard, identity.node, norm, self._view.worker_count())
@@ -131,52 +109,35 @@ class DeltaValidator:
                 return PushResult.retry(item.shard, "no_norms_yet")
         return None if norm <= longest(size, reference) else self.refuse(item.shard, "out_of_range")
 
-    def _has_measure(self, state: ShardState) -> bool:
+    def _has_measure(self, norms: Norms) -> bool:
         """Whether so many members have sent a delta of the shard that one alone does not set the median."""
-        return len(state.norms) >= min(robust.FIRST_MEMBERS, round(self._view.worker_count()))
+        return len(norms) >= min(robust.FIRST_MEMBERS, round(self._view.worker_count()))
 
     def note_added(self, identity: DeltaId, item: IncomingDelta) -> None:
         """Counters and events of a delta that has just been added."""
-        if self._has_measure(self._store.owned[item.shard].state):
+        norms = self._store.owned[item.shard].state.norms
+        if self._has_measure(norms):
             self._first.forget(item.shard)
-        counters, now = self._counters, self._clock.monotonic()
-        counters.clipped += item.scale < 1.0
-        counters.unusual_norms += item.unusual
-        if not self._is_persistent(identity, unusual=item.unusual) or not item.unusual:
+        self._counters.clipped += item.scale < 1.0
+        self._counters.unusual_norms += item.unusual
+        if not item.unusual and not self._unusual:
             return
-        warned_s = self._warned_s.get(identity.node)
-        if warned_s is not None and now - warned_s < UNUSUAL_WARNING_INTERVAL_S:
-            return
-        self._warned_s.pop(identity.node, None)
-        if len(self._warned_s) >= MAX_WARNED_NODES:
-            del self._warned_s[next(iter(self._warned_s))]
-        self._warned_s[identity.node] = now
-        median = self._store.owned[item.shard].state.norms.reference() or 0.0
-        self._log.warning(
-            "delta_norm_unusual",
-            source=identity.node.hex()[:8],
-            step=identity.step,
-            shard=item.shard,
-            norm=float(f"{item.norm:.4g}"),
-            median=float(f"{median:.4g}"),
-            clipped=item.scale < 1.0,
-        )
-
-    def _is_persistent(self, identity: DeltaId, *, unusual: bool) -> bool:
-        """Whether the deltas of a node were unusually long for several steps in a row, the present one included."""
-        lengths = self._lengths.get(identity.node)
-        if lengths is None:
-            if not unusual:
-                return False
-            if len(self._lengths) >= MAX_WARNED_NODES:
-                del self._lengths[next(iter(self._lengths))]
-            lengths = self._lengths[identity.node] = _Lengths()
-        if (identity.incarnation, identity.step) != lengths.step:
-            lengths.run = lengths.run + 1 if lengths.is_unusual else 0
-            lengths.step, lengths.deltas, lengths.unusual = (identity.incarnation, identity.step), 0, 0
-        lengths.deltas += 1
-        lengths.unusual += unusual
-        return lengths.is_unusual and lengths.run + 1 >= UNUSUAL_STEPS
+        # Single batches are long near a minimum, and single shards; those of a node that scales its deltas are all.
+        steps, last = self._unusual.pop(identity.node, (0, -1))
+        steps += identity.step != last if item.unusual else -1
+        if steps >= UNUSUAL_STEPS:
+            steps = 0
+            self._log.warning(
+                "delta_norm_unusual",
+                source=identity.node.hex()[:8],
+                step=identity.step,
+                shard=item.shard,
+                norm=float(f"{item.norm:.4g}"),
+                median=float(f"{norms.reference() or 0.0:.4g}"),
+                clipped=item.scale < 1.0,
+            )
+        if steps > 0 or item.unusual:
+            self._unusual[identity.node] = steps, identity.step if item.unusual else last
 
     def refuse(self, shard: int, reason: RefusalReason) -> PushResult:
         """A final refusal, counted by its reason."""

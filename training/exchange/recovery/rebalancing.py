@@ -57,6 +57,7 @@ class Rebalancer:
         deltas: DeltaHandler,
         reconciler: SplitReconciler,
         publisher: Publisher,
+        resending: Resending,
     ) -> None:
         self._context = context
         self._swarm = context.swarm
@@ -92,7 +93,7 @@ class Rebalancer:
             is_synchronous=context.synchronous,
         )
         self._confirmation = BackupConfirmation(context)
-        self._resending = Resending(context, deltas)
+        self._resending = resending
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
         self._jobs = Jobs(context.rebalance, context.environment)

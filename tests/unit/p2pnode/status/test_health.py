@@ -168,7 +168,7 @@ def test_deltas_that_wait_are_a_finding_only_when_they_wait_long() -> None:
         host = swarm.start("n0")
         await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
         assert host.living.exchange is not None
-        waiting: dict[int, Any] = host.living.exchange.push_client._outbox._deliveries
+        waiting: dict[int, Any] = host.living.exchange.sent.deliveries
         now = swarm.clock.monotonic()
         for age_s, findings in ((0.9, 0), (LONG_WAIT_S - 0.5, 0), (LONG_WAIT_S + 2.0, 1)):
             waiting[5] = SimpleNamespace(since=now - age_s, unacknowledged={})

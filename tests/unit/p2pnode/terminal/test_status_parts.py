@@ -90,7 +90,7 @@ def test_what_was_lost_or_repaired_has_a_row() -> None:
         )
     ]
     everything = dict.fromkeys(ExchangeStatus.__struct_fields__, 1)
-    assert repair_rows(everything)[0][1].count(";") == 6
+    assert repair_rows(everything)[0][1].count(";") == 5
 
 
 def test_the_status_shows_them_and_an_object_of_another_version() -> None:

@@ -20,8 +20,8 @@ from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, reco
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, BackupHandler
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded
-from training.exchange.own_deltas import Outgoing
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
+from training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, ShardList, TransferResult
 from training.exchange.peer_score import NONSENSE
@@ -31,16 +31,22 @@ from training.exchange.store.replica import Position
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_stream import describe
 from training.exchange.terms import OwnerInfo, Term
-from training.shards.applied import DeltaId
 
 OWNER, ME = contact("a"), contact("b")
 
 
-def handler_of(store: ShardStore) -> tuple[ScriptedSwarm, Any]:
+def handler_of(store: ShardStore, sent: SentDeltas | None = None) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [OWNER])
     context = context_of(swarm, store)
-    BackupHandler(context, Publisher(context)).register()
+    BackupHandler(context, Publisher(context), sent or SentDeltas()).register()
     return swarm, context
+
+
+def sent_of(node: str, step: int, amount: float) -> Delivery:
+    """A delta of one shard on its way."""
+    encoded = bytes(as_bytes(np.full(4, amount, np.float32)))
+    push = Push(IDS[node], 1, step, step - 1, 1.0, [0])
+    return Delivery(push, {0: Outgoing(0, encoded, "float32", 4)}, asyncio.Event())
 
 
 def claim(number: int, owner: Contact = OWNER, shard: int = 0) -> OwnerInfo:
@@ -82,7 +88,8 @@ def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch)
 
     async def scenario() -> None:
         store = backup_of("b", "a")
-        swarm, context = handler_of(store)
+        sent = SentDeltas()
+        swarm, context = handler_of(store, sent)
         run_in_thread, names = context.environment.executor.run, []
 
         async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -90,8 +97,7 @@ def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch)
             return await run_in_thread(function, *args, **kwargs)
 
         monkeypatch.setattr(context.environment.executor, "run", noted)
-        kept = Outgoing(0, bytes(as_bytes(np.full(4, 2.0, np.float32))), "float32", 4)
-        context.kept.keep(DeltaId(IDS["x"], 1, 2), {0: kept})
+        sent.deliveries[2] = sent_of("x", 2, 2.0)
         first = forward_of(Forwarded(0, term(1, "a"), 0))
         second = msgspec.structs.replace(first, step=2, shards=[Forwarded(0, term(1, "a"), 0, has_it=True)])
         for message, body in ((first, body_of(0)), (second, [])):
@@ -321,7 +327,8 @@ def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:
 
     async def scenario() -> None:
         store = backup_of("b", "a")
-        swarm, context = handler_of(store)
+        sent = SentDeltas()
+        swarm, context = handler_of(store, sent)
         entry = Forwarded(0, term(1, "a"), 0, has_it=True)
         message = msgspec.structs.replace(forward_of(entry, weight=0.5), node=IDS["b"])
 
@@ -331,10 +338,9 @@ def test_a_backup_adds_its_own_delta_from_its_own_copy() -> None:
             return found
 
         assert await status() == "lacks"
-        identity = DeltaId(IDS["b"], 1, 1)
-        context.kept.keep(identity, {0: Outgoing(0, bytes(as_bytes(np.full(4, 6.0, np.float32))), "float32", 4)})
+        sent.deliveries[1] = sent_of("b", 1, 6.0)
         assert await status() == "ok"
-        context.kept.drop(identity)
+        del sent.deliveries[1]
         assert await status() == "ok"
         state = store.backed[0].state
         assert state is not None

@@ -41,7 +41,16 @@ class Joiner:
             if donor in self.donors:
                 self.arrive(*shards)
 
-        return JoinerRelief(context, directory_of(context), self.waiting, lambda: self.is_receiving, fetch)
+        return JoinerRelief(
+            swarm=context.swarm,
+            store=store,
+            view=context.view,
+            directory=directory_of(context),
+            environment=context.environment,
+            waiting=self.waiting,
+            is_receiving=lambda: self.is_receiving,
+            fetch=fetch,
+        )
 
     def arrive(self, *shards: int) -> None:
         for shard in shards:

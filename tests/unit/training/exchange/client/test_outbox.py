@@ -1,4 +1,4 @@
-"""The outbox: retries under one identity, final answers, its limit, and memory that it may no longer read."""
+"""The outbox: retries under one identity, final answers, and memory that it may no longer read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.harness.stubs.exchange_context import (
     Answer,
     ScriptedSwarm,
     context_of,
-    directory_of,
+    outbox_of,
     records_of,
     until,
 )
@@ -25,16 +25,15 @@ from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import COPIED_BYTES, Outbox
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import SIGN_OF_LIFE, LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, piece_of
-from training.exchange.own_deltas import KEPT_BYTES, Delivery, Outgoing
+from training.exchange.own_deltas import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
 from training.exchange.ownership_messages import TransferResult
 from training.exchange.store.repair_log import RepairLog
-from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 
 ME, OWNER = contact("a"), contact("b")
 
 
-def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox, ScriptedSwarm, ExchangeContext]:
+def outbox_to_owner(answers: list[Any]) -> tuple[Outbox, ScriptedSwarm, ExchangeContext]:
     """An outbox whose shards are all owned by `OWNER`, which gives these answers, the last one repeatedly."""
     swarm = ScriptedSwarm(ME, [OWNER])
 
@@ -51,9 +50,8 @@ def outbox_to_owner(answers: list[Any], *, limit: int = 1 << 20) -> tuple[Outbox
     store = store_of("a")
     for shard in range(len(store)):
         store.note_owner(shard, term(1, "b"), OWNER)
-    settings = ExchangeSettings(codec="float32", outbox_bytes=limit)
-    context = context_of(swarm, store, settings=settings)
-    return Outbox(context, directory_of(context), cast(Any, None)), swarm, context
+    context = context_of(swarm, store)
+    return outbox_of(context, cast(Any, None)), swarm, context
 
 
 def delivery_of(step: int, memory: Any = b"") -> Delivery:
@@ -117,36 +115,13 @@ def test_a_refusal_is_final_and_counted_by_reason() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_full_outbox_drops_older_deltas_of_dead_owners_only(is_gone: bool) -> None:
-    """Whatever the limit, the newest delta is kept, and so is everything whose owner lives."""
-
-    async def scenario() -> None:
-        outbox, swarm, context = outbox_to_owner(["retry"], limit=40)
-        first, second = delivery_of(1), delivery_of(2)
-        outbox.add(first)
-        await asyncio.sleep(0.1)
-        swarm.gone = [OWNER.node_id] if is_gone else []
-        outbox.add(second)
-        await asyncio.sleep(2.0)
-
-        assert outbox.steps == ([2] if is_gone else [1, 2])
-        assert first.done.is_set() == is_gone
-        assert context.counters.lost == (2 if is_gone else 0)
-        dropped = [record.fields for record in records_of(context) if record.event == "outbox_full_delta_dropped"]
-        assert [(fields["step"], fields["shards"]) for fields in dropped] == ([(1, 2)] if is_gone else [])
-        await outbox.stop()
-
-    run(scenario())
-
-
 def test_a_delta_waits_until_the_one_before_is_answered_and_can_be_given_back() -> None:
     """The first was sent and may be in: it stays. The second was not: it is given back, and only once. The third is
     sent when the first has its answer."""
 
     async def scenario() -> None:
         answers: list[Any] = ["retry"]
-        outbox, swarm, context = outbox_to_owner(answers)
+        outbox, swarm, _ = outbox_to_owner(answers)
         first, second, third = delivery_of(1), delivery_of(2), delivery_of(3)
         outbox.add(first)
         await asyncio.sleep(0.1)
@@ -162,7 +137,7 @@ def test_a_delta_waits_until_the_one_before_is_answered_and_can_be_given_back() 
         outbox.add(third)
         answers[0] = "ok"
         await asyncio.wait_for(third.done.wait(), 10)
-        assert (first.acknowledged, third.acknowledged, context.counters.lost) == (2, 2, 0)
+        assert (first.acknowledged, third.acknowledged) == (2, 2)
         assert [push.step for push in swarm.sent("push", Push)][-2:] == [1, 3]
 
     run(scenario())
@@ -207,7 +182,7 @@ def test_an_owner_is_sent_one_delivery_at_a_time() -> None:
         assert [push.step for push in swarm.sent("push", Push)] == [1]
         await asyncio.wait_for(second.done.wait(), 10)
         assert [push.step for push in swarm.sent("push", Push)] == [1, 2]
-        assert outbox._turns._owners == {}
+        assert len(outbox._turns) == 0
 
     run(scenario())
 
@@ -217,15 +192,15 @@ def test_what_is_on_its_way_is_kept_for_the_backup_role_until_it_is_answered() -
 
     async def scenario() -> None:
         answers: list[Any] = ["retry"]
-        outbox, _, context = outbox_to_owner(answers)
+        outbox, _, _ = outbox_to_owner(answers)
         delivery = delivery_of(1)
         outbox.add(delivery)
         await asyncio.sleep(0.1)
         identity = DeltaId(IDS["a"], 1, 1)
-        assert context.kept.find(identity, 1) == (delivery.unacknowledged[1].encoded, "float32")
+        assert outbox._sent.find(identity, 1) is delivery.unacknowledged[1]
         answers[0] = "ok"
         await asyncio.wait_for(delivery.done.wait(), 10)
-        assert context.kept.find(identity, 1) is None
+        assert outbox._sent.find(identity, 1) is None
 
     run(scenario())
 
@@ -291,8 +266,8 @@ def test_a_detached_delivery_reads_the_trainers_memory_no_more() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("is_eligible", "limit_bytes"), [(True, KEPT_BYTES), (False, 4 * KEPT_BYTES)])
-def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bool, limit_bytes: int) -> None:
+@pytest.mark.parametrize(("is_eligible", "kept"), [(True, [1]), (False, [1, 3])])
+def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bool, kept: list[int]) -> None:
     """A small part of the trainer's memory as a copy, a large one not. A node that owns nothing has the room of its
     repair log for it."""
 
@@ -301,14 +276,14 @@ def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bo
         swarm.is_eligible = is_eligible
         context.store.log = RepairLog(4 * KEPT_BYTES, 60.0)
         memory = bytearray(16)
-        for step, encoded in ((1, memoryview(memory)), (2, memoryview(bytearray(COPIED_BYTES + 1)))):
+        large = bytes(int(2 * LARGEST_SHARE * KEPT_BYTES))
+        for step, encoded in ((1, memoryview(memory)), (2, memoryview(bytearray(COPIED_BYTES + 1))), (3, large)):
             delivery = delivery_of(step, encoded)
             outbox.add(delivery)
             await asyncio.wait_for(delivery.done.wait(), 10)
         memory[0] = 1
-        kept = {key.identity.step: delta for key, delta in context.acknowledged}
-        assert list(kept) == [1]
-        assert (kept[1].owner, kept[1].encoded) == (OWNER.node_id, bytes(16))
-        assert context.acknowledged.limit_bytes == limit_bytes
+        found = {key.identity.step: one for key, one in outbox._sent.acknowledged.items()}
+        assert list(found) == kept
+        assert (found[1].owner, found[1].item.encoded) == (OWNER.node_id, bytes(16))
 
     run(scenario())

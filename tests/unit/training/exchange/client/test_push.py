@@ -12,11 +12,10 @@ from overlay.peers import Contact
 from overlay.transport import Response
 from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, directory_of
+from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, deltas_of, pusher_of
 from training.encoding.frames import FrameReader, Part, read_array
-from training.exchange.client.push import PushClient, _runs
+from training.exchange.client.push import _runs
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import TransferResult
 from training.settings import ExchangeSettings
 
@@ -34,7 +33,7 @@ def test_shards_without_a_backup_are_added_without_a_request() -> None:
             store.own(shard, zeros(store, shard), term(1, "a"), ME, 0.0, by_handover=False)
         swarm = ScriptedSwarm(ME)
         context = context_of(swarm, store)
-        client = PushClient(context, directory_of(context), DeltaHandler(context))
+        client = pusher_of(context)
         delta = np.arange(VALUES, dtype=np.float32)
 
         report = await client.push(1, 0, 1.0, delta)
@@ -60,23 +59,23 @@ def test_the_shards_of_another_owner_are_sent_to_it() -> None:
 
         swarm.answers["push"] = answer
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum", replicas=0))
-        deltas = DeltaHandler(context)
-        client, add, added_here = PushClient(context, directory_of(context), deltas), deltas.add_unreplicated, []
+        deltas = deltas_of(context)
+        client, add, added_here = pusher_of(context, deltas), deltas.add_unreplicated, []
 
-        def counted(push: Push, parts: Any, *, is_finite: bool) -> dict[int, PushResult]:
+        def counted(push: Push, parts: Any) -> dict[int, PushResult]:
             listed = list(parts)
-            added_here.append((tuple(shard for shard, _ in listed), is_finite))
-            return add(push, listed, is_finite=is_finite)
+            added_here.append([shard for shard, _ in listed])
+            return add(push, listed)
 
         deltas.add_unreplicated = counted  # type: ignore[method-assign]
         client._runs = [range(shard, shard + 1) for shard in range(4)]
 
         report = await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
 
-        assert (report.acknowledged, report.outstanding, client.outstanding_steps) == (4, 0, [])
+        assert (report.acknowledged, report.outstanding, client.outbox.steps) == (4, 0, [])
         assert [push.shards for push in swarm.sent("push", Push)] == [[1, 2, 3]]
         # Nothing is done here for the shards of others, which are most where many nodes train.
-        assert [shards for shards, _ in added_here] == [(0,)]
+        assert added_here == [[0]]
 
     run(scenario())
 
@@ -91,7 +90,7 @@ def test_what_no_owner_can_be_sent_by_the_deadline_is_returned() -> None:
         swarm.answers["appeal"] = lambda *_: TransferResult([], [])
         settings = ExchangeSettings(codec="float32", weight="sum", push_deadline_s=1.0)
         context = context_of(swarm, store, settings=settings)
-        client = PushClient(context, directory_of(context), DeltaHandler(context))
+        client = pusher_of(context)
         began = context.environment.clock.monotonic()
 
         report = await client.push(3, 2, 1.0, np.ones(VALUES, np.float32))
@@ -99,8 +98,8 @@ def test_what_no_owner_can_be_sent_by_the_deadline_is_returned() -> None:
         assert context.environment.clock.monotonic() - began == pytest.approx(1.0, abs=0.1)
         assert (report.acknowledged, report.outstanding, report.returned) == (0, 0, (0, 1, 2, 3))
         await asyncio.sleep(0)
-        assert client.outstanding_steps == []
-        await client.stop()
+        assert client.outbox.steps == []
+        await client.outbox.stop()
         await asyncio.sleep(0)
 
     run(scenario())
@@ -128,7 +127,7 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
         swarm.linked[OTHER.node_id] = ScriptedSwarm(OTHER)
         swarm.linked[OTHER.node_id].handlers["push"] = push
         context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", weight="sum"))
-        client, clock = PushClient(context, directory_of(context), DeltaHandler(context)), context.environment.clock
+        client, clock = pusher_of(context), context.environment.clock
         returned = []
         for step in range(1, 6):
             began_s = clock.monotonic()
@@ -136,10 +135,10 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
             assert clock.monotonic() - began_s == pytest.approx(PLAIN.push_deadline_s, abs=0.1)
             returned.append(len(report.returned))
         assert returned == [0, 4, 4, 4, 4]
-        assert client.outstanding_shards == {0, 1, 2, 3}
-        assert client.outstanding_steps == [1]
+        assert client.outbox.shards == {0, 1, 2, 3}
+        assert client.outbox.steps == [1]
         status = "ok"
-        assert await client.finish(5.0) == 0
+        assert await client.outbox.finish(5.0) == 0
         assert added == [(1, 1.0)] * 4
 
     run(scenario())
@@ -169,7 +168,7 @@ def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.Monke
         context = context_of(swarm, store, settings=ExchangeSettings(codec=codec))  # type: ignore[arg-type]
         pauses: list[None] = []
         monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
-        client = PushClient(context, directory_of(context), DeltaHandler(context))
+        client = pusher_of(context)
         await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
         assert len(pauses) == (4 if codec == "sparse" else 2)
 
@@ -183,12 +182,12 @@ def test_under_bsp_a_node_waits_for_its_owners() -> None:
         swarm = ScriptedSwarm(ME)
         swarm.is_eligible, swarm.candidate_list = False, []
         context = context_of(swarm, store_of("a"), synchronous=True)
-        client = PushClient(context, directory_of(context), DeltaHandler(context))
+        client = pusher_of(context)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(100.0):
                 await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
         assert client.apart_since is None
-        await client.stop()
+        await client.outbox.stop()
 
     run(scenario())
 
@@ -213,7 +212,7 @@ def test_a_delta_is_overwritten_with_what_its_owners_decode(codec: Any) -> None:
         swarm.linked[OTHER.node_id] = ScriptedSwarm(OTHER)
         swarm.linked[OTHER.node_id].handlers["push"] = push
         context = context_of(swarm, store, settings=ExchangeSettings(codec=codec, weight="sum", sparse_values=1))
-        client = PushClient(context, directory_of(context), DeltaHandler(context))
+        client = pusher_of(context)
         rests = []
         for is_last in (False, True):
             trained = np.random.default_rng(3).normal(size=VALUES).astype(np.float32)
@@ -247,7 +246,7 @@ def test_what_is_trained_while_no_owner_is_in_reach_is_returned(codec: Any, kind
         )
         settings = ExchangeSettings(codec=codec, weight=kind, push_deadline_s=0.5)
         context = context_of(swarm, store, settings=settings)
-        client, clock = PushClient(context, directory_of(context), DeltaHandler(context)), context.environment.clock
+        client, clock = pusher_of(context), context.environment.clock
 
         async def trained(step: int, amount: float, *, is_last: bool = False) -> tuple[np.ndarray, Any]:
             delta = np.full(VALUES, amount, np.float32)
@@ -266,15 +265,15 @@ def test_what_is_trained_while_no_owner_is_in_reach_is_returned(codec: Any, kind
             assert report.returned == (() if step == 4 else (0, 1, 2, 3))
             assert step == 4 or delta[0] == amount
         assert clock.monotonic() == began_s
-        assert client.outstanding_steps == [1]
+        assert client.outbox.steps == [1]
         assert client.apart_since == (began_s, 2)
         await trained(6, 7.0, is_last=True)
-        assert client.outstanding_steps == [1, 6]
+        assert client.outbox.steps == [1, 6]
 
         status = "ok"
         swarm.gone.clear()
         context.view.invalidate()
-        assert await client.finish(10.0) == 0
+        assert await client.outbox.finish(10.0) == 0
         first, last = (push for push in swarm.sent("push", Push)[-2:])
         assert (first.step, first.apart, last.step, last.apart) == (1, True, 6, True)
         assert (last.weight, last.workers) == ((1.0, 4.0) if kind == "sum" else (0.25, 4.0))

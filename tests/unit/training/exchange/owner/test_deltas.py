@@ -13,7 +13,7 @@ import pytest
 from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.codec_choice import CodecChoice
@@ -34,7 +34,7 @@ def handler_of(store: ShardStore, others: list[Contact] | None = None, **changes
     swarm = ScriptedSwarm(ME, others or [])
     plain = context_of(swarm, store)
     context = dataclasses.replace(plain, **{"codec": CodecChoice(changes.get("settings", plain.settings)), **changes})
-    handler = DeltaHandler(context)
+    handler = deltas_of(context)
     handler.register()
     return handler, swarm, context
 
@@ -104,7 +104,7 @@ def test_an_addition_counts_as_a_look_at_the_shard() -> None:
         await asyncio.sleep(1.0)
         await pushed(swarm, push_of(), body_of(0))
         assert state.looked_s == first_s
-        handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))], is_finite=True)
+        handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))])
         assert state.looked_s == clock.monotonic() > first_s
 
     run(scenario())
@@ -320,14 +320,14 @@ def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
         push = push_of(node="a")
         assert handler.unreplicated(range(4)) == [0]
 
-        assert handler.add_unreplicated(push, own_part(), is_finite=True) == {0: PushResult(0, "ok", 1)}
+        assert handler.add_unreplicated(push, own_part()) == {0: PushResult(0, "ok", 1)}
         assert store.owned[0].state.value.tolist() == [2.0] * 4
         bad = [(0, np.full(4, np.nan, np.float32))]
-        refused = handler.add_unreplicated(push_of(2, node="a"), bad, is_finite=False)
+        refused = handler.add_unreplicated(push_of(2, node="a"), bad)
         assert refused == {0: PushResult.refused(0, "not_finite")}
 
         store.owned[0].begin_move()
-        assert handler.add_unreplicated(push_of(3, node="a"), own_part(), is_finite=True) == {}
+        assert handler.add_unreplicated(push_of(3, node="a"), own_part()) == {}
         assert handler.take_merged() == {IDS["a"]: 1}
         assert handler.take_merged() == {}
 
@@ -347,7 +347,7 @@ def test_own_deltas_follow_the_rule_of_the_codec(codec: Any, value: float, synch
         handler, swarm, _ = handler_of(store, settings=settings, synchronous=synchronous)
         assert handler.unreplicated(range(4)) == [0]
 
-        handler.add_unreplicated(push_of(node="a"), own_part(), is_finite=True)
+        handler.add_unreplicated(push_of(node="a"), own_part())
         store.fold(0, 1)
 
         assert store.owned[0].state.value.tolist() == [value] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,27 +16,28 @@ from training.encoding.frames import BadFrame
 from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake, ResultStream
+from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake
 
 
 class Owner:
     """Receives a shard of four values every `read_s`, and takes `accept_s` to add a part."""
 
-    def __init__(self, read_s: float, accept_s: float, *, shards: int = 6, bad: int = -1, has_targets: bool = True):
+    def __init__(self, read_s: float, accept_s: float, *, shards: int = 6, bad: int = -1):
         self.read_s, self.accept_s, self.bad = read_s, accept_s, bad
         self.push = Push(IDS["x"], 1, 1, 0, 1.0, list(range(shards)))
         self.read_at: list[float] = []
         self.parts: list[list[int]] = []
         self.adding = self.most_adding = 0
         self.added: list[int] = []
-        self.intake = PushIntake(self.push, self.read, self.accept, self.refuse, lambda _shard: has_targets)
+        self.intake = PushIntake(self.push, self.items(), self.accept, self.refuse)
 
-    async def read(self, shard: int) -> IncomingDelta:
-        await asyncio.sleep(self.read_s)
-        if shard == self.bad:
-            raise BadFrame("torn")
-        self.read_at.append(asyncio.get_running_loop().time())
-        return IncomingDelta(shard, np.ones(4, np.float32), b"", "float32")
+    async def items(self) -> AsyncIterator[IncomingDelta]:
+        for shard in self.push.shards:
+            await asyncio.sleep(self.read_s)
+            if shard == self.bad:
+                raise BadFrame("torn")
+            self.read_at.append(asyncio.get_running_loop().time())
+            yield IncomingDelta(shard, np.ones(4, np.float32), b"", "float32")
 
     async def accept(self, _push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         self.parts.append([item.shard for item in items])
@@ -48,8 +50,8 @@ class Owner:
         self.added += [item.shard for item in items]
         return [PushResult(item.shard, "ok", 1) for item in items]
 
-    def refuse(self, shard: int, _error: BadFrame) -> PushResult:
-        return PushResult.refused(shard, "malformed")
+    def refuse(self, _push: Push, shards: list[int], _error: BadFrame) -> list[PushResult]:
+        return [PushResult.refused(shard, "malformed") for shard in shards]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,7 @@ def test_parts_are_added_while_the_next_ones_arrive() -> None:
         results = await owner.intake.results(None)
         assert results == [PushResult(shard, "ok", 1) for shard in range(6)]
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0, abs=0.1)
-        await owner.intake.close()
+        await owner.intake.aclose()
 
     run(scenario())
 
@@ -91,7 +93,7 @@ def test_no_more_is_read_than_can_be_added() -> None:
         assert await owner.intake.results(50.0) is None
         assert owner.most_adding == PARTS_AT_ONCE
         assert len(owner.read_at) == 2 * (PARTS_AT_ONCE + 1)
-        await owner.intake.close()
+        await owner.intake.aclose()
         assert owner.adding == 0
 
     run(scenario())
@@ -105,7 +107,7 @@ def test_results_are_streamed_as_they_become_final() -> None:
         assert await owner.intake.results(KEEP_ALIVE_INTERVAL_S) is None
         pieces: list[bytes] = []
         moments = [loop.time()]
-        async for piece in ResultStream(owner.intake):
+        async for piece in owner.intake:
             pieces.append(piece)
             moments.append(loop.time())
         assert [piece for piece in pieces if piece != SIGN_OF_LIFE] == [
@@ -135,15 +137,15 @@ def test_closing_ends_the_work() -> None:
     async def scenario() -> None:
         owner = Owner(1.0, 10.0)
         assert await owner.intake.results(2.5) is None
-        stream = ResultStream(owner.intake)
-        await stream.aclose()
+        await owner.intake.aclose()
         await asyncio.sleep(30.0)
         assert (len(owner.read_at), owner.added, owner.adding) == (2, [], 0)
 
-        async def failing(_shard: int) -> IncomingDelta:
+        async def failing() -> AsyncIterator[IncomingDelta]:
             raise ConnectionResetError("gone")
+            yield
 
-        broken = PushIntake(owner.push, failing, owner.accept, owner.refuse, lambda _shard: True)
+        broken = PushIntake(owner.push, failing(), owner.accept, owner.refuse)
         with pytest.raises(ConnectionResetError):
             await broken.results(None)
 

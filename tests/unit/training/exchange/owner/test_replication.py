@@ -39,7 +39,18 @@ def forwarded(status: str = "ok", fence: tuple[int, bytes] = (0, b"")) -> Callab
 
 def replicator_in(context: ExchangeContext) -> DeltaReplicator:
     validator = DeltaValidator(context.store, context.view, context.counters, context.settings, context.environment)
-    return DeltaReplicator(context, validator)
+    return DeltaReplicator(
+        swarm=context.swarm,
+        synchronous=context.synchronous,
+        store=context.store,
+        view=context.view,
+        run=context.run,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        validator=validator,
+        counters=context.counters,
+        environment=context.environment,
+    )
 
 
 def replicator_of(store: ShardStore, *others: Contact) -> tuple[DeltaReplicator, ScriptedSwarm, ExchangeContext]:

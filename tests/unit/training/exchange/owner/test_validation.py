@@ -24,7 +24,6 @@ from training.exchange.owner.validation import (
     SAMPLE_FACTOR,
     SPARSE_FACTOR,
     UNUSUAL_STEPS,
-    UNUSUAL_WARNING_INTERVAL_S,
     WEIGHT_FACTOR,
     DeltaValidator,
     ShardInspector,
@@ -155,30 +154,24 @@ def test_the_first_deltas_wait_until_there_is_a_median() -> None:
 
 
 def test_lengths_that_stay_unusual_are_warned_about_now_and_then() -> None:
-    """Each one is counted; a warning comes after five steps in a row, the next one after a while."""
+    """Each one is counted; a warning comes after ten steps, and after ten more."""
 
     async def scenario() -> None:
         store = owner_of("a")
         for node in range(3):
             store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
         validator, context = validator_of(store, workers=3.0)
-
-        def add(step: int, length: float = 100.0) -> None:
-            item, identity = item_of(length), DeltaId(IDENTITY.node, IDENTITY.incarnation, step)
+        warned = []
+        for step in range(1, 2 * UNUSUAL_STEPS + 1):
+            item, identity = item_of(100.0), DeltaId(IDENTITY.node, IDENTITY.incarnation, step)
             assert validator.validate(PUSH, identity, item) is None
             validator.note_added(identity, item)
+            validator.note_added(identity, item)  # another shard of the same step
+            warned.append(len(records_of(context)))
 
-        warned = records_of(context)
-        for step in range(1, UNUSUAL_STEPS):
-            add(step)
-        assert warned == []
-        add(UNUSUAL_STEPS)
-        add(UNUSUAL_STEPS + 1)
-        await asyncio.sleep(UNUSUAL_WARNING_INTERVAL_S + 1)
-        add(UNUSUAL_STEPS + 2)
-
-        assert context.counters.unusual_norms == UNUSUAL_STEPS + 2
-        assert [record.event for record in warned] == ["delta_norm_unusual"] * 2
+        assert context.counters.unusual_norms == 4 * UNUSUAL_STEPS
+        assert [warned.index(count) + 1 for count in (1, 2)] == [UNUSUAL_STEPS, 2 * UNUSUAL_STEPS]
+        assert {record.event for record in records_of(context)} == {"delta_norm_unusual"}
 
     run(scenario())
 

@@ -20,6 +20,7 @@ from training.exchange.backup import BackupHandler
 from training.exchange.context import ExchangeContext
 from training.exchange.jobs import Jobs
 from training.exchange.messages import encode, read_record
+from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, ShardList, StateHead, TransferResult
 from training.exchange.recovery.handover import BATCH_S, Learners
@@ -183,7 +184,7 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         there = store_of("b")
         receiver = ScriptedSwarm(LEARNER, [ME])
         at_learner = context_of(receiver, there)
-        BackupHandler(at_learner, Publisher(at_learner)).register()
+        BackupHandler(at_learner, Publisher(at_learner), SentDeltas()).register()
         at_learner.replica.slice_of(0)[:] = published.value
         if holds:
             at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))

@@ -11,13 +11,20 @@ from overlay.peers import Activity, Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of, until
+from tests.harness.stubs.exchange_context import (
+    Answer,
+    ScriptedSwarm,
+    context_of,
+    deltas_of,
+    directory_of,
+    resending_of,
+    until,
+)
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
@@ -52,7 +59,7 @@ def rebalancer_of(
     for name, answer in {**usual, **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=settings)
-    deltas, directory = DeltaHandler(context), directory_of(context)
+    deltas, directory = deltas_of(context), directory_of(context)
     return (
         Rebalancer(
             context,
@@ -60,6 +67,7 @@ def rebalancer_of(
             deltas,
             SplitReconciler(context, directory, deltas),
             Publisher(context),
+            resending_of(context),
         ),
         swarm,
         context,
@@ -98,7 +106,7 @@ def test_copies_wait_until_the_joiners_have_the_vector_or_a_delta_comes() -> Non
                 values = np.ones(4, np.float32)
                 push = Push(IDS["x"], 1, 1, 0, 1.0, [0])
                 item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
-                [result] = await DeltaHandler(context).accept(push, [item])
+                [result] = await deltas_of(context).accept(push, [item])
                 assert result.reason == "no_backup_yet"
             else:
                 store.add(0, delta(1))

@@ -12,10 +12,9 @@ import pytest
 from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of, records_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of, records_of
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
@@ -39,7 +38,7 @@ class Side:
         self.store.own(0, zeros(self.store), term(number, name), contact(name), 0.0, by_handover=False)
         self.swarm = ScriptedSwarm(contact(name), [contact(other)])
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
-        deltas, directory = DeltaHandler(self.context), directory_of(self.context)
+        deltas, directory = deltas_of(self.context), directory_of(self.context)
         deltas.register()
         context = self.context
         inspector = ShardInspector(context.store, context.counters, context.rebalance, context.environment)

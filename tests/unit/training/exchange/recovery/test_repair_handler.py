@@ -10,9 +10,8 @@ import pytest
 
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, records_of
 from training.exchange.owner.delta_item import logged_frames
-from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,
@@ -43,7 +42,7 @@ class Owner:
         self.set_step(10)
         self.context = context_of(self.swarm, self.store, settings=settings)
         self.context.run.step = 10
-        deltas = DeltaHandler(self.context)
+        deltas = deltas_of(self.context)
         self.handler = RepairHandler(self.context, deltas)
 
     def set_step(self, step: int) -> None:

@@ -7,16 +7,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, resending_of
 from training.exchange.messages import Push, decode
-from training.exchange.own_deltas import Acknowledged, AcknowledgedDeltas, AcknowledgedKey
-from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.own_deltas import Acknowledged, AcknowledgedKey, Outgoing, SentDeltas
 from training.exchange.ownership_messages import (
     AskedDelta,
     FindLacking,
@@ -24,7 +22,7 @@ from training.exchange.ownership_messages import (
     OfferedDeltas,
     OfferedDeltasAnswer,
 )
-from training.exchange.recovery.resending import EVERY_S, Resending
+from training.exchange.recovery.resending import EVERY_S
 from training.exchange.store.shard_store import ShardStore
 from training.shards.applied import DeltaId
 
@@ -38,7 +36,8 @@ class Resent:
         self.store = store or store_of("b")
         self.swarm = ScriptedSwarm(ME, [FORMER, PRESENT])
         self.context: Any = context_of(self.swarm, self.store)
-        self.resending = Resending(self.context, DeltaHandler(self.context))
+        self.kept = SentDeltas()
+        self.resending = resending_of(self.context, self.kept)
         self.lacks, self.is_owner = True, True
         self.answer = OfferedDeltasAnswer(1)
         self.swarm.answers["lacking"] = self._on_question
@@ -52,8 +51,7 @@ class Resent:
     def acknowledged(self, step: int = 5, encoded: bytes = bytes(16), base_step: int = 4) -> AcknowledgedKey:
         push = Push(IDS["b"], 1, step, base_step, 0.5, [])
         key = AcknowledgedKey(0, DeltaId(IDS["b"], 1, step))
-        now_s = self.context.environment.clock.monotonic()
-        self.context.acknowledged.note(0, Acknowledged(push, IDS["a"], now_s, "float32", 4, encoded))
+        self.kept.acknowledge(push, IDS["a"], Outgoing(0, encoded, "float32", 4))
         return key
 
     def moves(self, to: Contact = PRESENT) -> None:
@@ -86,7 +84,17 @@ def test_a_delta_that_the_new_owner_lacks_is_sent_under_its_identity_once() -> N
     run(scenario())
 
 
-def test_deltas_whose_owners_have_not_changed_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+class Passed(dict[AcknowledgedKey, Acknowledged]):
+    """Counts how often all deltas are passed."""
+
+    times = 0
+
+    def items(self) -> Any:
+        self.times += 1
+        return super().items()
+
+
+def test_deltas_whose_owners_have_not_changed_are_not_passed() -> None:
     """There are thousands, and each second all would be: the shards are looked at instead."""
 
     async def scenario() -> None:
@@ -95,17 +103,15 @@ def test_deltas_whose_owners_have_not_changed_are_not_passed(monkeypatch: pytest
         for step in range(1, 6):
             one.acknowledged(step)
         one.answer = OfferedDeltasAnswer(5)
-        passed: list[int] = []
-        each = AcknowledgedDeltas.__iter__
-        monkeypatch.setattr(AcknowledgedDeltas, "__iter__", lambda kept: passed.append(1) or each(kept))
+        one.kept.acknowledged = passed = Passed(one.kept.acknowledged)
         await one.work()
-        assert passed == []
+        assert passed.times == 0
         one.moves()
         await one.work()
-        assert passed == [1]
+        assert passed.times == 1
         assert [len(message.deltas) for message in one.sent] == [5]
         await one.work()
-        assert passed == [1], "all have moved"
+        assert passed.times == 1, "all have moved"
 
     run(scenario())
 
@@ -138,7 +144,7 @@ def test_an_owner_names_what_its_shards_certainly_lack() -> None:
         state.applied.add(DeltaId(IDS["b"], 1, 5))
         swarm = ScriptedSwarm(PRESENT, [ME])
         context = context_of(swarm, store)
-        Resending(context, DeltaHandler(context))
+        resending_of(context)
         asked = [AskedDelta(0, 5, 4), AskedDelta(0, 6, 5), AskedDelta(0, 7, 2), AskedDelta(2, 6, 5)]
         answer = await swarm.deliver("lacking", ME, FindLacking(1, asked), LackingDeltas)
         assert answer == LackingDeltas([2], [1])
@@ -158,7 +164,7 @@ def test_without_an_answer_it_is_sent_again_and_a_refusal_is_final() -> None:
         assert len(one.sent) == 2
         one.swarm.answers["mend"] = lambda *_: OfferedDeltasAnswer(0, [0])
         await one.work()
-        assert one.context.acknowledged.find(key) is None
+        assert key not in one.kept.acknowledged
         await one.work()
         assert (len(one.sent), one.context.counters.sent_again) == (3, 0)
 
@@ -215,15 +221,15 @@ def test_an_owner_that_was_started_again_is_sent_what_its_disk_lacks() -> None:
         one = Resent()
         key = one.acknowledged()
         one.store.note_owner(0, term(1, "a"), FORMER)
-        kept = one.context.acknowledged
-        kept.find(key).push = msgspec.structs.replace(kept.find(key).push, workers=3.0)
+        kept = one.kept.acknowledged[key]
+        kept.push = msgspec.structs.replace(kept.push, workers=3.0)
         await one.work()
         assert one.swarm.requests == []
-        kept.doubt(IDS["a"])
+        one.kept.doubt(IDS["a"])
         await one.work()
         (message,) = one.sent
         assert [(found.step, found.weight, found.workers) for found in message.deltas] == [(5, 0.5, 3.0)]
-        assert [b"" in owners for _, owners in kept.owners()] == [False]
+        assert [owner for _, owner in one.kept.owners()] == [IDS["a"]]
         await one.work()
         assert len(one.sent) == 1
 
