@@ -65,7 +65,8 @@ class Membership:
         self._rng = environment.entropy.random
         self._log = environment.log
         self._deaths = TokenBucket(DEATHS_AT_ONCE, environment.clock.monotonic())
-        self._inquiries: dict[bytes, int] = {}
+        #: The helpers that an inquiry waits for, by the member that it is about.
+        self._inquiries: dict[bytes, set[bytes]] = {}
         self._closed = False
         self._callbacks: list[Callable[[PeerChange], None]] = []
         protocol.subscribe(self, members)
@@ -285,29 +286,32 @@ class Membership:
         helpers = [contact for contact in map(self.members.contact, via) if contact is not None]
         if target is None or node_id in self._inquiries:
             return
+        began = self._clock.monotonic()
         if not helpers:
-            self._conclude(node_id)
+            self._conclude(node_id, began)
             return
-        self._inquiries[node_id] = len(helpers)
+        waiting = self._inquiries[node_id] = {helper.node_id for helper in helpers}
 
         def on_result(helper: Contact, result: Result | None) -> None:
-            if node_id not in self._inquiries:
-                return
+            if self._inquiries.get(node_id) is not waiting:
+                return  # it has ended; another one may have begun
             if self._take_relayed(result, target, helper):
                 del self._inquiries[node_id]  # alive: only the path from this node to it fails
                 return
-            self._inquiries[node_id] -= 1
-            if self._inquiries[node_id] == 0:
+            waiting.discard(helper.node_id)
+            if not waiting:
                 del self._inquiries[node_id]
-                self._conclude(node_id)
+                self._conclude(node_id, began)
 
         body, limit_s = PingRequest(pack_contact(target)), self._helper_limit_s()
         for helper in helpers:
             on_answer = partial(on_result, helper)
             self._protocol.call(helper, body, on_answer, limit_s=limit_s, counts_as_failure=False)
 
-    def _conclude(self, node_id: bytes) -> None:
-        if not self._closed:
+    def _conclude(self, node_id: bytes, began: float) -> None:
+        """Nobody has reached it since an inquiry began. If it has sent something itself meanwhile, it is there."""
+        peer = self.members.peer(node_id)
+        if not self._closed and peer is not None and peer.last_heard <= began:
             self.perform(self.members.on_unreachable(node_id, self._clock.monotonic()))
 
 

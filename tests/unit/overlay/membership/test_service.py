@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -229,6 +230,43 @@ def test_a_member_that_no_helper_reaches_is_suspected() -> None:
         assert world.changes == []
 
     play(story)
+
+
+def test_late_answers_to_an_inquiry_do_not_count_in_the_next() -> None:
+    """Two helpers of one that another has ended are silent; the next still waits for its own."""
+
+    def story(world: World) -> None:
+        world.membership.perform([SendPingRequest(A, (B, C))])
+        _, late = world.recorder.calls
+        world.recorder.calls[0].on_result(PingResult(True))
+        world.membership.perform([SendPingRequest(A, (B, C))])
+
+        late.on_result(None)
+        world.recorder.calls[2].on_result(PingResult(False))
+        assert world.changes == []
+        world.recorder.calls[3].on_result(None)
+        assert world.changes == [(A, "suspect")]
+
+    play(story)
+
+
+def test_a_member_that_sends_something_during_an_inquiry_is_not_suspected() -> None:
+    """Helpers that do not reach it say nothing of a member that this node hears."""
+
+    async def story() -> None:
+        world = World()
+        world.membership.perform([SendPingRequest(A, (B,))])
+        await asyncio.sleep(0.3)
+        world.membership.on_request(heartbeat(A), world.homes[A].address)
+        world.recorder.calls[-1].on_result(None)
+        assert world.changes == []
+
+        world.membership.perform([SendPingRequest(A, (B,))])
+        await asyncio.sleep(0.3)
+        world.recorder.calls[-1].on_result(None)
+        assert world.changes == [(A, "suspect")]
+
+    VirtualLoop().run(story())
 
 
 def test_a_requested_probe_is_logged_and_sent_once() -> None:
