@@ -222,10 +222,10 @@ class PeerSampler:
         Nodes that join a small swarm at the same time find only half of each other; this way they find the rest.
         """
         node_ids = [node_id for node_id in self._members.peers.ids() if self._members.helper(node_id) is None]
-        asked = self._members.peer(self._rng.choice(node_ids)) if node_ids else None
+        asked = self._members.contact(self._rng.choice(node_ids)) if node_ids else None
         if asked is None:
             return True
-        known = await self._lookups.ask(asked.contact, target)
+        known = await self._lookups.ask(asked, target)
         unknown = [contact for contact in known if contact.node_id not in self._members.peers]
         is_larger = most is None and len(known) > self._k
         if is_larger:  # neighbours are found by a lookup, not so; those that did not answer it may answer others
@@ -234,7 +234,7 @@ class PeerSampler:
             now = self._clock.monotonic()
             most, unknown = COMPARED, [one for one in unknown if self._members.negative.is_silent(one, now)]
         for contact in unknown[:most]:
-            self._membership.verify(contact, asked.contact)
+            self._membership.verify(contact, asked)
         return is_larger or bool(unknown)
 
     def _came_before_neighbours(self) -> bool:

@@ -137,40 +137,41 @@ class Reachability:
 
     async def check(self) -> bool:
         """Ask peers to dial this node until enough have connected or too few are left; true when enough have."""
-        neighbours, others = list[Peer](), list[Peer]()
-        for peer in self._peers:
-            (neighbours if self._is_neighbour(peer) else others).append(peer)
+        others = self._known(neighbours=False)
         if (is_reached := await self._ask_some(others)) is not None:
             self._failed_outside, self._reached_by_neighbours = not is_reached, False
-        elif not self._failed_outside and not any(peer.eligible for peer in others):
-            is_reached = await self._ask_some(neighbours)
+        elif not self._failed_outside and not any(eligible for _, eligible in others):
+            is_reached = await self._ask_some(self._known(neighbours=True))
             self._reached_by_neighbours = bool(is_reached)
         return bool(is_reached)
 
-    async def _ask_some(self, peers: list[Peer]) -> bool | None:
+    def _known(self, *, neighbours: bool) -> list[tuple[Contact, bool]]:
+        """The present peers, and whether each is eligible. A peer must not be read after a wait: it may be gone."""
+        return [(peer.contact, peer.eligible) for peer in self._peers if self._is_neighbour(peer) is neighbours]
+
+    async def _ask_some(self, peers: list[tuple[Contact, bool]]) -> bool | None:
         """Whether enough of these peers have connected; None if they have not decided it."""
         self._rng.shuffle(peers)
-        peers.sort(key=lambda peer: not peer.eligible)
+        peers.sort(key=lambda peer: not peer[1])
         needed = min(CONFIRMATIONS, len(peers))
         asked = peers[:MAX_ASKED]
-        del peers  # all of a few hundred, while each of a few seconds is waited for
         reached: list[bytes] = []
         not_asked: list[str] = []
         refused: list[str] = []
         left = len(asked)  # peers that have confirmed or still may
-        for peer in asked:
+        for contact, eligible in asked:
             try:
-                answer = await self._ask(peer.contact)
+                answer = await self._ask(contact)
             except TransportError as error:
-                not_asked.append(f"could not ask {short(peer.node_id)}: {error.detail}")
+                not_asked.append(f"could not ask {short(contact.node_id)}: {error.detail}")
                 left -= 1
-                if not peer.eligible:
+                if not eligible:
                     needed = max(1, min(needed, left))
             else:
                 if answer.reached:
-                    reached.append(peer.node_id)
+                    reached.append(contact.node_id)
                 else:
-                    refused.append(f"{short(peer.node_id)} could not connect: {answer.reason}")
+                    refused.append(f"{short(contact.node_id)} could not connect: {answer.reason}")
                     left -= 1
             if len(reached) >= needed or left < needed:
                 break

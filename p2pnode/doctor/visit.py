@@ -27,6 +27,7 @@ from overlay.environment import Environment
 from overlay.errors import OverlayError
 from overlay.identity import load_identity
 from overlay.overlay import Overlay
+from overlay.peers import Contact
 from overlay.sealing.swarm_key import KeyRing
 from overlay.settings import OverlaySettings
 from overlay.sockets.transport import SocketTransport
@@ -244,14 +245,19 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         await overlay.stop()
 
 
+def _some_members(overlay: Overlay) -> list[Contact]:
+    """Contacts, because a peer must not be read after a wait: it may be gone."""
+    return [peer.contact for peer in overlay.members()[:PINGED]]
+
+
 async def _pings(overlay: Overlay) -> list[DoctorCheck]:
     """Round trips of datagrams to members."""
-    members = overlay.members()[:PINGED]
+    members = _some_members(overlay)
     loop = asyncio.get_running_loop()
     answered: list[str] = []
     for member in members:
         began = loop.time()
-        if await overlay.ping(member.contact) is not None:
+        if await overlay.ping(member) is not None:
             answered.append(f"{duration(loop.time() - began)} to {member.address}")
     if answered:
         return [ok("UDP", f"a round trip of {', '.join(answered)}")]
@@ -268,8 +274,7 @@ async def _line(overlay: Overlay, shards: int) -> DoctorCheck:
     """How fast members send, one after the other: together they would share this machine's line."""
     genesis = overlay.genesis
     assert genesis is not None, "it has joined"
-    members = overlay.members()[:PINGED]
-    return judged([await read_from(overlay, member.contact, genesis, shards) for member in members])
+    return judged([await read_from(overlay, member, genesis, shards) for member in _some_members(overlay)])
 
 
 async def _reached(overlay: Overlay, config: Config) -> DoctorCheck:

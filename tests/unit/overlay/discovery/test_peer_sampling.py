@@ -33,12 +33,15 @@ class World:
         self.peers = PeerTable()
         self.suspects: list[bytes] = []
         self.verified: list[bytes] = []
+        #: Who has named each of them.
+        self.named_by: list[Contact] = []
         #: Who hears a member that this node does not hear.
         self.helpers: dict[bytes, Contact] = {}
         self.lookups = 0
         self.lookup_s = 0.01
         self.told: list[Contact] = []
         self.asked = 0
+        self.ends_when_asked = False
         self.changed: list[Callable[[PeerChange], None]] = []
         self.environment = make_environment()
         for node_id in known:
@@ -46,6 +49,7 @@ class World:
         members = SimpleNamespace(
             peers=self.peers,
             peer=self.peers.get,
+            contact=lambda node_id: None if (peer := self.peers.get(node_id)) is None else peer.contact,
             all_known=lambda: len(self.peers) < K,
             helper=self.helpers.get,
             negative=NegativeCache(),
@@ -54,7 +58,7 @@ class World:
         membership: Any = SimpleNamespace(
             members=members,
             on_change=self.changed.append,
-            verify=lambda contact, _named_by: self.verified.append(contact.node_id),
+            verify=self._verify,
         )
         #: The nodes asked by the widest lookup of the own id.
         self.asked_near: int | None = K - 1
@@ -64,6 +68,10 @@ class World:
         )
         self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
         self.sampler = PeerSampler(self.local, K, membership, lookups, self.environment)
+
+    def _verify(self, contact: Contact, named_by: Contact) -> None:
+        self.verified.append(contact.node_id)
+        self.named_by.append(named_by)
 
     def meet(self, node_id: bytes, activity: Activity, **known: object) -> None:
         now = self.environment.clock.monotonic()
@@ -80,6 +88,8 @@ class World:
         assert contact.node_id in self.peers
         assert contact.node_id not in self.helpers, "it would not answer"
         self.asked += 1
+        if self.ends_when_asked:
+            self.peers.remove(contact.node_id)
         return self.told
 
 
@@ -252,6 +262,18 @@ def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
         await for_a_while(world.sampler.keep_sampling(), 30.0)
         assert world.asked - often < 5 + 30 / 3
         assert often >= 6
+
+    play(story)
+
+
+def test_who_has_named_a_node_has_an_address_even_if_it_is_gone_since() -> None:
+    """It is removed while it answers: what was known of it must not be read afterwards."""
+
+    async def story() -> None:
+        world = World(OTHERS[:1])
+        world.told, world.ends_when_asked = [Contact(OTHERS[9], HERE)], True
+        await for_a_while(world.sampler.keep_sampling(), 0.1)
+        assert world.named_by == [Contact(OTHERS[0], HERE)]
 
     play(story)
 

@@ -27,6 +27,8 @@ class Requests:
     def __init__(self, answers: dict[int, bool | None]) -> None:
         self.answers = answers
         self.asked: list[int] = []
+        self.contacts: list[Contact] = []
+        self.on_asked: Callable[[], object] = lambda: None
 
     def register(self, name: str, handler: object, *, waits: bool = False) -> None:
         assert name == "dialback"
@@ -39,6 +41,8 @@ class Requests:
         assert not keep  # each of many that join would keep the streams to those it asked
         number = to.node_id[0]
         self.asked.append(number)
+        self.contacts.append(to)
+        self.on_asked()
         reached = self.answers[number]
         if reached is None:
             raise TransportError("timeout", to.address, "does not answer")
@@ -103,6 +107,18 @@ def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> None:
         made, local, _ = reachability({1: None, 2: True}, eligible=(1, 2))
         assert not await made.check()
         assert not local.reached
+
+    play(story)
+
+
+def test_a_peer_that_is_gone_while_another_answers_is_asked_at_its_address() -> None:
+    """What was known of it must not be read afterwards."""
+
+    async def story() -> None:
+        made, _, requests = reachability({1: None, 2: None})
+        requests.on_asked = lambda: [made._peers.remove(bytes([number]) * 20) for number in (1, 2)]
+        assert not await made.check()
+        assert sorted(str(contact.address) for contact in requests.contacts) == ["10.0.1.1:8468", "10.0.1.2:8468"]
 
     play(story)
 
