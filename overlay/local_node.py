@@ -45,6 +45,8 @@ class LocalNode:
         self.address = address
         self.heartbeat = Heartbeat(node_id, incarnation, boot_id, address.port)
         self.genesis: bytes | None = None
+        #: Another node of the run has been told the genesis, and may have entered through this one.
+        self.has_admitted = False
         self.tag: bytes | None = None
         self.reached = False
         self._willing = True

@@ -228,6 +228,11 @@ class Overlay:
         return self.local.genesis
 
     @property
+    def has_admitted(self) -> bool:
+        """Whether another node may have entered the swarm through this one."""
+        return self.local.has_admitted
+
+    @property
     def heartbeat(self) -> Heartbeat:
         return self.local.heartbeat
 

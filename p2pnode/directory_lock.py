@@ -68,7 +68,8 @@ def is_fresh(folder: Path) -> bool:
 def empty_again(folder: Path) -> None:
     """Remove what a failed start has written into a fresh directory, under its lock.
 
-    A node that has entered a swarm has a record (`p2pnode.config.directory_record`): its directory stays as it is.
+    A node that has entered a swarm, or through which others have entered a new one, has a record
+    (`p2pnode.config.directory_record`): its directory stays as it is.
     """
     if (folder / RECORD_FILE).exists():
         return

@@ -134,6 +134,7 @@ def answer_hello(
         local.heartbeat.boot_id,
         identity.public_key,
     )
+    local.has_admitted = local.has_admitted or (local.genesis is not None and request.run == local.run)
     signature = identity.sign(_statement(request.nonce, request.node_id, answer))
     return Response(_ENCODER.encode(msgspec.structs.replace(answer, signature=signature)))
 

@@ -2,7 +2,7 @@
 
 A directory belongs to one run and one layout of the model, for good. The record says which, whether this node founded
 the swarm, and what earlier starts were told, so that a plain `p2pnode start` continues. It is written only when a node
-has entered its swarm: a start that fails leaves it as it was.
+has entered its swarm, or others have entered through it: a start that fails before leaves it as it was.
 """
 
 from __future__ import annotations

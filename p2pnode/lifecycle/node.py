@@ -242,6 +242,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(training, leaving, return_exceptions=True)
             await self._close()
+            await self._startup.keep_founded()
 
     async def _run_training(self) -> End:
         try:

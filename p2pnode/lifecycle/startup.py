@@ -89,7 +89,6 @@ class Startup:
         self.founder = False
         #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
         self.resumes = False
-        #: The step with which this node begins is what a single other node has said.
         #: No member of the swarm has answered yet, and this node may not open it again.
         self.waits_for_swarm = False
         #: Why the run has as many shards as it has; None before that is known.
@@ -188,8 +187,16 @@ class Startup:
                 ExitCode.CONFIGURATION,
             )
         self.founder = True
-        self._overlay.found(genesis)
+        # Before it is told to anybody: those that have entered this swarm enter no other one.
         await self._directory.keep_genesis(genesis)
+        self._overlay.found(genesis)
+
+    async def keep_founded(self) -> None:
+        """At the end: others that have entered the new swarm wait for it, even if this start has failed before it had
+        a model. With a record the state directory stays, and the next start opens the same swarm."""
+        genesis = self._overlay.genesis
+        if self.founder and genesis is not None and self._overlay.has_admitted and not self._directory.record.run:
+            await self._directory.remember(self._config.swarm.run, genesis, None, founder=True, given={})
 
     async def remember(self, manifest: Manifest) -> None:
         """This node and its swarm agree: from now on the state directory belongs to this run and this model."""
@@ -330,13 +337,14 @@ class Startup:
         with_model_s = began
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
-            peers, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
+            members, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
+            peers = [peer.contact for peer in members]  # a peer must not be read after a wait: it may be gone
             for peer in peers:
                 try:
                     manifest = await manifest_check.compare_with(
-                        self._overlay, peer.contact, proposal, adopts_shards=adopts_shards
+                        self._overlay, peer, proposal, adopts_shards=adopts_shards
                     )
-                    return Agreement(manifest, peer.contact)
+                    return Agreement(manifest, peer)
                 except ManifestRefused as error:
                     hint = "take over the swarm's settings and model, or join another run"
                     if error.fields == ["shards"]:
@@ -392,13 +400,15 @@ class Startup:
 
     async def _fetch_vector(self, exchange: Exchange, source: Contact) -> None:
         clock = self._environment.clock
-        started = clock.monotonic()
+        started, failed = clock.monotonic(), (source, "")
         while True:
             try:
                 report = await exchange.join(source)
                 break
             except TransportError as error:
-                self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
+                if failed != (source, str(error)):  # it is tried five times a second
+                    self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
+                failed = source, str(error)
                 await asyncio.sleep(MANIFEST_RETRY_S)
                 found = await self._ask_members(exchange.manifest, adopts_shards=False)  # the exchange has its shards
                 if found.source is None:

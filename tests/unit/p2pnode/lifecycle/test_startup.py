@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from overlay.overlay import Overlay
+from overlay.peer_table import PeerTable
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from p2pnode.config.directory_record import RECORD_FILE
+from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord
+from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S
-from tests.harness.environment.simulated import ListLog
+from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S, Startup
+from p2pnode.lifecycle.state_directory import GENESIS_FILE
+from tests.harness.builders.peers import heartbeat
+from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
 from training import checkpoint, manifest_check
+from training.trainer_link.interface import TrainerFailed
 
 
 def simulate(
@@ -395,6 +402,83 @@ def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypa
         assert swarm.of("swarm_without_model") == []
 
     simulate(scenario, training__checkpoint_s=1.0)
+
+
+def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known of it must not be read afterwards."""
+    peers, asked = PeerTable(), list[str]()
+
+    async def gone(_swarm: object, peer: Contact, _proposal: object, *, adopts_shards: bool) -> None:
+        asked.append(str(peer.address))
+        for node_id in peers.ids():
+            peers.remove(node_id)
+        raise TransportError("timeout", peer.address, "was silent")
+
+    async def scenario() -> None:
+        environment: Any = SimpleNamespace(clock=VirtualClock(), log=NoLog(), reopens=False)
+        directory: Any = SimpleNamespace(record=DirectoryRecord(founder=False))
+        overlay: Any = SimpleNamespace(members=lambda: list(peers))
+        nothing: Any = None
+        startup = Startup(Config(), environment, directory, overlay, nothing, nothing)
+        for number in (1, 2):
+            peers.observe(heartbeat(bytes([number]) * 20), f"10.0.0.{number}", 0.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await startup._ask_members(nothing, adopts_shards=False)
+
+    monkeypatch.setattr(manifest_check, "compare_with", gone)
+    run(scenario())
+    assert asked == ["10.0.0.1:8468", "10.0.0.2:8468"]
+
+
+def test_a_founder_has_its_genesis_on_disk_before_others_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut between the two would leave them with a swarm that nobody can open again."""
+    on_disk: list[bool] = []
+    found = Overlay.found
+
+    async def scenario(swarm: Swarm) -> None:
+        def look(overlay: Overlay, genesis: bytes) -> None:
+            on_disk.append(swarm.hosts["n0"].disk.files.get(GENESIS_FILE) == genesis)
+            found(overlay, genesis)
+
+        monkeypatch.setattr(Overlay, "found", look)
+        founder = swarm.start("n0").living
+        await swarm.until(lambda: founder.state == "training", within_s=60, what="it trains")
+
+    simulate(scenario)
+    assert on_disk == [True]
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_founder_that_has_told_others_of_its_swarm_opens_it_in_its_next_start(is_told: bool) -> None:
+    """They have entered it, and enter no other one: the failed first start leaves them a state directory. Without them
+    it leaves nothing, so that the directory is emptied."""
+    failure: TrainerFailed | None = TrainerFailed("a typing error", "see the script")
+
+    def make_trainer(name: str) -> StubTrainer:
+        trainer = StubTrainer(name, start_s=5.0)
+        trainer.fail_start = failure if name == "n0" else None
+        return trainer
+
+    async def scenario(swarm: Swarm) -> None:
+        nonlocal failure
+        founder = swarm.start("n0")
+        joiner = swarm.start("n1", bootstrap="n0") if is_told else None
+        assert founder.task is not None
+        with pytest.raises(UserError, match="a typing error"):
+            await founder.task
+        assert (RECORD_FILE in founder.disk.files) is is_told
+        if joiner is None:
+            return
+
+        failure = None
+        again = swarm.start("n0").living
+        await swarm.until(
+            lambda: (again.state, joiner.living.state) == ("training", "training"), within_s=60, what="both train"
+        )
+        assert again.overlay.genesis == joiner.living.overlay.genesis
+
+    simulate(scenario, make_trainer)
 
 
 def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
