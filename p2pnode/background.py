@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from p2pnode.client import STATUS_FILE, NodeClient, RunningNode, find
-from p2pnode.config.state_folders import LOCAL, local_folders
+from p2pnode.client import STATUS_FILE, NodeClient, RunningNode, find, running_on
+from p2pnode.config.state_folders import LOCAL
 from p2pnode.directory_lock import is_locked
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.log_file import LOG_FILE, of_line, open_log
@@ -55,12 +55,6 @@ class Background(NamedTuple):
     def log_folder(self) -> Path:
         """Nodes of `--local` share a log."""
         return self.folder / LOCAL if self.local else self.folder
-
-
-def running_on(folder: Path) -> dict[Path, RunningNode]:
-    """The nodes that run on a state directory, and those that `--local` started there."""
-    found = {place: find(place) for place in (folder, *local_folders(folder))}
-    return {place: node for place, node in found.items() if node is not None and node.alive and is_locked(place)}
 
 
 def start(request: Background, show: Show) -> list[RunningNode]:
@@ -258,7 +252,7 @@ def stop(folder: Path, timeout_s: float, show: Show, *, now: bool) -> list[Ended
     while left:
         passed = time.monotonic() - began
         for place, node in list(left.items()):
-            if not node.alive or not is_locked(place):  # a process that nobody waits for stays in the table as a zombie
+            if not node.alive:
                 file = find(place)
                 is_clean = file is None or file.pid != node.pid
                 if now and not is_clean:

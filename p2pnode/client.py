@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from overlay.addresses import is_loopback, split_address
+from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
 from p2pnode.status.limits import CHANGE_HEADER, SCHEMA_HEADER
@@ -31,32 +32,27 @@ UNAUTHORIZED = 401
 
 
 class RunningNode(NamedTuple):
-    """The content of `status.json`: the node that runs on a state directory."""
+    """The content of `status.json`: the node that runs on a state directory, or ran there last."""
 
     address: str
     pid: int
     node_id: str
     token_file: str = ""
+    folder: Path = Path()
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs; one that was killed and that its parent has not waited for does not."""
+        """Whether its process runs: it holds the lock of its directory. The system gives the id of a process that has
+        ended to another one."""
+        from p2pnode.directory_lock import is_locked  # not on every system
+
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
-            return True
-        return not _is_zombie(self.pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether a process has ended and is in the table still, by proc_pid_stat(5); False where the system has none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])  # the name before it may contain anything
+            pass
+        return is_locked(self.folder)
 
 
 def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> bytes:
@@ -66,13 +62,19 @@ def status_file(address: str, pid: int, node_id: str, token_file: str = "") -> b
 
 
 def find(state_folder: Path) -> RunningNode | None:
-    """The node that runs on a state directory; None if `status.json` is missing or unreadable."""
+    """The node that runs on a state directory, or ran there last; None if `status.json` is missing or unreadable."""
     try:
         entry = json.loads((state_folder / STATUS_FILE).read_bytes())
         token_file = str(entry.get("token_file", ""))
-        return RunningNode(str(entry["address"]), int(entry["pid"]), str(entry["id"]), token_file)
+        return RunningNode(str(entry["address"]), int(entry["pid"]), str(entry["id"]), token_file, state_folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def running_on(folder: Path) -> dict[Path, RunningNode]:
+    """The nodes that run on a state directory, and those that `--local` started there, by directory."""
+    found = {place: find(place) for place in (folder, *local_folders(folder))}
+    return {place: node for place, node in found.items() if node is not None and node.alive}
 
 
 class NotReachable(UserError):

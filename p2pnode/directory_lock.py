@@ -44,10 +44,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process has the lock at this moment; creates nothing."""
+    """Whether a process has the lock at this moment; creates nothing. Two that look at once do not see each other."""
     try:
-        with (folder / LOCK_FILE).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except OSError:

@@ -246,7 +246,7 @@ def _remote(folder: Path, loaded: Loaded) -> list[str]:
 def _address_of(folder: Path) -> str:
     """Where the node of a directory can be dialled from this machine; empty if none runs or it does not answer."""
     found = find(folder)
-    if found is None or not found.alive or not is_locked(folder):
+    if found is None or not found.alive:
         return ""
     try:
         host, port = split_address(str(NodeClient.of(found).status()["node"]["address"]))

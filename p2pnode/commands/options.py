@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 from overlay.addresses import split_address
-from p2pnode.client import NodeClient, NotReachable, RunningNode, find
+from p2pnode.client import NodeClient, NotReachable, RunningNode, find, running_on
 from p2pnode.config.directory_record import RECORD_FILE, read_record, settings_of
 from p2pnode.config.load import Loaded, Override, load
 from p2pnode.config.settings import Config
-from p2pnode.config.state_folders import choose, local_folders, run_of
+from p2pnode.config.state_folders import choose, run_of
 from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import remembered_settings
@@ -101,11 +101,7 @@ def _remembered(found: Config, chosen: Container[str], *, joining: bool, for_run
 
 def running_in(folder: Path) -> RunningNode | None:
     """The node that runs on a state directory, or the first one that `--local` started there."""
-    for place in (folder, *local_folders(folder)):
-        node = find(place)
-        if node is not None and node.alive:
-            return node
-    return None
+    return next(iter(running_on(folder).values()), None)
 
 
 def _assignment(text: str) -> Override:
@@ -161,13 +157,13 @@ class WhichNode(NamedTuple):
             return NodeClient(self.address, token_file=self.token_file or self._own_token_file(self.address))
         settings = self._config()
         folder = settings.state_folder
-        found = running_in(folder) or find(folder)
-        if found is not None and found.alive:
-            return NodeClient(found.address, token_file=self.token_file or found.token_file)
-        if self.state_dir is None and found is None and settings.status.port:
+        if (running := running_in(folder)) is not None:
+            return NodeClient(running.address, token_file=self.token_file or running.token_file)
+        ended = find(folder)
+        if self.state_dir is None and ended is None and settings.status.port:
             host = f"[{settings.status.host}]" if ":" in settings.status.host else settings.status.host
             return NodeClient(f"{host}:{settings.status.port}", token_file=self.token_file or "")
-        gone = f"; its process {found.pid} has ended" if found else ""
+        gone = f"; its process {ended.pid} has ended" if ended else ""
         raise NotReachable(
             f"no node runs on the state directory {folder}{gone}",
             "start one with `p2pnode start`, or name its address with --address HOST:PORT or --state-dir DIR",
@@ -180,10 +176,7 @@ class WhichNode(NamedTuple):
         except UserError:  # with an address the configuration need not be valid
             return ""
         wanted = address.replace("localhost:", "127.0.0.1:", 1)
-        for node in map(find, (folder, *local_folders(folder))):
-            if node is not None and node.alive and node.address == wanted:
-                return node.token_file
-        return ""
+        return next((node.token_file for node in running_on(folder).values() if node.address == wanted), "")
 
 
 def takes(options: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from p2pnode import cli
-from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, find, status_file
+from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, find, running_on, status_file
+from p2pnode.directory_lock import LOCK_FILE, locked
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 
@@ -48,26 +48,39 @@ def test_a_node_is_found_by_its_state_directory(tmp_path: Path, capsys: pytest.C
 
     found = find(folder)
 
-    assert found == ("127.0.0.1:1", child.pid, "ab", "")
+    assert found == ("127.0.0.1:1", child.pid, "ab", "", folder)
     assert not found.alive
     assert run("status") == 9
     assert f"its process {child.pid} has ended" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell the state of a process")
-def test_a_killed_process_that_nobody_has_waited_for_is_no_node(
+def test_a_process_with_the_number_of_an_ended_node_is_no_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A zombie is in the table of processes still; while it runs, and whatever its name is, the process is a node."""
+    """The system gives numbers again: a node holds the lock of its directory."""
+    folder = tmp_path / "state"
+    with locked(folder):
+        (folder / STATUS_FILE).write_bytes(status_file("127.0.0.1:1", os.getpid(), "ab"))
+        found = find(folder)
+        assert found is not None
+        assert found.alive
+        assert running_on(folder) == {folder: found}
+
+    assert not found.alive
+    assert running_on(folder) == {}
+    assert run("status") == 9
+    assert f"its process {os.getpid()} has ended" in capsys.readouterr().err
+
+
+def test_a_killed_process_that_nobody_has_waited_for_is_no_node(tmp_path: Path) -> None:
+    """A zombie is in the table of processes still, and holds no lock."""
     folder = tmp_path / "state"
     folder.mkdir()
-    program = tmp_path / "sh) Z 1"
-    program.symlink_to(shutil.which("sh") or "")
-    with subprocess.Popen(
-        [str(program), "-c", "echo up; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as node:
+    code = "import fcntl, sys; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX); print(); input()"
+    command = [sys.executable, "-c", code, str(folder / LOCK_FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
         assert node.stdout is not None
-        assert node.stdout.readline() == b"up\n"
+        assert node.stdout.readline() == b"\n"
         (folder / STATUS_FILE).write_bytes(status_file("127.0.0.1:1", node.pid, "ab"))
         found = find(folder)
         assert found is not None
@@ -76,8 +89,6 @@ def test_a_killed_process_that_nobody_has_waited_for_is_no_node(
         node.kill()
         os.waitid(os.P_PID, node.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
         assert not found.alive
-        assert run("status") == 9
-        assert f"its process {node.pid} has ended" in capsys.readouterr().err
 
 
 class _Api(http.server.BaseHTTPRequestHandler):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
 
 from p2pnode.config.directory_record import RECORD_FILE
-from p2pnode.directory_lock import empty_again, is_fresh, is_locked, locked
+from p2pnode.directory_lock import LOCK_FILE, empty_again, is_fresh, is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.log_file import LOG_FILE
 
@@ -41,6 +42,14 @@ def test_a_look_at_the_lock_changes_nothing(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_two_that_look_at_the_lock_do_not_see_each_other(tmp_path: Path) -> None:
+    """Two commands at one moment do not take each other for a node."""
+    (tmp_path / LOCK_FILE).touch()
+    with (tmp_path / LOCK_FILE).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not is_locked(tmp_path)
 
 
 def failed_start(folder: Path, writes: tuple[str, ...] = ("identity", "api-token")) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, status_file
 from p2pnode.commands import options
 from p2pnode.commands.options import WhichNode
+from p2pnode.directory_lock import locked
 from p2pnode.errors import ExitCode, UserError
 
 
@@ -21,10 +24,12 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def running(folder: Path, address: str, *, pid: int | None = None) -> None:
-    folder.mkdir(exist_ok=True)
-    content = status_file(address, os.getpid() if pid is None else pid, "ab", str(folder / "token"))
-    (folder / STATUS_FILE).write_bytes(content)
+@contextlib.contextmanager
+def running(folder: Path, address: str) -> Iterator[None]:
+    """A node on this directory; afterwards it has crashed."""
+    with locked(folder):
+        (folder / STATUS_FILE).write_bytes(status_file(address, os.getpid(), "ab", str(folder / "token")))
+        yield
 
 
 def token_of(client: NodeClient) -> str:
@@ -56,21 +61,18 @@ def test_an_assignment_names_section_and_key(text: str) -> None:
 
 def test_a_client_is_for_the_node_on_the_state_directory(tmp_path: Path) -> None:
     """With its token; another token file wins."""
-    running(tmp_path / "a", "127.0.0.1:7100")
-
-    assert WhichNode(state_dir="a").client().address == "127.0.0.1:7100"
-    assert token_of(WhichNode(state_dir="a").client()) == str(tmp_path / "a" / "token")
-    assert token_of(WhichNode(state_dir="a", token_file="other").client()) == "other"
+    with running(tmp_path / "a", "127.0.0.1:7100"):
+        assert WhichNode(state_dir="a").client().address == "127.0.0.1:7100"
+        assert token_of(WhichNode(state_dir="a").client()) == str(tmp_path / "a" / "token")
+        assert token_of(WhichNode(state_dir="a", token_file="other").client()) == "other"
 
 
 def test_the_token_goes_only_to_the_address_of_its_own_node(tmp_path: Path) -> None:
     """A mistyped address must not receive it; localhost is the loopback."""
-    running(tmp_path / "a", "127.0.0.1:7100")
-
-    assert token_of(WhichNode("127.0.0.1:7100", "a").client()) == str(tmp_path / "a" / "token")
-    assert token_of(WhichNode("localhost:7100", "a").client()) == str(tmp_path / "a" / "token")
-    assert token_of(WhichNode("127.0.0.1:7101", "a").client()) == ""
-    running(tmp_path / "a", "127.0.0.1:7100", pid=2**22 + 1)
+    with running(tmp_path / "a", "127.0.0.1:7100"):
+        assert token_of(WhichNode("127.0.0.1:7100", "a").client()) == str(tmp_path / "a" / "token")
+        assert token_of(WhichNode("localhost:7100", "a").client()) == str(tmp_path / "a" / "token")
+        assert token_of(WhichNode("127.0.0.1:7101", "a").client()) == ""
     assert token_of(WhichNode("127.0.0.1:7100", "a").client()) == ""
 
 
@@ -82,8 +84,9 @@ def test_without_a_node_the_configured_address_is_used_or_an_error_says_what_to_
     with pytest.raises(NotReachable, match="no node runs on the state directory b") as caught:
         WhichNode(state_dir="b").client()
     assert "p2pnode start" in caught.value.hint
-    running(tmp_path / "b", "127.0.0.1:7100", pid=2**22 + 1)
-    with pytest.raises(NotReachable, match="its process 4194305 has ended"):
+    with running(tmp_path / "b", "127.0.0.1:7100"):
+        pass
+    with pytest.raises(NotReachable, match=f"its process {os.getpid()} has ended"):
         WhichNode(state_dir="b").client()
 
 
