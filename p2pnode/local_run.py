@@ -113,7 +113,7 @@ def _forward(source: IO[bytes], target: Any, prefix: bytes, bound: BoundedLog | 
 
 def run_local(start: LocalStart) -> int:
     """Start the nodes and wait until all have ended; the exit code of the first that failed. Raises `UserError`."""
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     nodes: list[_Node] = []
     with interrupts.caught():
         try:
@@ -128,7 +128,7 @@ def run_local(start: LocalStart) -> int:
                     printer.join(1.0)
 
 
-def _start_all(start: LocalStart, nodes: list[_Node], interrupts: _Interrupts) -> bool:
+def _start_all(start: LocalStart, nodes: list[_Node], interrupts: Interrupts) -> bool:
     """Start the nodes, the founder first; the others get the addresses of those that run. Returns whether these nodes
     know no other ones."""
     config = start.loaded.config
@@ -257,7 +257,7 @@ def _address_of(folder: Path) -> str:
     return str(Address(host, port))
 
 
-def _until_up(nodes: Sequence[_Node], interrupts: _Interrupts) -> None:
+def _until_up(nodes: Sequence[_Node], interrupts: Interrupts) -> None:
     """Wait until every node's API listens or one has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not interrupts.count and all(node.runs for node in nodes) and not all(node.is_up for node in nodes):
@@ -266,7 +266,7 @@ def _until_up(nodes: Sequence[_Node], interrupts: _Interrupts) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _wait(nodes: Sequence[_Node], interrupts: _Interrupts, *, is_alone: bool = False) -> int:
+def _wait(nodes: Sequence[_Node], interrupts: Interrupts, *, is_alone: bool = False) -> int:
     """Wait for all; pass signals on. When the only node of a start failed before the others, they were not started.
 
     Where these nodes know no others (`is_alone`), one that has not joined when all that have are gone is ended.
@@ -326,8 +326,8 @@ def _is_joining(folder: Path) -> bool:
         return False
 
 
-class _Interrupts:
-    """Counts the signals that end the nodes."""
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP instead of ending at once: the started processes must end first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -348,7 +348,7 @@ class _Interrupts:
 
 
 @contextlib.contextmanager
-def _one_start_at_a_time(folder: Path, interrupts: _Interrupts) -> Iterator[None]:
+def _one_start_at_a_time(folder: Path, interrupts: Interrupts) -> Iterator[None]:
     """Hold the lock of `local/` while nodes start. Of two starts at one moment, the second must find the nodes of the
     first instead of founding too."""
     deadline = time.monotonic() + START_TIMEOUT_S

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from p2pnode.config.toml import node_toml
@@ -25,6 +23,7 @@ from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.demo.plan import EVALUATIONS, DemoPlan, DemoResult, goal_held, node_config, options, summary
 from p2pnode.demo.view import DemoMoment, View, demo_row
 from p2pnode.errors import ExitCode
+from p2pnode.local_run import Interrupts
 from p2pnode.screen import ProgressBar, progress_bar
 from p2pnode.terminal.numbers import number, size, whole
 from training.settings import TrainingSettings
@@ -32,33 +31,6 @@ from training.settings import TrainingSettings
 POLL_INTERVAL_S = 0.25
 #: Parts trained alone at a time: one per core of the smallest machine the demo runs on.
 MAX_CONCURRENT_BASELINES = 2
-
-
-class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP instead of ending at once: the started processes must end first."""
-
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def _count(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        former = {number: signal.signal(number, self._count) for number in self._NUMBERS}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def any(self) -> bool:
-        return self.count > 0
-
-    def again(self) -> bool:
-        return self.count > 1
 
 
 def run(plan: DemoPlan, *, as_json: bool = False) -> int:
@@ -110,7 +82,7 @@ def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View)
         draw(seconds)
         if len(nodes) == plan.nodes and goal_held([node.accuracies for node in nodes], plan.until):
             return ""
-        if interrupts.any():
+        if interrupts.count:
             return "it was interrupted"
         return f"the goal was not reached within {plan.time_limit_s:g} s" if seconds > plan.time_limit_s else None
 
@@ -123,7 +95,7 @@ def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View)
             reason = _wait_for(outcome)
         seconds = time.monotonic() - began
     finally:
-        killed = end_all(nodes, interrupts.again)
+        killed = end_all(nodes, lambda: interrupts.count > 1)
     if killed:
         view.print(f"had to be killed: {', '.join(killed)}")
     statuses = tuple(node.status or {} for node in nodes)
@@ -156,7 +128,7 @@ def _train_alone(
     waiting = list(range(plan.nodes))
     processes: list[DemoProcess] = []
     try:
-        while (waiting or any(process.exit_code is None for process in processes)) and not interrupts.any():
+        while (waiting or any(process.exit_code is None for process in processes)) and not interrupts.count:
             running = sum(process.exit_code is None for process in processes)
             shown.show(len(processes) - running, plan.nodes, "parts")
             if waiting and running < MAX_CONCURRENT_BASELINES:
@@ -166,12 +138,12 @@ def _train_alone(
             else:
                 time.sleep(POLL_INTERVAL_S)
     finally:
-        end_all(processes, interrupts.again)
+        end_all(processes, lambda: interrupts.count > 1)
     accuracies = []
     for process in processes:
         accuracy = _alone_accuracy(process)
         if accuracy is None:
-            if not interrupts.any():
+            if not interrupts.count:
                 view.print(f"{process.name} failed with exit code {process.exit_code}:\n{process.last_lines()}")
             return []
         accuracies.append(accuracy)
