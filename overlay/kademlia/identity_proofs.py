@@ -13,12 +13,12 @@ from __future__ import annotations
 from overlay.identity import Identity
 from overlay.ids import node_id_of
 from overlay.kademlia.messages import PROOF_BYTES
+from overlay.rate_limits import RateLimit, TokenBucket
 
 PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"
 #: At about 30 µs each, signing takes at most 3 % of a core; the burst lets a thousand nodes join at once.
-PROOFS_PER_S = 1000.0
-MAX_PROOFS_BURST = 2000.0
+PROOFS = RateLimit(1000.0, 2000.0)
 
 
 class IdentityProofs:
@@ -26,16 +26,12 @@ class IdentityProofs:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._left = MAX_PROOFS_BURST
-        self._at = float("-inf")
+        self._bucket = TokenBucket(PROOFS, 0.0)
 
     def make(self, asker: bytes, message_id: bytes, head: bytes, now: float) -> bytes:
         """The proof for one request; empty above the rate limit."""
-        self._left = min(MAX_PROOFS_BURST, self._left + PROOFS_PER_S * (now - self._at))
-        self._at = now
-        if self._left < 1.0:
+        if self._bucket.take(now):
             return b""
-        self._left -= 1.0
         return self._identity.public_key + self._identity.sign(_statement(asker, message_id, head))
 
     def holds(self, proof: bytes, node_id: bytes, asker: bytes, message_id: bytes, head: bytes) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from overlay.rate_limits import RateLimit, TokenBucket
 from overlay.sealing.handshake import Epoch, HandshakeInit
 from overlay.sealing.refusal import Refused
 
@@ -20,7 +21,7 @@ CLOCK_BOUND_S = 60.0
 MAX_SENDERS = 16384
 MAX_CLOCK_REPORTS = 64
 #: An init costs its receiver about 250 µs: above this rate they get no answer.
-INITS_PER_S, INITS_PER_BURST = 400.0, 2000.0
+INITS = RateLimit(400.0, 2000.0)
 
 
 class InitFilter:
@@ -34,8 +35,7 @@ class InitFilter:
         self._too_old_us = microseconds(wall)
         self._clock_differs = clock_differs
         self._clocks_reported: dict[bytes, bool] = {}
-        self._tokens = INITS_PER_BURST
-        self._tokens_at = now
+        self._bucket = TokenBucket(INITS, now)
 
     def check(self, init: HandshakeInit, epoch: Epoch, now: float, wall: float) -> None:
         """Accept an init once and remember it. Raises `Refused`."""
@@ -48,7 +48,8 @@ class InitFilter:
             raise Refused("clock")
         if init.sent_us <= self._too_old_us:
             raise Refused("before_start")
-        self._take_token(now)
+        if self._bucket.take(now):
+            raise Refused("busy")
         if not init.is_signed(epoch):
             raise Refused("unsigned")
         self._newest[sender] = init.sent_us
@@ -63,13 +64,6 @@ class InitFilter:
         if init.is_signed(epoch):
             self._clocks_reported[init.node_id] = True
             self._clock_differs(init.node_id, ahead_s)
-
-    def _take_token(self, now: float) -> None:
-        self._tokens = min(INITS_PER_BURST, self._tokens + INITS_PER_S * (now - self._tokens_at))
-        self._tokens_at = now
-        if self._tokens < 1.0:
-            raise Refused("busy")
-        self._tokens -= 1.0
 
 
 def microseconds(wall: float) -> int:

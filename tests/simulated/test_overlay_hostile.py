@@ -15,7 +15,7 @@ from overlay.addresses import Address
 from overlay.ids import random_id
 from overlay.kademlia import messages
 from overlay.kademlia.calls import MAX_OUTSTANDING
-from overlay.kademlia.identity_proofs import MAX_PROOFS_BURST, PROOFS_PER_S
+from overlay.kademlia.identity_proofs import PROOFS
 from overlay.membership.members import MAX_PEERS
 from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
 from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
@@ -91,7 +91,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         assert more < MOST_BLOCKS
         assert node.report().calls_waiting <= 1
         assert (
-            node.report().counters["proofs_made"] <= MAX_PROOFS_BURST + 2 * PROOFS_PER_S + 100
+            node.report().counters["proofs_made"] <= PROOFS.burst + 2 * PROOFS.rate_per_s + 100
             if body != "news"
             else True
         )

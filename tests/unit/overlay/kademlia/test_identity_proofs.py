@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlay.identity import identity_from_seed
-from overlay.kademlia.identity_proofs import MAX_PROOFS_BURST, PROOFS_PER_S, IdentityProofs
+from overlay.kademlia.identity_proofs import PROOFS, IdentityProofs
 
 ASKER, QUESTION, HEAD = b"a" * 20, b"m" * 20, b"head"
 IDENTITY = identity_from_seed(b"r" * 32)
@@ -41,9 +41,9 @@ def test_bytes_of_any_length_are_no_proof(proof: bytes) -> None:
 def test_proofs_are_made_at_a_bounded_rate() -> None:
     """A burst, then so many a second: above the rate the response has no proof."""
     proofs = IdentityProofs(IDENTITY)
-    made = [bool(proofs.make(ASKER, QUESTION, HEAD, 5.0)) for _ in range(int(MAX_PROOFS_BURST) + 10)]
-    later = [bool(proofs.make(ASKER, QUESTION, HEAD, 5.5)) for _ in range(int(PROOFS_PER_S))]
+    made = [bool(proofs.make(ASKER, QUESTION, HEAD, 5.0)) for _ in range(int(PROOFS.burst) + 10)]
+    later = [bool(proofs.make(ASKER, QUESTION, HEAD, 5.5)) for _ in range(int(PROOFS.rate_per_s))]
 
-    assert sum(made) == MAX_PROOFS_BURST
-    assert sum(later) == PROOFS_PER_S / 2
+    assert sum(made) == PROOFS.burst
+    assert sum(later) == PROOFS.rate_per_s / 2
     assert proofs.holds(proofs.make(ASKER, QUESTION, HEAD, 9.0), IDENTITY.node_id, ASKER, QUESTION, HEAD)

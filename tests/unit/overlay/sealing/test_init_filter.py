@@ -7,7 +7,7 @@ import pytest
 from overlay.identity import Identity, identity_from_seed
 from overlay.sealing import init_filter
 from overlay.sealing.handshake import Epoch, HandshakeInit, make_init
-from overlay.sealing.init_filter import CLOCK_BOUND_S, INITS_PER_BURST, INITS_PER_S, InitFilter, microseconds
+from overlay.sealing.init_filter import CLOCK_BOUND_S, INITS, InitFilter, microseconds
 from overlay.sealing.refusal import Refused
 from overlay.sealing.swarm_key import SwarmKey
 
@@ -84,7 +84,7 @@ def test_an_unsigned_init_is_refused_and_not_remembered() -> None:
 def test_the_rate_is_bounded_and_recovers() -> None:
     """A burst is accepted, then inits are refused as `busy`, and one second later as many as the rate allows."""
     inits = filter_of()
-    burst, per_second = int(INITS_PER_BURST), int(INITS_PER_S)
+    burst, per_second = int(INITS.burst), int(INITS.rate_per_s)
     forged = init_at(WALL, epoch=OTHER_EPOCH)  # costs its sender nothing new, and the receiver a signature check
 
     first = [refusal(inits, forged) for _ in range(burst + 10)]
