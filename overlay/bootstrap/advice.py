@@ -15,7 +15,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         "key, run and address",
     ),
     (
-        "certificate of",
+        "certificate of this swarm",
         "this node has the key or the run of another swarm: start it with a new invitation of the right one",
     ),
     ("belongs to run", "set --run to the run of that swarm, or give the address of a member of yours"),
@@ -28,6 +28,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         "does not use TLS",
         "that swarm has no key, and this node has one: take the address of a member of yours, and its node.port",
     ),
+    ("certificate of a node", "install the same version of p2pnode on both machines"),
     ("protocol version", "install the same version of p2pnode on both machines"),
     ("not as a p2pnode", "another program listens there: check the port, which is node.port of the other node"),
     ("without proof", "something between the machines answers for that node: give its own address and port"),

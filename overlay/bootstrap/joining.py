@@ -108,23 +108,28 @@ class Joining:
 
     async def keep_connected(self) -> None:
         """Dial again when all peers are gone, or all that could own a shard, and there is any address to dial."""
+        refusal = ""
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             genesis = self._local.genesis
             if genesis is None or self._members.detector.leaving:
                 continue
             if len(self._members.peers):
+                refusal = ""
                 if not any(peer.eligible for peer in self._members.peers):
                     await self._meet(genesis, is_noted=True)
                 continue
             others = self.known_addresses()
             if not others and not self._bootstraps:
                 continue
-            self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
+            if not refusal:
+                self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
             try:
                 await self._arrive(await self._dialer.dial(self._bootstraps, self.known_addresses, genesis))
             except NotThisSwarm as error:
-                self._log.warning("not_this_swarm", reason=str(error))
+                if str(error) != refusal:
+                    self._log.warning("not_this_swarm", reason=str(error))
+                refusal = str(error)
 
     async def heal_partitions(self) -> None:
         """Dial an address of an unknown node every minute; if it is of this swarm, connect to its side."""

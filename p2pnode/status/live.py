@@ -76,12 +76,16 @@ class LiveFeed:
         return self._encoded(self._source.status(), {})
 
     async def _run(self) -> None:
+        fault = ""
         while True:
             try:
                 self._look()
-            except Exception:
+                fault = ""
+            except Exception as error:
                 # The dashboard misses a second; training goes on, and `/status` shows the same fault.
-                logging.getLogger(__name__).exception("the node's figures cannot be read")
+                if repr(error) != fault:
+                    logging.getLogger(__name__).exception("the node's figures cannot be read")
+                fault = repr(error)
             await asyncio.sleep(PERIOD_S)
 
     def _look(self) -> None:

@@ -22,6 +22,7 @@ MAKERS = {
     [
         (CLOSED_WITHOUT_RESPONSE, "p2pnode key show"),
         ("has no certificate of this swarm: it has another key or another run", "invitation"),
+        ("presented no certificate of a node: its key is no Ed25519 key", "same version"),
         ("belongs to run 'digits', this node to 'mnist'", "--run"),
         ("belongs to another swarm named 'digits' (genesis ab, here cd)", "p2pnode forget"),
         ("refused the connection: no process listens there", "node.port"),
