@@ -238,6 +238,7 @@ class TaskRunner:
                 and self.records is not None
                 and not self._has_records(self.records, wait=False, interrupted=never)
             ):
+                self._scale_gradients(spec.accumulate / index)  # the mean of fewer losses
                 break
             batch = self._next_batch()
             with user_code_errors(self._name, "loss()", fatal=False):
@@ -258,6 +259,11 @@ class TaskRunner:
                 self._leaders.apply()
         else:
             tally.skipped += 1
+
+    def _scale_gradients(self, factor: float) -> None:
+        for parameter in self.spec.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _apply_gradients(self) -> bool:
         """Take the optimiser step; False if the scaler skipped it because gradients were not finite."""

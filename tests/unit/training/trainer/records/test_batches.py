@@ -133,20 +133,33 @@ def test_a_turn_that_waits_for_records_hands_over_what_has_added_up(
 
 
 def test_accumulated_batches_end_where_the_records_do(path: Path) -> None:
-    """An optimiser step of three batches takes two, if there are no more now."""
+    """An optimiser step of three batches takes two, if there are no more now, with the mean of their losses."""
 
-    class Accumulating(Decoding):
+    class InOneBatch(Decoding):
+        batch_size = 24
+
+        def model(self) -> torch.nn.Module:
+            return torch.nn.Linear(4, 2)
+
+    class Accumulating(InOneBatch):
+        batch_size = 8
+
         def build(self) -> Any:
             spec = super().build()
             spec.accumulate = 3
             return spec
 
-    connection = RecordConnection(tasks_of(path, 8))
-    runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)), Accumulating)
+    deltas = []
+    for kind in (Accumulating, InOneBatch):
+        torch.manual_seed(0)
+        connection = RecordConnection(tasks_of(path, 8))
+        runner = runner_of(DispatchedTasks(cast(DaemonConnection, connection)), kind)
 
-    report = trained(runner, 1, 5)
+        report = trained(runner, 1, 5)
 
-    assert (report.samples, report.optimizer_steps) == (40, 2)
+        assert (report.samples, report.optimizer_steps) == (40, 2)
+        deltas.append(runner._delta)
+    np.testing.assert_allclose(*deltas, atol=1e-6)
 
 
 def test_a_task_without_decode_is_told(path: Path) -> None:
