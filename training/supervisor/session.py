@@ -161,6 +161,7 @@ class TrainerSession:
         self._turn = order.turn
         self._reply = asyncio.get_running_loop().create_future()
         if isinstance(order, messages.Save):
+            self._files = {turn: file for turn, file in self._files.items() if not file.done()}
             self._files[order.turn] = asyncio.get_running_loop().create_future()
         self.send(order)
         return self._reply

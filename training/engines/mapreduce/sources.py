@@ -6,6 +6,7 @@ found from its middle: such a file is one part. A `zip` file has one text in it.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
@@ -98,7 +99,8 @@ def _parts(file: str, form: Format, part_bytes: int) -> list[Begin]:
                 room -= chunk.header.payload_bytes
             return [partial(_records, file, run) for run in runs] or [partial(_records, file, [])]
         case "parquet":
-            groups = _parquet(file).num_row_groups
+            with _parquet(file) as table:
+                groups = table.num_row_groups
             return [partial(_rows, file, group) for group in range(groups)] or [partial(_records, file, [])]
     raise BadRequest(f"there is no format {form!r}: use text, json, recordio or parquet")
 
@@ -176,16 +178,20 @@ def _records(file: str, places: list[tuple[int, int, int]]) -> Iterator[bytes]:
         yield from chunk.records()
 
 
-def _parquet(file: str) -> Any:
+@contextlib.contextmanager
+def _parquet(file: str) -> Iterator[Any]:
     try:
         from pyarrow import parquet
     except ImportError:
         raise BadRequest("Parquet files need the package pyarrow: pip install 'p2pnode[mapreduce,parquet]'") from None
     try:
-        return parquet.ParquetFile(fsspec.open(file, "rb").open())
+        with fsspec.open(file, "rb") as stream:
+            yield parquet.ParquetFile(stream)
     except (OSError, ValueError) as error:
         raise SourceFailed(f"{file} cannot be read as Parquet: {error}") from error
 
 
 def _rows(file: str, group: int) -> Iterator[dict[str, Any]]:
-    yield from _parquet(file).read_row_group(group).to_pylist()
+    with _parquet(file) as table:
+        rows = table.read_row_group(group).to_pylist()
+    yield from rows

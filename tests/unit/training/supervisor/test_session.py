@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,20 @@ class Process:
         return False
 
 
+def opened(
+    tmp_path: Path, process: Process, log: ListLog, on_message: Callable[..., None], lost: list[TrainerFailed]
+) -> tuple[TrainerSession, socket.socket]:
+    """A session, and the trainer's end of its socket."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    launch = SimpleNamespace(is_script=True, is_proven=True)
+    session = TrainerSession(
+        cast(Any, process), ours, cast(Any, launch), OutputLog(tmp_path / "trainer.log"), log, on_message,
+        lambda _, failure: lost.append(failure),
+    )  # fmt: skip
+    return session, theirs
+
+
 def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(tmp_path: Path) -> None:
     """Nobody would read its socket any more: the order under way fails, the process ends, and may be started again."""
 
@@ -38,14 +53,8 @@ def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(tmp_pat
         raise KeyError("a bug")
 
     async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         log, process, lost = ListLog([]), Process(), list[TrainerFailed]()
-        launch = SimpleNamespace(is_script=True, is_proven=True)
-        session = TrainerSession(
-            cast(Any, process), ours, cast(Any, launch), OutputLog(tmp_path / "trainer.log"), log, unforeseen,
-            lambda _, failure: lost.append(failure),
-        )  # fmt: skip
+        session, theirs = opened(tmp_path, process, log, unforeseen, lost)
         answer = session.ask(messages.Evaluate(1, 1))
         theirs.send(messages.encode(messages.SignOfLife()))
         async with asyncio.timeout(60.0):
@@ -56,6 +65,28 @@ def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(tmp_pat
         assert not caught.value.fatal
         assert lost == [caught.value]
         assert [record.fields["service"] for record in log.of("service_failed")] == ["trainer-link"]
+        await session.close(polite_s=0.0)
+        theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_is_written_is_forgotten(tmp_path: Path) -> None:
+    """A run of weeks saves thousands; those that are not written yet are waited for at the end."""
+
+    async def scenario() -> None:
+        session, theirs = opened(tmp_path, Process(), ListLog([]), lambda *_: None, [])
+        async with asyncio.timeout(60.0):
+            for turn in (1, 2, 3):
+                order = session.ask(messages.Save(turn, "state"))
+                theirs.send(messages.encode(messages.Copied(turn)))
+                await order
+                if turn != 2:
+                    theirs.send(messages.encode(messages.Written(turn)))
+                    await session.file(turn)
+            session.ask(messages.Save(4, "state"))
+
+        assert list(session._files) == [2, 4]
         await session.close(polite_s=0.0)
         theirs.close()
 

@@ -9,6 +9,7 @@ import lzma
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,25 @@ def test_parquet_is_split_by_row_groups(tmp_path: Path) -> None:
         (tmp_path / "b.parquet").write_bytes(b"junk")
         with pytest.raises(SourceFailed, match=r"b.parquet cannot be read as Parquet"):
             engine.load(tmp_path / "b.parquet")
+
+
+def test_parquet_files_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for the number of row groups, and one for each: a data set of thousands would run out of descriptors."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow comes with `make test-frameworks`")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"word": ["a", "b", "c"]}), tmp_path / "a.parquet", row_group_size=2)
+    opened: list[BinaryIO] = []
+    real = parquet.ParquetFile
+
+    def open_table(stream: BinaryIO) -> Any:
+        opened.append(stream)
+        return real(stream)
+
+    monkeypatch.setattr(parquet, "ParquetFile", open_table)
+    with MapReduce() as engine:
+        assert engine.load(tmp_path / "a.parquet").count() == 3
+    assert [stream.closed for stream in opened] == [True] * 3
 
 
 @pytest.mark.parametrize(
