@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from p2pnode.status.prometheus import Family, Sample, single
 from p2pnode.status.schema import ServerStatus, ValuesStatus
 from training.exchange.exchange import Exchange
@@ -33,19 +35,7 @@ def values_status(exchange: Exchange | None) -> ValuesStatus | None:
 
 def server_status(tasks: TaskCounts | None) -> ServerStatus | None:
     """The tasks of the parameter server, where this node serves."""
-    if tasks is None:
-        return None
-    return ServerStatus(
-        version=tasks.version,
-        workers=tasks.workers,
-        given=tasks.given,
-        done=tasks.done,
-        held=tasks.held,
-        waiting=tasks.waiting,
-        again=tasks.again,
-        refused=tasks.refused,
-        lost=tasks.lost,
-    )
+    return None if tasks is None else ServerStatus(**msgspec.structs.asdict(tasks))
 
 
 def values_metrics(status: ValuesStatus | None) -> Iterator[Family]:
