@@ -88,7 +88,10 @@ class OwnerDirectory:
         self._denials: dict[int, tuple[KnownOwner, float]] = {}
 
     def by_owner(self, shards: Iterable[int]) -> tuple[list[tuple[Contact, list[int]]], list[int]]:
-        """Shards grouped by known living owner, and the shards without one."""
+        """Shards grouped by known living owner, and the shards without one.
+
+        The order of the groups starts at this node's id, so that nodes do not all begin with the same owner.
+        """
         groups: dict[bytes, tuple[Contact, list[int]]] = {}
         gone: dict[bytes, bool] = {}  # looked up once, not for each shard
         unknown = []
@@ -106,7 +109,8 @@ class OwnerDirectory:
                 group[1].append(shard)
             else:
                 groups[node_id] = self._swarm.contact(node_id) or known.owner, [shard]
-        return list(groups.values()), unknown
+        me = self._swarm.node_id
+        return [groups[node] for node in sorted(groups, key=lambda node: (node < me, node))], unknown
 
     def _claimed(self, shard: int) -> KnownOwner | None:
         """The known owner, unless it has denied that it owns the shard."""

@@ -31,7 +31,7 @@ def built(store: ShardStore) -> tuple[OwnerDirectory, ScriptedSwarm, Any]:
 
 
 def test_shards_are_grouped_by_living_owner() -> None:
-    """Each owner once; shards of a dead or unknown owner are returned apart."""
+    """Each owner once, starting at the own id; shards of a dead or unknown owner are returned apart."""
 
     async def scenario() -> None:
         store = owner_of("b")  # this store is that of node b
@@ -42,7 +42,7 @@ def test_shards_are_grouped_by_living_owner() -> None:
         directory = directory_of(context)
 
         groups, unknown = directory.by_owner(range(4))
-        assert [(owner.node_id[:1], shards) for owner, shards in groups] == [(b"b", [0]), (b"a", [1]), (b"c", [2])]
+        assert [(owner.node_id[:1], shards) for owner, shards in groups] == [(b"b", [0]), (b"c", [2]), (b"a", [1])]
         assert unknown == [3]
 
         swarm.gone.append(IDS["c"])
