@@ -12,8 +12,8 @@ import pytest
 from overlay.transport import RequestRejected
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.value_owner import ValueOwner
 from tests.harness.swarms.exchange_overlay import chunks, collected
+from tests.unit.training.values.value_owner import ValueOwner
 from training.encoding.frames import FrameReader, Part, blob_frames
 from training.exchange.messages import PushResult, read_record
 from training.exchange.owner.delta_item import IncomingDelta

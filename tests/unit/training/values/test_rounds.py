@@ -11,7 +11,7 @@ from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import records_of
-from tests.harness.stubs.value_owner import ValueOwner
+from tests.unit.training.values.value_owner import ValueOwner
 from training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
 from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
