@@ -122,7 +122,7 @@ def _until_up(
         now = time.monotonic()
         if len(new) >= max(1, request.local):
             patience = patience or now + JOIN_PATIENCE_S
-            states = [_state(node) for node in new]
+            states = [state_of(node) for node in new]
             if now > patience or all(state not in ("", "joining") for state in states):
                 return new
             show(sum(state not in ("", "joining") for state in states), len(states), "nodes", "join the swarm")
@@ -137,7 +137,8 @@ def _until_up(
         time.sleep(POLL_INTERVAL_S)
 
 
-def _state(node: RunningNode) -> str:
+def state_of(node: RunningNode) -> str:
+    """Empty where it does not answer."""
     try:
         return str(NodeClient.of(node).status().get("state", ""))
     except UserError:
@@ -266,7 +267,7 @@ def stop(folder: Path, timeout_s: float, show: Show, *, now: bool) -> list[Ended
         if left and passed > timeout_s:
             raise UserError(
                 f"{len(left)} of {len(nodes)} nodes have not left within {timeout_s:g} s: "
-                + "; ".join(f"{node.node_id[:8]} {_state(node) or 'does not answer'}" for node in left.values()),
+                + "; ".join(f"{node.node_id[:8]} {state_of(node) or 'does not answer'}" for node in left.values()),
                 "wait longer with --timeout; or end them at once with --now: others then go on from backups",
                 ExitCode.STILL_LEAVING,
             )

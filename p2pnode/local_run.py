@@ -20,6 +20,7 @@ from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from overlay.addresses import Address, is_loopback, split_address, usable_host
+from p2pnode.background import state_of
 from p2pnode.client import NodeClient, find
 from p2pnode.config.directory_record import read_record, settings_of
 from p2pnode.config.load import Loaded
@@ -318,12 +319,7 @@ def _end_left_out(nodes: Sequence[_Node]) -> None:
 def _is_joining(folder: Path) -> bool:
     """Whether a node runs and has not found its swarm."""
     found = find(folder)
-    if found is None or not found.alive:
-        return False
-    try:
-        return bool(NodeClient.of(found).status()["state"] == "joining")
-    except UserError:
-        return False
+    return found is not None and found.alive and state_of(found) == "joining"
 
 
 class Interrupts:
