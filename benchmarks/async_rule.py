@@ -37,8 +37,8 @@ from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, metrics_of
 from training.barriers.predicates import Barrier, make_barrier
+from training.codec_choice import LEAST_LOSSY
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import BarrierSettings, ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule

@@ -21,7 +21,7 @@ import torch
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from training.barriers.predicates import Barrier, make_barrier, resample_after
-from training.exchange.codec_choice import LEAST_LOSSY
+from training.codec_choice import LEAST_LOSSY
 from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 from training.shards.applied import DeltaId
 from training.shards.state import ShardState

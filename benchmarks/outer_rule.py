@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.record import Outcome, Series
 from benchmarks.virtual_worker import metrics_of
+from training.codec_choice import LEAST_LOSSY
 from training.encoding import codecs
 from training.encoding.codecs import Vector
-from training.exchange.codec_choice import LEAST_LOSSY
 from training.settings import ExchangeSettings, TrainingSettings
 from training.shards.applied import DeltaId
 from training.shards.outer_rule import Rule, is_plain

@@ -22,8 +22,8 @@ from benchmarks.outer_rule import VirtualNode, completions
 from benchmarks.record import Outcome, Series
 from overlay.addresses import Address
 from overlay.peers import Contact
+from training.codec_choice import LEAST_LOSSY
 from training.encoding.codecs import Vector
-from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.store.records import BufferedDelta
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
+from training.codec_choice import PART_BESIDE, CodecChoice, LineFacts
 from training.encoding.codecs import CodecName
-from training.exchange.codec_choice import PART_BESIDE, CodecChoice, LineFacts
 from training.settings import ExchangeSettings
 from training.shard_count import shard_count
 from training.step_bytes import StepBytes, StepShape, step_bytes

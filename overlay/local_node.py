@@ -108,10 +108,6 @@ class LocalNode:
         }
         self._change({name: value for name, value in changes.items() if value is not None})
 
-    def begin_again(self, incarnation: int, step: int) -> None:
-        """Announce a later start, with a step that may be an earlier one."""
-        self._change({"incarnation": incarnation, "step": step})
-
     def set_willing(self, willing: bool) -> None:
         """Whether the upper layers are ready to own shards."""
         self._willing = willing

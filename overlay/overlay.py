@@ -247,11 +247,6 @@ class Overlay:
         """Change the heartbeat; every later message carries it."""
         self.local.announce(activity=activity, step=step, step_seconds=step_seconds, samples=samples)
 
-    def begin_again(self, incarnation: int, step: int) -> None:
-        """Be a later start of this node, which has completed this step: the others forget the steps before."""
-        self._detector.begin_again(incarnation)
-        self.local.begin_again(incarnation, step)
-
     def set_willing(self, willing: bool) -> None:
         """Whether the upper layers are ready to own. Only a node that is willing *and* reachable is eligible."""
         self.local.set_willing(willing)

@@ -5,8 +5,7 @@ It runs beside the training of the next step. The next delta is taken when it ha
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from overlay.environment import Environment
@@ -19,9 +18,6 @@ from training.settings import ExchangeSettings
 from training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
 from training.swarm import Swarm
 from training.trainer_link.interface import Ranges, StepReport, Trainer
-
-#: A step that a single other node has named ends no run before; meanwhile this node looks at the others so often.
-CONFIRMED_S, MEET_POLL_S = 30.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +74,18 @@ class StepExchange:
         self._progress = progress
         #: The swarm's median step when the values that the trainer has were pulled.
         self.base_step = 0
-        #: The begin of the run, and of the last pull or of training, in monotonic seconds. A node may be stopped while
-        #: it pulls, too.
-        self._began_s = self._pulled_s = 0.0
-        self._on_counted: Callable[[int], None] = _ignore
-        self._renew: Callable[[], Awaitable[int]] | None = None
+        #: The begin of the last pull or of training, in monotonic seconds. A node may be stopped while it pulls, too.
+        self._pulled_s = 0.0
+        self._on_counted: Callable[[int], None] = lambda _step: None
 
     def on_counted(self, callback: Callable[[int], None]) -> None:
         """Call `callback` with each step whose delta is pushed, once it is counted, which counts those before it that
         had none; replaces the previous one."""
         self._on_counted = callback
 
-    def renew_with(self, renew: Callable[[], Awaitable[int]]) -> None:
-        """`renew` gives this node a new incarnation, which is on its disk then."""
-        self._renew = renew
-
     def begin_at(self, step: int) -> None:
         """This node begins with the values of this step."""
-        self._began_s = self._pulled_s = self._clock.monotonic()
+        self._pulled_s = self._clock.monotonic()
         self._advance(step)
         self.base_step = step
 
@@ -143,31 +133,26 @@ class StepExchange:
         self._on_counted(step)
 
     async def pull(self, row: StepRow, pushed: PushReport) -> int | None:
-        """Pull, and let the values enter the model. Returns the completed step from which this node goes on if it has
-        moved: a later one where it fell behind, or an earlier one where it began with one that is not true."""
+        """Pull, and let the values enter the model. Returns the step from which this node goes on if it fell behind."""
         began = self._clock.monotonic()
         step = row["step"]
-        has_gone_back = self._settings.enabled and await self.go_back()
         base_step, awaited_from = await self._step_of_others()
         self._pulled_s = self._clock.monotonic()
         held: Ranges = ()
         if self._settings.enabled:
-            pulled = await self._exchange.pull(self._progress.step if has_gone_back else step)
+            pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
             held = self._ranges({*pulled.missing, *unchanged, *self._exchange.outbox.shards})
-        stale_limit = self._exchange.context.stale_limit
-        is_caught_up = fell_behind(step, base_step, self.base_step, stale_limit, awaited_from)
-        if has_gone_back:
-            base_step = self._progress.step
-        elif is_caught_up:
+        is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
+        if is_caught_up:
             # It was suspended or disconnected. It has the present values now, so it continues at the step of the
             # others; otherwise they would wait at their barriers until this node has made up all these steps.
             self._log.info("caught_up", was=step, step=base_step)
             self._advance(base_step)
             self._swarm.announce(step=base_step)
         self.base_step = base_step
-        moved_to = base_step if is_caught_up or has_gone_back else None
+        moved_to = base_step if is_caught_up else None
         await self._trainer.arrived(moved_to or step, held, self._ranges(pushed.returned))
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
@@ -201,36 +186,6 @@ class StepExchange:
             await self._trainer.arrived(step, held)
         self.base_step = step
 
-    async def go_back(self) -> bool:
-        """Go on from the step of the others where this node began with one that is not true: a single member had said
-        so (`SwarmView.step_of_others`). Under a new incarnation, for within one the others believe the highest step.
-        False where nothing is to be taken back."""
-        step, was = self._exchange.view.step_of_others(), self._progress.step
-        if step is None or self._renew is None:
-            return False
-        incarnation = await self._renew()
-        self._exchange.context.run.return_to(step, incarnation)
-        self._exchange.view.invalidate()
-        self._swarm.begin_again(incarnation, step)
-        self._progress.step = self.base_step = step
-        self._log.warning("step_taken_back", was=was, step=step)
-        return True
-
-    async def go_back_before_the_end(self) -> bool:
-        """`go_back` at the end of a run. Where a single other node has named the first step, the run ends no sooner
-        than `CONFIRMED_S` after its begin: others may be met meanwhile."""
-        run = self._exchange.context.run
-        while not await self.go_back():
-            is_doubtful = run.first_step and run.told_by_one
-            if not is_doubtful or self._clock.monotonic() - self._began_s >= CONFIRMED_S:
-                return False
-            await asyncio.sleep(MEET_POLL_S)
-        return True
-
-    def is_untrue(self) -> bool:
-        """Whether the step of this node turns out to be none that counts."""
-        return self._exchange.view.step_of_others() is not None
-
     async def _step_of_others(self) -> tuple[int, int | None]:
         """The median step, and, if this node was away, the step below which the others wait for it again.
 
@@ -256,9 +211,5 @@ class StepExchange:
         if ended:
             nodes = sharers(nodes, 1 + len(working), len(ended))
         weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
-        context = self._exchange.context
-        return pushed_weight(self._settings, weight, context.codec.codec, synchronous=context.synchronous)
-
-
-def _ignore(_step: int) -> None:
-    """Nobody asks which steps are counted."""
+        exchange = self._exchange
+        return pushed_weight(self._settings, weight, exchange.codec.codec, synchronous=exchange.synchronous)

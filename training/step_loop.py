@@ -73,7 +73,6 @@ class StepLoop:
             environment=environment,
             progress=progress,
         )
-        self.renew_with = self._steps.renew_with
         #: The exchange of the last delta, beside the training of what follows it.
         self._exchanging: asyncio.Task[None] | None = None
         #: Set while no delta is pushed whose step is not counted yet.
@@ -173,7 +172,7 @@ class StepLoop:
         trainer has trained nothing that is in no delta."""
         self._begin(start_step)
         try:
-            while (end := self._ended()) is None or (end == "max_steps" and await self._goes_back()):
+            while (end := self._ended()) is None:
                 await self._wait_while_paused()
                 trained = await self._train()
                 await self._exchange_beside(trained)
@@ -223,8 +222,8 @@ class StepLoop:
         if self._waiter.barrier.synchronous:
             row["wait_seconds"] = await self._wait_for_others(trained.step)  # then the values have all deltas
         moved_to = await self._steps.pull(row, pushed)
-        if moved_to is not None:  # forwards from where it is by now, or back from a step that is not true
-            self._trained_step = moved_to if moved_to < trained.step else max(self._trained_step, moved_to)
+        if moved_to is not None:
+            self._trained_step = max(self._trained_step, moved_to)
         self._note(trained, row)
 
     async def _pass_barrier(self, step: int) -> None:
@@ -237,7 +236,7 @@ class StepLoop:
     async def _wait_for_others(self, step: int) -> float:
         if not self._has_barrier:
             return 0.0
-        return await self._waiter.wait(step, self.progress.step_seconds, is_void=self._steps.is_untrue)
+        return await self._waiter.wait(step, self.progress.step_seconds)
 
     async def _settle(self) -> None:
         """Wait until no delta is being exchanged."""
@@ -304,13 +303,6 @@ class StepLoop:
         if self._evaluations.is_goal_reached:
             return "until"
         return "passes" if self._records.over.is_set() else None
-
-    async def _goes_back(self) -> bool:
-        """Whether the run goes on, because the step that would end it is not true."""
-        await self._settle()  # an exchange would count its step after the return
-        if await self._steps.go_back_before_the_end():
-            self._trained_step = self.progress.step
-        return self._ended() is None
 
     async def _wait_while_paused(self) -> None:
         if self._resumed.is_set():

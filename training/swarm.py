@@ -112,10 +112,6 @@ class Swarm(Protocol):
         """Change this node's heartbeat; every later message carries it."""
         ...
 
-    def begin_again(self, incarnation: int, step: int) -> None:
-        """Be a later start of this node, which has completed this step: the others forget the steps before."""
-        ...
-
     # -- placement
 
     async def lookup(self, target: bytes) -> list[Contact]:
@@ -158,3 +154,8 @@ class Swarm(Protocol):
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request to a node. Raises `TransportError`."""
         ...
+
+
+def own_contact(swarm: Swarm) -> Contact:
+    """This node, at its present address."""
+    return Contact(swarm.node_id, swarm.address)

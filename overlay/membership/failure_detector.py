@@ -81,10 +81,6 @@ class FailureDetector:
         self._planned = self._next_round
         self._next_purge = now
 
-    def begin_again(self, incarnation: int) -> None:
-        """This node is a later start from now on: accusations of the former one do not concern it."""
-        self.incarnation, self.refutation = incarnation, 0
-
     # -- what is known -------------------------------------------------------------------------------------------
 
     @property

@@ -13,6 +13,7 @@ from overlay.environment import Log
 from p2pnode.errors import ExitCode, UserError
 from training.encoding import codecs
 from training.encoding.pull_codecs import follows_chains
+from training.exchange.owner.published import KEPT_PART
 from training.settings import ExchangeSettings
 from training.shard_count import shard_count
 from training.shards.outer_rule import is_plain
@@ -103,8 +104,8 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         # One delta; what its owners do not acknowledge of another stays too.
         outbox=0 if alone else encoded_bytes,
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
-        # The value that followers hold, and changes of it that together are less than another.
-        published=0 if alone or not follows else 2 * round(vector_bytes / nodes),
+        # The value that followers hold, and changes of it that have half of its size.
+        published=0 if alone or not follows else round((1.0 + KEPT_PART) * vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         base=vector_bytes,

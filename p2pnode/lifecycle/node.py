@@ -384,7 +384,6 @@ class Node:
             progress=self.progress,
         )
         loop.restart_from(self._startup.trainer_file)
-        loop.renew_with(self._startup.new_incarnation)
         if self.dispatch.records is not None:
             loop.follow(self.dispatch.records)
         self.dispatch.enter(self.overlay.genesis)

@@ -132,7 +132,7 @@ class RunEnding:
                 f"its own tensors ({named}) have {len(mine)} bytes; at most {MAX_BUFFERS_BYTES} are exchanged"
             )
             return description
-        agreed = await exchange.agree_on_buffers(mine, BUFFERS_S)
+        agreed = await exchange.final_values.agree_on_buffers(mine, BUFFERS_S)
         if agreed is None:
             if description.local:
                 named = _named(sorted(description.local))

@@ -123,7 +123,7 @@ class Shutdown:
         """
         if not self._config.exchange.enabled:
             return
-        await exchange.announce_final()
+        await exchange.final_values.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(STAY_S, self._config.training.linger_s)):
                 while self._others_fetch(exchange):  # noqa: ASYNC110 - it follows from heartbeats, which set no event

@@ -379,7 +379,7 @@ class Startup:
     async def get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
         may own shards in this run."""
-        willing, told_by_one = owns and not self._config.node.client_only, False
+        willing = owns and not self._config.node.client_only
         if source is None:
             self._overlay.set_willing(willing)
             if self.resumes:
@@ -388,12 +388,9 @@ class Startup:
                 await exchange.found()
         elif self._config.exchange.enabled:
             await self._fetch_vector(exchange, source)
-            median = exchange.view.median_step()
-            told_by_one = median > self._progress.step and len(self._overlay.members()) <= 1
-            self._progress.step = max(self._progress.step, median)
+            self._progress.step = max(self._progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self._overlay.set_willing(willing)
-        exchange.context.run.begins_at(self._progress.step, told_by_one=told_by_one)
 
     async def _resume_from_disks(self, exchange: Exchange) -> None:
         await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
@@ -416,8 +413,3 @@ class Startup:
                     return
                 source = found.source
         self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
-
-    async def new_incarnation(self) -> int:
-        """For a node that goes on as a later start of itself; it is on disk."""
-        await self._directory.begin_incarnation()
-        return self._directory.incarnation

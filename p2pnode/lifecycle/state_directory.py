@@ -35,10 +35,9 @@ class StateDirectory:
         self._path = path
         self._disk = disk = environment.disk
         self._executor = environment.executor
-        self._clock = environment.clock
         try:
             self.identity = load_identity(disk, environment.entropy)
-            self.incarnation = next_incarnation(disk, self._clock.wall())
+            self.incarnation = next_incarnation(disk, environment.clock.wall())
             self.genesis = disk.read(GENESIS_FILE)
             content = disk.read(RECORD_FILE)
         except (UnreadableIdentity, OSError) as error:
@@ -83,13 +82,6 @@ class StateDirectory:
             await self._write(RECORD_FILE, encode(record), private=True)
             self.record = record
         await self.keep_genesis(genesis)
-
-    async def begin_incarnation(self) -> None:
-        """Use a new incarnation from now on, which is on disk."""
-        try:
-            self.incarnation = await self._executor.run(next_incarnation, self._disk, self._clock.wall())
-        except (UnreadableIdentity, OSError) as error:
-            raise state_directory_unusable(self._path, error) from error
 
     async def _write(self, name: str, content: bytes, *, private: bool = False) -> None:
         try:

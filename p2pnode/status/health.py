@@ -119,7 +119,7 @@ def _apart(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
     since_s = node.exchange.outbox.oldest_s if client.apart_since is None else now - client.apart_since[0]
     dead = [one for one in lost if one.how == "dead"]
     named = f": {last_loss(dead)} ({dead[0].reason or 'no answer'})" if dead else ""
-    waits = node.exchange.context.synchronous
+    waits = node.exchange.synchronous
     meanwhile = (
         "waits" if waits or client.apart_since is None else f"trains by itself since step {client.apart_since[1]}"
     )
@@ -161,7 +161,7 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         return []
     found = _unserved(node)
     if line is not None:
-        found += line_findings(line, exchange.context.codec)
+        found += line_findings(line, exchange.codec)
     outbox = exchange.outbox
     if outbox.oldest_s > LONG_WAIT_S and not _is_apart(node):
         count, longest_s = len(outbox.steps), outbox.oldest_s

@@ -45,7 +45,7 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
 from training import kernels
-from training.exchange.codec_choice import CodecChoice, LineFacts
+from training.codec_choice import CodecChoice, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.store.repair_log import to_mend
 from training.progress import StepRow
@@ -321,7 +321,7 @@ class StatusReport:
         exchange, line = self._node.exchange, self._node.overlay.line
         if exchange is None or not self._node.config.exchange.enabled:
             return line_status(line, None, None)
-        return line_status(line, exchange.context.codec, exchange.codec_control.facts())
+        return line_status(line, exchange.codec, exchange.codec_control.facts())
 
     def _result(self) -> ResultStatus | None:
         result = self._node.result

@@ -87,10 +87,10 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
 ) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
-    for module in ("cooperative", "exchange.client.follower", "exchange.client.push"):
+    for module in ("cooperative", "exchange.client.push"):
         monkeypatch.setattr(f"training.{module}.VALUES_PER_TURN", 1)
     for name in (
-        "client.pull.VALUES_PER_COPY",
+        "client.follower.VALUES_PER_COPY",
         "owner.validation.VALUES_AT_ONCE",
         "recovery.rebalancing.RANKED_AT_ONCE",
     ):
@@ -116,17 +116,16 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
     assert sorted(places) == [
         "_accept_own",
         "_catch_up",
-        "_copy_own",
         "_decoded",
-        "_fetch",
         "_on_forward",
         "_on_learn",
         "_ranked_candidates",
         "_received",
-        "_write",
+        "_take",
         "found",
         "inspect",
         "replicate_and_add",
+        "write",
     ]
 
 

@@ -18,7 +18,7 @@ from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.exchange.codec_choice import CodecChoice
+from training.codec_choice import CodecChoice
 from training.exchange.exchange import Exchange
 from training.settings import ExchangeSettings
 
@@ -220,7 +220,7 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
 
 def choice_of(host: Host) -> CodecChoice:
     assert host.living.exchange is not None
-    return host.living.exchange.context.codec
+    return host.living.exchange.codec
 
 
 def test_a_slow_node_measures_its_line_pushes_less_and_owns_nothing() -> None:

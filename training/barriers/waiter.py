@@ -88,11 +88,8 @@ class BarrierWaiter:
         await self._swarm.query_steps([peer.node_id for peer in asked])
         return asked_at
 
-    async def wait(self, step: int, step_seconds: float, *, is_void: Callable[[], bool] | None = None) -> float:
-        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited.
-
-        `is_void`: the step turns out to be none that counts, so that nobody is waited for.
-        """
+    async def wait(self, step: int, step_seconds: float) -> float:
+        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited."""
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
@@ -102,8 +99,6 @@ class BarrierWaiter:
             while True:
                 if await self._passes(step, started, step_seconds):
                     break
-                if is_void is not None and is_void():
-                    return self._clock.monotonic() - started
                 await asyncio.sleep(pause_s)
         finally:
             self.waiting = None

@@ -9,7 +9,6 @@ size is bounded by what the values could need at most. Pure.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -76,21 +75,17 @@ def frames(
     step: int = 0,
     version: int = 0,
     sequence: int = 0,
-    has_checksum: bool = False,
     encode: Callable[[int, Vector], Buffer] | None = None,
 ) -> Iterator[Buffer]:
     """A shard's array as header and payload buffers. Each payload is encoded when it is requested, by `encode(offset,
-    values)` if given. A float32 payload is the array's own memory: changes during the transfer may or may not arrive.
-    With a checksum, the header carries the CRC-32 of the payload instead of the step, and the payload is a copy."""
+    values)` if given. A float32 payload is the array's own memory: changes during the transfer may arrive, or not."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     for offset in range(0, values.size, per_frame):
         piece = values[offset : offset + per_frame]
         if codec == "float32":
-            payload: Buffer = bytes(codecs.as_bytes(piece)) if has_checksum else codecs.as_bytes(piece)
+            payload: Buffer = codecs.as_bytes(piece)
         else:
             payload = codecs.encode(piece, codec) if encode is None else encode(offset, piece)
-        if has_checksum:
-            step = zlib.crc32(payload)
         yield header(shard, offset, len(payload), codec, part, step=step, version=version, sequence=sequence)
         yield payload
 
@@ -263,7 +258,6 @@ async def read_encoded(
     size: int,
     allocate: Allocate = new_memory,
     *,
-    has_checksum: bool = False,
     version: int | None = None,
 ) -> tuple[memoryview, CodecName]:
     """Read the next `size` values without decoding them, and their codec.
@@ -285,13 +279,11 @@ async def read_encoded(
         if filled and codecs.NAMES[head.codec] != codec:
             raise BadFrame(f"shard {shard} changes its codec at value {filled}")
         codec = codecs.NAMES[head.codec]
-        count = 0
         if codecs.has_fixed_size(codec):
             count = _announced(head, codec, filled, size)
             if not filled:
                 encoded = allocate(codecs.size_bytes(codec, size))
             await reader.payload(encoded[at_byte:], head.payload_bytes)
-            payload = encoded[at_byte : at_byte + head.payload_bytes]
             at_byte += head.payload_bytes
         else:
             if head.payload_bytes > codecs.max_bytes(codec, size - filled):
@@ -299,9 +291,6 @@ async def read_encoded(
             payload = (new_memory if filled else allocate)(head.payload_bytes)
             pieces.append(payload)
             await reader.fill(payload)
-        if has_checksum and zlib.crc32(payload) != head.step:
-            raise BadFrame(f"shard {shard} was damaged in transfer, after value {filled}")
-        if pieces:
             count = _found(payload, filled, size)
         filled += count
     if pieces:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
 
@@ -25,10 +27,9 @@ def pull_codec(settings: ExchangeSettings, pushed: CodecName) -> CodecName:
     return pulled_in(pushed) if settings.pull_codec == "auto" else settings.pull_codec
 
 
-def whole_codec(settings: ExchangeSettings, pushed: CodecName) -> CodecName:
+def whole_codec(settings: ExchangeSettings, pushed: CodecName) -> Literal["float32", "bfloat16"]:
     """The codec in which this node takes whole values of an owner that sends no changes."""
-    codec = pull_codec(settings, pushed)
-    return codec if codec in WHOLE else "bfloat16"
+    return "float32" if pull_codec(settings, pushed) == "float32" else "bfloat16"
 
 
 def follows_chains(settings: ExchangeSettings, pushed: CodecName) -> bool:

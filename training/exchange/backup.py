@@ -24,16 +24,13 @@ from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import PARTNER_TIMEOUT_S
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, encode, read_record
+from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, encode
 from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.delta_item import read_item
-from training.exchange.owner.final_values import BUFFERS_SHARD, value_digest
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.validation import is_good
 from training.exchange.ownership_messages import (
-    CompareCopies,
     HandOver,
-    IntegerBuffers,
     Learn,
     Release,
     ShardList,
@@ -146,7 +143,6 @@ class BackupHandler:
         self._rpc.register("state", ShardList, self._on_state)
         self._rpc.register("hand_over", HandOver, self._on_hand_over)
         self._rpc.register("release", Release, self._on_release)
-        self._rpc.register("compare", CompareCopies, self._on_compare)
 
     # -- forwarded deltas ---------------------------------------------------------------------------------------
 
@@ -324,23 +320,6 @@ class BackupHandler:
         if self._context.view.score.is_ignored(sender.node_id):
             return False  # this node goes on with its copy
         return self._store.release(info.shard, info.term, sender)
-
-    # -- the end of training ------------------------------------------------------------------------------------
-
-    async def _on_compare(self, sender: Contact, message: CompareCopies, stream: AsyncIterator[Buffer]) -> Response:
-        same = []
-        furthest = self._context.view.plausible_steps().furthest
-        for copy in message.copies:
-            folded = min(copy.folded_step, furthest)
-            state = self._store.backed_as(copy.shard, copy.term, sender, folded)
-            if state is None or state.version != copy.version:
-                continue
-            digest = await self._executor.run(value_digest, state.value)
-            if state.version == copy.version and digest == copy.digest:
-                same.append(copy.shard)
-        if message.has_buffers:
-            self._run.final_buffers = (await read_record(FrameReader(stream), BUFFERS_SHARD, IntegerBuffers)).buffers
-        return Response(encode(TransferResult(same, [])))
 
 
 def _decoded_in_range(encoded: Encoded, codec: CodecName, size: int) -> tuple[Vector, bool]:

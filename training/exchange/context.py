@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from overlay.environment import Environment
 from overlay.peers import Contact
+from training.codec_choice import CodecChoice
 from training.cooperative import LoopTurns
-from training.exchange.codec_choice import CodecChoice
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState

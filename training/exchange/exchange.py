@@ -5,34 +5,29 @@ Startup calls found, join or resume; the step loop push and pull; shutdown leave
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
 from overlay.supervision import supervised
-from overlay.transport import TransportError
+from training.codec_choice import CodecChoice, CodecControl
 from training.cooperative import LoopYielder, off_loop
 from training.encoding.codecs import Vector
+from training.encoding.pull_codecs import change_codec
 from training.exchange.backup import BackupHandler
 from training.exchange.client.outbox import Outbox
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
-from training.exchange.codec_choice import CodecChoice, CodecControl
 from training.exchange.context import Counters, ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.final_values import BufferAgreement, FinalValues
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.owner.validation import ShardInspector
-from training.exchange.ownership_messages import (
-    FinalDone,
-    TransferResult,
-)
 from training.exchange.peer_score import PeerScore
 from training.exchange.recovery.rebalancing import Rebalancer
 from training.exchange.recovery.reconciliation import SplitReconciler
@@ -49,6 +44,7 @@ from training.exchange.terms import Term
 from training.manifest import Manifest
 from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
+from training.step_bytes import StepShape
 from training.swarm import Swarm
 from training.values.client import SwarmValues
 
@@ -57,8 +53,6 @@ from training.values.client import SwarmValues
 RELAXED_PULL_S = 5.0
 #: Under bsp it waits through this long a silence, which is enough to replace a failed owner.
 DETECTION_BOUND_S = 10.0
-#: For what a node says before it leaves.
-FAREWELL_TIMEOUT_S = 2.0
 
 
 class Exchange:
@@ -100,14 +94,14 @@ class Exchange:
                 score,
                 has_steps=not store.holds_values,
                 has_backups=bool(settings.replicas),
-                stale_limit=stale_limit,
             ),
             rpc=ExchangeRpc(swarm=swarm, genesis=genesis, clock=environment.clock, score=score),
             rebalance=RebalanceRequests(store),
             codec=CodecChoice(settings),
         )
         self.manifest = manifest
-        self.view = context.view
+        self.stale_limit, self.synchronous = stale_limit, context.synchronous
+        self.view, self.codec = context.view, context.codec
         self._run = run
         self._is_alone = not settings.enabled
         self._log = environment.log
@@ -129,9 +123,15 @@ class Exchange:
             environment=environment,
         )
         self.sent = SentDeltas()
-        final_values, self.publisher = FinalValues(context), Publisher(context)
-        inspector = ShardInspector(store, context.counters, context.rebalance, environment)
-        self.reads = ReadHandler(context, final_values, self.publisher, inspector)
+        self.publisher = Publisher(
+            store=store,
+            replica=context.replica,
+            view=context.view,
+            environment=environment,
+            choose=lambda: change_codec(settings, context.codec.codec),
+            sparse_values=settings.sparse_values,
+            synchronous=context.synchronous,
+        )
         self.backup = BackupHandler(context, self.publisher, self.sent)
         self.directory = OwnerDirectory(
             swarm=swarm,
@@ -141,9 +141,32 @@ class Exchange:
             rebalance=context.rebalance,
             environment=environment,
         )
-        self._buffers = BufferAgreement(context, self.directory, final_values)
+        self.final_values = FinalValues(
+            swarm=swarm,
+            store=store,
+            view=context.view,
+            rpc=context.rpc,
+            directory=self.directory,
+            rebalance=context.rebalance,
+            environment=environment,
+            synchronous=context.synchronous,
+        )
+        inspector = ShardInspector(store, context.counters, context.rebalance, environment)
+        self.reads = ReadHandler(
+            store=store,
+            replica=context.replica,
+            run=run,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            counters=context.counters,
+            final_values=self.final_values,
+            publisher=self.publisher,
+            inspector=inspector,
+            synchronous=context.synchronous,
+        )
         self.codec_control = CodecControl(
-            context.codec, swarm.line, store, context.view, settings, environment.log, is_beside=not context.synchronous
+            context.codec, swarm.line, environment.log, self._step_shape, is_beside=not context.synchronous
         )
         self.outbox = Outbox(
             sent=self.sent,
@@ -187,7 +210,22 @@ class Exchange:
         )
         if store.holds_values:
             self.deltas.values = self.values.handler
-        self.pull_client = PullClient(context, self.directory, final_values, self.publisher, inspector)
+        self.pull_client = PullClient(
+            swarm=swarm,
+            store=store,
+            replica=context.replica,
+            run=run,
+            view=context.view,
+            rpc=context.rpc,
+            directory=self.directory,
+            final_values=self.final_values,
+            inspector=inspector,
+            counters=context.counters,
+            environment=environment,
+            settings=settings,
+            codec=context.codec,
+            synchronous=context.synchronous,
+        )
         self.reconciler = SplitReconciler(context, self.directory, self.deltas)
         resending = Resending(
             swarm=swarm,
@@ -227,14 +265,14 @@ class Exchange:
 
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
-        self._run.advance(step, self.context.environment.clock.monotonic())
+        self._run.advance(step)
         self.view.invalidate()
 
     async def start(self) -> None:
         """Serve requests and start the background work."""
         self.context.swarm.on_change(self._on_change)
         self.context.rpc.serve_indirect()
-        for handlers in (self.deltas, self.reads, self.backup):
+        for handlers in (self.deltas, self.reads, self.backup, self.final_values):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,
@@ -376,6 +414,18 @@ class Exchange:
         deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
         return await self.pull_client.pull(step, deadline_s=deadline_s)
 
+    def _step_shape(self) -> StepShape:
+        """What a step of this node exchanges at present."""
+        store, parameters = self.store, self.store.bounds[-1][1]
+        total = max(1, parameters)  # a run of named values has no vector
+        return StepShape(
+            parameters=parameters,
+            nodes=self.view.worker_count(),
+            owned=sum(map(store.size, store.owned)) / total,
+            backed=sum(map(store.size, store.backed)) / total,
+            sparse_values=self.context.settings.sparse_values,
+        )
+
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""
         return self.deltas.take_merged()
@@ -390,25 +440,9 @@ class Exchange:
         """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
         return await self.pull_client.pull(step, deadline_s=timeout_s, is_final=True)
 
-    async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
-        """See `BufferAgreement.agree`."""
-        return await self._buffers.agree(mine, timeout_s)
-
-    async def announce_final(self) -> None:
-        """Tell the owners that this node has its final values, so that they may leave."""
-        known = self.store.ownership.known_owners.values()
-        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.context.swarm.node_id}
-        message = FinalDone()
-
-        async def tell(owner: Contact) -> None:
-            with contextlib.suppress(TransportError):  # it leaves a little later
-                await self.context.rpc.ask(owner, "final_done", message, TransferResult, FAREWELL_TIMEOUT_S)
-
-        await asyncio.gather(*(tell(owner) for owner in owners.values() if not self.view.is_gone(owner.node_id)))
-
     def is_needed_by(self, node_id: bytes) -> bool:
         """Whether a node that has finished may still want final values that this node owns or backs up."""
-        return bool(self.store.owned or self.store.backed) and node_id not in self._run.final_done
+        return bool(self.store.owned or self.store.backed) and not self.final_values.is_done(node_id)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

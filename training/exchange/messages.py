@@ -148,17 +148,15 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 class Pull(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the values of shards after the barrier of `step`.
 
-    `has_checksums`: the frames carry checksums, as a joining node wants them. `takes_copies`: a receiver that does not
-    own a shard sends its copy. `is_final`: training has ended, and the values must be the same bits for every node
-    (`training.exchange.owner.final_values`). `follows`: the puller takes published values and their changes; an owner
-    that has none sends values in `codec`.
+    `takes_copies`: a receiver that does not own a shard sends its copy. `is_final`: training has ended, and the values
+    must be the same bits for every node (`training.exchange.owner.final_values`). `follows`: the puller takes published
+    values and their changes; an owner that has none sends values in `codec`.
     """
 
     step: Number
     codec: Literal["float32", "bfloat16"]
     shards: Annotated[list[Wanted], Meta(max_length=MAX_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
-    has_checksums: bool = False
     takes_copies: bool = False
     is_final: bool = False
     follows: bool = False

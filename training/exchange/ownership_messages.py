@@ -33,8 +33,8 @@ from training.shards.robust import MAX_NORMS
 #: remembers.
 Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=Applied.MAX_RANGES)]
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
-#: Of a model's integer buffers.
-MAX_BUFFERS_BYTES = 1 << 20
+#: Of a model's integer buffers; with their message they fit a head.
+MAX_BUFFERS_BYTES = 1_000_000
 #: Rows of identities in one answer: about two megabytes. One set may have more.
 MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
@@ -140,13 +140,9 @@ class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CompareCopies(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the backup of shards which of its copies have the same bits, once it has made the same deltas visible.
-
-    `has_buffers`: the integer buffers that all nodes take follow in the body, for the backup to keep.
-    """
+    """Asks the backup of shards which of its copies have the same bits, once it has made the same deltas visible."""
 
     copies: Annotated[list[CopyDigest], Meta(max_length=MAX_SHARDS)]
-    has_buffers: bool = False
 
 
 class FinalDone(msgspec.Struct, frozen=True, array_like=True):
@@ -154,20 +150,16 @@ class FinalDone(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FinalBuffers(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the owner of the first shard for the model's integer buffers that all nodes take."""
+    """Asks the owner of the first shard for the model's integer buffers that all nodes take, encoded by its trainer's
+    daemon. With `buffers`, the owner asks its backup to keep these."""
+
+    buffers: Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)] | None = None
 
 
 class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """With `has_buffers` they follow in the body. Without, the receiver does not own that shard, has not finished, or
-    has no backup with the same yet."""
+    """None: the receiver does not own that shard, has not finished, or has no backup that keeps them yet."""
 
-    has_buffers: bool
-
-
-class IntegerBuffers(msgspec.Struct, frozen=True, array_like=True):
-    """A model's integer buffers, encoded by its trainer's daemon; a `RECORD` in a body."""
-
-    buffers: Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)]
+    buffers: Annotated[bytes, Meta(max_length=MAX_BUFFERS_BYTES)] | None = None
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,9 @@ know all that train, and what its script divides by that number is wrong: `/stat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from overlay.environment import Clock
 from overlay.peers import Peer
 from training.exchange.peer_score import PeerScore
@@ -19,6 +22,8 @@ from training.exchange.run_state import RunState
 from training.exchange.store.state_stream import PlausibleSteps
 from training.exchange.terms import MAX_BELIEVED
 from training.swarm import Swarm
+
+T = TypeVar("T")
 
 #: Counts that differ by this factor are no matter of chance: of nodes that are known one by one, and of an estimate.
 COUNTED_FACTOR, ESTIMATED_FACTOR = 1.2, 1.5
@@ -28,17 +33,6 @@ LASTING_S = 30.0
 MAX_MEMBERS = 1024
 
 
-def factor_of(*, exact: bool) -> float:
-    """By which factor counts have to differ, where this node's is exact or an estimate."""
-    return COUNTED_FACTOR if exact else ESTIMATED_FACTOR
-
-
-def corrected(weight: float, theirs: float, mine: float, *, exact: bool) -> float:
-    """A weight that was made with the count `theirs`, as the count `mine` makes it if that is larger. Nobody counts
-    nodes that are not there for longer than it takes to miss one, so the larger count is the better one."""
-    return weight * theirs / mine if 0.0 < theirs * factor_of(exact=exact) <= mine else weight
-
-
 class CountComparison:
     """The members whose counts differ from this node's, and since when."""
 
@@ -46,10 +40,9 @@ class CountComparison:
         #: Since when and until when, in monotonic seconds, and the last count of each.
         self._differing: dict[bytes, tuple[float, float, float]] = {}
 
-    def note(self, node: bytes, theirs: float, mine: float, *, exact: bool, now: float) -> None:
-        """A member has sent its count; 0: it sent none."""
+    def note(self, node: bytes, theirs: float, mine: float, factor: float, now: float) -> None:
+        """A member has sent its count; 0: it sent none. Counts differ by `factor` at least."""
         since, _, _ = self._differing.pop(node, (now, 0.0, 0.0))
-        factor = factor_of(exact=exact)
         if theirs > 0.0 and (theirs * factor <= mine or mine * factor <= theirs):
             self._differing[node] = since, now, theirs
             if len(self._differing) > MAX_MEMBERS:
@@ -77,6 +70,10 @@ PASSABLE_STEPS = 8
 UNKNOWN_FAILED_S = 5.0
 
 
+def _furthest(step: int) -> int:
+    return min(FURTHEST_AT_FIRST + FURTHEST_FACTOR * step, MAX_BELIEVED)
+
+
 class SwarmView:
     """A cached view of the peers of one node."""
 
@@ -89,11 +86,9 @@ class SwarmView:
         *,
         has_steps: bool = True,
         has_backups: bool = True,
-        stale_limit: int | None = None,
     ) -> None:
         """`has_steps`: deltas are numbered by the steps of their nodes, so the median step bounds these numbers.
-        `has_backups`: a shard has a backup where another node can be one. `stale_limit`: the most steps by which the
-        barrier lets nodes differ; None: there is no such limit."""
+        `has_backups`: a shard has a backup where another node can be one."""
         self._swarm = swarm
         self.has_steps = has_steps
         self._has_backups = has_backups
@@ -103,13 +98,18 @@ class SwarmView:
         self.counts = CountComparison()
         self._clock = clock
         self._run = run
-        self._stale_limit = stale_limit
         self._has_met_others = False
-        #: Answers, each with the time at which it was computed; a negative time: not computed yet.
-        self._eligible_others: tuple[float, bool] = (-1.0, False)
-        self._median: tuple[float, int] = (-1.0, 0)
-        self._worker_count: tuple[float, float] = (-1.0, 1.0)
-        self._step_seconds: tuple[float, float] = (-1.0, 0.0)
+        #: Answers by name, each with the time at which it was computed.
+        self._answers: dict[str, tuple[float, Any]] = {}
+
+    def _cached(self, name: str, compute: Callable[[], T]) -> T:
+        now = self._clock.monotonic()
+        computed_at, answer = self._answers.get(name, (now, None))
+        if answer is None or now - computed_at > VIEW_TTL_S:
+            answer = compute()
+            self._answers[name] = now, answer
+        found: T = answer
+        return found
 
     def is_gone(self, node_id: bytes) -> bool:
         """Whether a node is dead, has left, is ignored or silent, or is unknown and failed to answer a moment ago.
@@ -132,50 +132,18 @@ class SwarmView:
         return [peer for peer in self._swarm.members() if not self.score.is_ignored(peer.node_id)]
 
     def median_step(self) -> int:
-        """The median completed step of the known workers, this node included.
-
-        With two nodes it is the larger step, but no more than this node's own pace explains: no third node confirms it.
-        """
-        now = self._clock.monotonic()
-        computed_at, median = self._median
-        if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            median = self.median_step_of_those_heard(0.0)
-            self._median = (now, median)
-        return median
+        """The median completed step of the known workers, this node included. With two nodes it is the larger step."""
+        return self._cached("median step", lambda: self.median_step_of_those_heard(0.0))
 
     def median_step_of_those_heard(self, since: float) -> int:
         """`median_step` among the workers that were heard since then: a dead one is at its last step for as long as
         nobody has missed it."""
         now = self._clock.monotonic()
         others = [peer.step for peer in self.heeded() if peer.last_heard >= since and peer.is_worker(now)]
-        if len(others) == 1:
-            others = [int(min(others[0], self._run.explained_step(now)))]
+        if len(others) == 1 and self._run.has_begun and others[0] > _furthest(self._run.step):
+            others.clear()  # promise 7: no third node contradicts a single other one
         steps = sorted([self._run.step, *others])
         return steps[len(steps) // 2]
-
-    def step_of_others(self) -> int | None:
-        """The step to go back to if most other workers, and at least two, are far behind this node's first step.
-
-        Then that step was false: it came from a single node, or from this node's disk. None otherwise.
-        """
-        first = self._run.first_step
-        if not first or not self.has_steps:
-            return None
-        now = self._clock.monotonic()
-        others = sorted(peer.step for peer in self.heeded() if peer.is_worker(now))
-        behind = [step for step in others if first > self._reach(step)]
-        if len(others) - len(behind) >= 2:
-            self._run.first_step = 0  # confirmed
-        if len(behind) < 2 or 2 * len(behind) <= len(others):
-            return None
-        return behind[len(behind) // 2]
-
-    def _reach(self, step: int) -> int:
-        """The largest plausible first step of a node beside another one that is at `step` now. A step from the disk may
-        be ahead of the others, because they may have lost some steps since."""
-        if self._stale_limit is None:
-            return LIKELY_AT_FIRST + LIKELY_FACTOR * step
-        return step + 4 * self._stale_limit if self._run.told_by_one else 2 * step + LIKELY_AT_FIRST
 
     def furthest_step(self) -> int:
         """The largest plausible step of any node; messages with later ones are refused.
@@ -183,36 +151,22 @@ class SwarmView:
         Before the first step there is no such bound: a node that starts does not know the others' steps yet.
         """
         median = self.median_step() if self.has_steps else 0
-        return min(FURTHEST_AT_FIRST + FURTHEST_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
+        return _furthest(median) if median else MAX_BELIEVED
 
     def passable_step(self) -> int:
-        """Under bulk-synchronous rules no node has passed the barrier of a later step than this: all others have come
-        as far then, and each has told its owners so with its last pull. Where fewer than two others are known, as
-        `furthest_step`."""
-        now = self._clock.monotonic()
-        others = sorted(peer.step for peer in self.heeded() if peer.is_worker(now))
-        if len(others) < 2:
-            return self.furthest_step()
-        return max(self._run.step, others[(len(others) - 1) // 2]) + PASSABLE_STEPS
-
-    def likely_step(self) -> int:
-        """The latest plausible first step of an era. A false one would make owners refuse the others' deltas."""
-        median = self.median_step() if self.has_steps else 0
-        return min(LIKELY_AT_FIRST + LIKELY_FACTOR * median, MAX_BELIEVED) if median else MAX_BELIEVED
+        """Under bulk-synchronous rules no node has passed the barrier of a later step: most others have come as far
+        then, and each has told its owners so with its last pull."""
+        return max(self._run.step, self.median_step()) + PASSABLE_STEPS
 
     def plausible_steps(self) -> PlausibleSteps:
         """Bounds for the steps in another node's state: twice this node's own, because the views differ a little."""
-        most = min(2 * self.furthest_step(), MAX_BELIEVED), min(2 * self.likely_step(), MAX_BELIEVED)
-        return PlausibleSteps(*most)
+        median = self.median_step() if self.has_steps else 0
+        likely = min(2 * (LIKELY_AT_FIRST + LIKELY_FACTOR * median), MAX_BELIEVED) if median else MAX_BELIEVED
+        return PlausibleSteps(min(2 * self.furthest_step(), MAX_BELIEVED), likely)
 
     def worker_count(self) -> float:
         """`Swarm.workers`, cached."""
-        now = self._clock.monotonic()
-        computed_at, count = self._worker_count
-        if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            count = self._swarm.workers()
-            self._worker_count = (now, count)
-        return count
+        return self._cached("workers", self._swarm.workers)
 
     def merged_weight(self, weight: float, workers: float) -> float:
         """What a delta weighs here that was trained apart from this node, and weighed among so many workers:
@@ -220,24 +174,27 @@ class SwarmView:
         return weight * workers / max(workers, self.worker_count())
 
     def corrected(self, weight: float, workers: float) -> float:
-        """A weight that was made with this number of workers, as this node's larger number makes it."""
-        return corrected(weight, workers, self.worker_count(), exact=self._swarm.population().exact)
+        """A weight that was made with this number of workers, as this node's number makes it if that is larger. Nobody
+        counts nodes that are not there for longer than it takes to miss one, so the larger number is the better one."""
+        mine = self.worker_count()
+        return weight * workers / mine if 0.0 < workers * self._count_factor() <= mine else weight
 
     def compare_count(self, node_id: bytes, workers: float) -> None:
         """A member has sent the number of workers by its count."""
-        exact, now = self._swarm.population().exact, self._clock.monotonic()
-        self.counts.note(node_id, workers, self.worker_count(), exact=exact, now=now)
+        self.counts.note(node_id, workers, self.worker_count(), self._count_factor(), self._clock.monotonic())
+
+    def _count_factor(self) -> float:
+        return COUNTED_FACTOR if self._swarm.population().exact else ESTIMATED_FACTOR
 
     def median_step_seconds(self) -> float:
         """The median step time that the other workers announce; 0 while none has."""
+        return self._cached("step seconds", self._median_step_seconds)
+
+    def _median_step_seconds(self) -> float:
         now = self._clock.monotonic()
-        computed_at, median = self._step_seconds
-        if now - computed_at > VIEW_TTL_S or not median:  # who has just come asks for the first one
-            peers = [peer for peer in self.heeded() if peer.step_seconds > 0.0 and peer.is_worker(now)]
-            known = sorted(peer.step_seconds for peer in peers)
-            median = known[len(known) // 2] if known else 0.0
-            self._step_seconds = (now, median)
-        return median
+        peers = [peer for peer in self.heeded() if peer.step_seconds > 0.0 and peer.is_worker(now)]
+        known = sorted(peer.step_seconds for peer in peers)
+        return known[len(known) // 2] if known else 0.0
 
     def has_met_others(self) -> bool:
         """Whether this swarm has or had another node; remembered peers of earlier starts count."""
@@ -251,13 +208,11 @@ class SwarmView:
 
     def has_eligible_others(self) -> bool:
         """Whether another known node could own or back up a shard."""
-        now = self._clock.monotonic()
-        computed_at, answer = self._eligible_others
-        if now - computed_at > VIEW_TTL_S or computed_at < 0:
-            silent = self.score.is_silent
-            answer = any(self._swarm.may_own(peer) and not silent(peer.node_id) for peer in self.heeded())
-            self._eligible_others = (now, answer)
-        return answer
+        return self._cached("eligible others", self._has_eligible_others)
+
+    def _has_eligible_others(self) -> bool:
+        is_silent = self.score.is_silent
+        return any(self._swarm.may_own(peer) and not is_silent(peer.node_id) for peer in self.heeded())
 
     def invalidate(self) -> None:
         """Compute again, because membership or this node's step has changed.
@@ -265,9 +220,5 @@ class SwarmView:
         In a large swarm the cached answers stay, because one change matters little there. Otherwise each of a thousand
         simultaneous joins would take a pass over a thousand peers.
         """
-        if len(self._swarm.peers) > SMALL_SWARM:
-            return
-        self._eligible_others = (-1.0, False)
-        self._median = (-1.0, 0)
-        self._worker_count = (-1.0, 1.0)
-        self._step_seconds = (-1.0, 0.0)
+        if len(self._swarm.peers) <= SMALL_SWARM:
+            self._answers.clear()

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from training.codec_choice import LEAST_LOSSY
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.exchange.codec_choice import LEAST_LOSSY
 from training.exchange.exchange import Exchange
 from training.exchange.messages import Forward, Push, PushResult, decode
 from training.exchange.own_deltas import Delivery

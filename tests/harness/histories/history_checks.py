@@ -112,7 +112,7 @@ class HistoryChecks(HistoryFaults):
             await asyncio.sleep(1.0)
         if not is_whole:
             raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
-        pulled = {name: pull_codec(settings, exchange.context.codec.codec) for name, exchange in exchanges.items()}
+        pulled = {name: pull_codec(settings, exchange.codec.codec) for name, exchange in exchanges.items()}
         self._check_followers({name: exchange for name, exchange in exchanges.items() if pulled[name] not in WHOLE})
         for name, exchange in exchanges.items():
             if pulled[name] in WHOLE:

@@ -13,8 +13,8 @@ from tests.harness.histories.conservation_plan import SHARDS, VALUES, Plan, Tall
 from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.swarms.exchange_swarm import Member, World
+from training.codec_choice import CHOICES, LineFacts
 from training.encoding.codecs import Vector
-from training.exchange.codec_choice import CHOICES, LineFacts
 from training.exchange.exchange import Exchange
 from training.exchange.messages import PushResult
 from training.exchange.own_deltas import Delivery
@@ -92,7 +92,7 @@ class HistoryNodes:
 
     def _draw_codecs(self, member: Member, sent: Sent) -> None:
         assert member.exchange is not None
-        choice = member.exchange.context.codec
+        choice = member.exchange.codec
         chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/codecs")
 
         def drawn(_: LineFacts) -> bool:

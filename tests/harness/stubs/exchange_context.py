@@ -20,9 +20,9 @@ from overlay.transport import Body, ReceivedResponse, Response, TransportError
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
+from training.codec_choice import CodecChoice
 from training.exchange.client.outbox import Outbox
 from training.exchange.client.push import PushClient
-from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.jobs import RebalanceRequests

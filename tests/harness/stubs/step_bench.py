@@ -16,7 +16,6 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 from training.barriers.predicates import make_barrier
 from training.exchange.client.pull import PullReport
 from training.exchange.client.push import PushReport
-from training.exchange.run_state import RunState
 from training.progress import Progress
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from training.step_loop import StepLoop
@@ -52,23 +51,13 @@ class RecordingExchange:
         self.missing: list[int] = []
         self.store = SimpleNamespace(bounds=[(0, 8)])
         self.outbox = SimpleNamespace(shards=set())
-        self.context = SimpleNamespace(
-            stale_limit=10, synchronous=False, codec=SimpleNamespace(codec="bfloat16"), run=RunState(incarnation=1)
-        )
-        #: Where most others are, if they contradict the step with which this node began.
-        self.step_of_others: int | None = None
+        self.stale_limit, self.synchronous, self.codec = 10, False, SimpleNamespace(codec="bfloat16")
         self.view = SimpleNamespace(
             median_step=lambda: self.median,
             median_step_of_those_heard=lambda since: self.median if since <= self.asked_at else 0,
             worker_count=lambda: self.workers,
-            step_of_others=lambda: self.step_of_others,
-            invalidate=self._went_back,
             score=SimpleNamespace(is_ignored=lambda _node: False),
         )
-
-    def _went_back(self) -> None:
-        """It has gone back to that step."""
-        self.step_of_others = None
 
     def advance(self, step: int) -> None:
         self.steps.append(step)
@@ -137,11 +126,6 @@ class RecordingSwarm:
     def __init__(self) -> None:
         self.announced: list[dict[str, Any]] = []
         self.others: list[Any] = []
-        #: Later starts that this node has become: incarnation and step.
-        self.starts: list[tuple[int, int]] = []
-
-    def begin_again(self, incarnation: int, step: int) -> None:
-        self.starts.append((incarnation, step))
 
     def announce(self, **changes: Any) -> None:
         self.announced.append(changes)
@@ -181,7 +165,7 @@ class LoopBench:
             begin=lambda: None,
             wait=self._wait,
             ask=self._ask,
-            barrier=make_barrier(BarrierSettings(method="bsp" if self.exchange.context.synchronous else "pssp")),
+            barrier=make_barrier(BarrierSettings(method="bsp" if self.exchange.synchronous else "pssp")),
             leave_out=lambda _is_left_out: None,
         )
         fakes: Any = (self.swarm, self.exchange)
@@ -196,7 +180,7 @@ class LoopBench:
             progress=self.progress,
         )
 
-    async def _wait(self, step: int, _step_seconds: float, *, is_void: Callable[[], bool]) -> float:
+    async def _wait(self, step: int, _step_seconds: float) -> float:
         await asyncio.sleep(self.wait_s)
         self.waits.append(step)
         self.exchange.history.append(("waited", step))

@@ -50,7 +50,7 @@ def test_under_bsp_a_step_begins_when_the_values_of_the_last_one_have_entered() 
 
     async def scenario() -> None:
         bench = bench_of(max_steps=2)
-        bench.exchange.context.synchronous = True
+        bench.exchange.synchronous = True
         bench.loop = bench.make_loop()
         await bench.run()
 
@@ -172,7 +172,7 @@ def test_a_fault_in_an_exchange_ends_the_run(synchronous: bool) -> None:
 
     async def scenario() -> None:
         bench = bench_of(max_steps=50)
-        bench.exchange.context.synchronous = synchronous
+        bench.exchange.synchronous = synchronous
         bench.loop = bench.make_loop()
 
         async def pull(_step: int) -> Any:

@@ -13,7 +13,6 @@ from overlay.peers import Activity
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.step_bench import LoopBench
 from training.settings import ExchangeSettings
-from training.step_exchange import CONFIRMED_S
 from training.step_loop import CRASH_LOOP_FAILURES
 from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 
@@ -174,52 +173,6 @@ def test_a_node_that_was_away_asks_the_others_and_goes_on_where_they_are(away_s:
         assert [step for step, *_ in bench.exchange.pushes][:3] == ([1, 2, 8] if is_away else [1, 2, 3])
         assert bench.events("caught_up") == ([{"was": 2, "step": 7}] if is_away else [])
         assert (bench.exchange.asked_at > 0.0) is is_away
-
-    run(scenario())
-
-
-async def renewed() -> int:
-    return 2
-
-
-def test_a_node_whose_first_step_was_not_true_goes_on_from_that_of_the_others() -> None:
-    """As a later start of itself, for within one the others believe the highest step."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=62)
-        bench.loop.renew_with(renewed)
-        bench.exchange.step_of_others = bench.exchange.median = 60
-        await bench.run(20)
-
-        assert [step for step, *_ in bench.exchange.pushes] == [21, 61, 62]
-        assert bench.events("step_taken_back") == [{"was": 21, "step": 60}]
-        assert bench.swarm.starts == [(2, 60)]
-        assert bench.exchange.pulls[0] == 60
-        assert bench.exchange.context.run.incarnation == 2
-
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("told_by_one", "others_at_s", "trained", "ends_s"),
-    [(True, 12.0, [6], 13.0), (True, None, [], CONFIRMED_S), (False, 12.0, [], 0.0)],
-)
-def test_a_step_that_one_other_node_has_named_ends_no_run_at_once(
-    told_by_one: bool, others_at_s: float | None, trained: list[int], ends_s: float
-) -> None:
-    """Others may be met within half a minute; where the step is the node's own, the run is over."""
-
-    async def scenario() -> None:
-        bench = LoopBench(max_steps=6)
-        bench.loop.renew_with(renewed)
-        bench.exchange.context.run.begins_at(10**9, told_by_one=told_by_one)
-        if others_at_s is not None:
-            later = asyncio.get_running_loop().call_later
-            later(others_at_s, lambda: setattr(bench.exchange, "step_of_others", 5))
-        began = bench.clock.monotonic()
-        assert await bench.run(10**9) == "max_steps"
-        assert bench.trainer.trained == trained
-        assert bench.clock.monotonic() - began == pytest.approx(ends_s, abs=0.6)
 
     run(scenario())
 
@@ -421,7 +374,7 @@ def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
 
     async def scenario() -> None:
         bench = LoopBench(max_steps=2, exchange=ExchangeSettings(codec="sparse", sparse_lr=2.0))
-        bench.exchange.context.codec.codec = "sparse"
+        bench.exchange.codec.codec = "sparse"
         await bench.run()
 
         assert [weight for _, _, weight in bench.exchange.pushes] == [0.5, 0.5]

@@ -25,7 +25,7 @@ def test_the_overlay_takes_the_same_parameters(name: str) -> None:
 def test_the_scripted_swarm_of_the_tests_has_what_the_exchange_asks() -> None:
     """Sampling, population and announcements are for barriers and the step loop, lookups for data dispatch: the
     exchange does without."""
-    barriers = {"population", "query_steps", "announce", "begin_again", "lookup"} | {
+    barriers = {"population", "query_steps", "announce", "lookup"} | {
         "draw",
         "everyone",
         "sample",

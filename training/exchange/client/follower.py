@@ -2,25 +2,27 @@
 
 A shard of the replica changes only when its whole answer has arrived and the result has the owner's digest. So a body
 that is torn, a deadline, or a damaged change leaves the shard as it was. The result is computed off the event loop in
-memory of its own. Only a large shard is copied in turns, and has no version while that lasts.
+memory of its own. Only a large shard is copied in turns, and has no version while that lasts. Own shards are copied so
+too.
 """
 
 from __future__ import annotations
 
 from overlay.environment import Environment
-from training.cooperative import VALUES_PER_TURN, LoopYielder
+from training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from training.exchange.context import Counters
 from training.exchange.messages import PullResult
-from training.exchange.owner.published import Published, apply_all, whole
+from training.exchange.owner.published import apply_all, whole
 from training.exchange.peer_score import Nonsense
-from training.exchange.store.replica import Position, Replica
+from training.exchange.store.replica import NO_POSITION, Position, Replica
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Term
 from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
-#: Values decoded, added and compared on the event loop: fewer than a thread is worth.
-SMALL_VALUES = 1 << 13
+#: Values copied at once: half a millisecond.
+VALUES_PER_COPY = 2 * VALUES_PER_TURN
 
 #: Encoded arrays of one shard: the whole, or changes in their order.
 Arrays = list[tuple[CodecName, memoryview]]
@@ -29,19 +31,19 @@ Arrays = list[tuple[CodecName, memoryview]]
 class ChainFollower:
     """Takes published values into this node's replica."""
 
-    def __init__(self, store: ShardStore, replica: Replica, counters: Counters, environment: Environment) -> None:
+    def __init__(
+        self, store: ShardStore, replica: Replica, counters: Counters, turns: LoopTurns, environment: Environment
+    ) -> None:
         self._store = store
         self._replica = replica
         self._counters = counters
+        self._turns = turns
         self._executor = environment.executor
         self._log = environment.log
-        self._yielder = LoopYielder()
         #: The digest of each shard that is in a chain.
         self._digests: dict[int, bytes] = {}
 
-    async def read(
-        self, reader: FrameReader, result: PullResult, memory: Allocate, *, has_checksum: bool
-    ) -> tuple[Arrays, int]:
+    async def read(self, reader: FrameReader, result: PullResult, memory: Allocate) -> tuple[Arrays, int]:
         """The arrays of one answer, with their bytes. Raises `BadFrame` if they are not what the answer names."""
         shard, size = result.shard, self._store.size(result.shard)
         arrays: Arrays = []
@@ -51,7 +53,7 @@ class ChainFollower:
                 encoded, codec = await read_encoded(reader, shard, Part.CHANGE, size, new_memory, version=version)
                 arrays.append((codec, encoded))
         else:
-            encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory, has_checksum=has_checksum)
+            encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory)
             arrays.append((codec, encoded))
         return arrays, sum(len(encoded) for _, encoded in arrays)
 
@@ -65,10 +67,8 @@ class ChainFollower:
             return False  # it was overtaken
         before = self._replica.version_of(shard)
         held = self._replica.slice_of(shard) if is_change else None
-        if self._store.size(shard) * len(arrays) <= SMALL_VALUES:
-            value, digest = _result(held, arrays, self._store.size(shard))
-        else:
-            value, digest = await self._executor.run(_result, held, arrays, self._store.size(shard))
+        size = self._store.size(shard)
+        value, digest = await off_loop(self._executor, size * len(arrays), _result, held, arrays, size)
         if digest != result.digest:
             self._note_mismatch(result)
             if is_change:
@@ -77,24 +77,14 @@ class ChainFollower:
         if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
             return False  # another answer was faster
         reached = Position(result.chain, result.published)
-        with self._replica.writing(shard) as values:
-            await self._write(shard, value, values)
-            self._replica.set_version(shard, result.rank_term, result.version, reached)
+        if not await self.write(shard, value, (result.rank_term, result.version), reached):
+            raise Nonsense("a published value is out of range")
         self._digests[shard] = digest
         if is_change:
             self._counters.followed += 1
         else:
             self._counters.chains_entered += 1
         return True
-
-    async def enter(self, shard: int, published: Published) -> None:
-        """Hold a published value that this node has made itself, as the shard's owner until now."""
-        reached = Position(published.chain, published.version)
-        with self._replica.writing(shard) as into:
-            await self._write(shard, published.value, into)
-            self._replica.set_version(shard, *published.source, reached)
-        self._digests[shard] = published.digest
-        self._counters.chains_entered += 1
 
     def is_same(self, result: PullResult) -> bool:
         """Whether the shard is up to date, as its owner says; False if it is in another place of the chain, or if two
@@ -113,23 +103,28 @@ class ChainFollower:
         self._counters.chain_mismatches += 1
         self._log.warning("chain_mismatch", shard=result.shard, published=result.published, changes=result.changes)
 
-    async def _write(self, shard: int, value: Vector, into: Vector) -> None:
-        if value.size > VALUES_PER_TURN:
-            self._replica.doubt(shard)
-        for first in range(0, value.size, VALUES_PER_TURN):
-            last = min(first + VALUES_PER_TURN, value.size)
-            into[first:last] = value[first:last]
-            if last < value.size:
-                await self._yielder.after(last - first)
+    async def write(
+        self, shard: int, value: Vector, version: tuple[Term, int], position: Position = NO_POSITION
+    ) -> bool:
+        """Copy a value into the replica, in turns of the event loop; False if it has values out of range."""
+        with self._replica.writing(shard) as values:
+            if values.size > VALUES_PER_COPY:
+                self._replica.doubt(shard)  # what is cut off leaves a part of it
+            for first in range(0, values.size, VALUES_PER_COPY):
+                part = slice(first, min(first + VALUES_PER_COPY, values.size))
+                await self._turns.take(light(part.stop - first))
+                # Promise 7: the trainer never sees such values.
+                if not has_length(value[part], MAX_STATE_LENGTH):
+                    return False
+                values[part] = value[part]
+            self._replica.set_version(shard, *version, position)
+        return True
 
 
 def _result(held: Vector | None, arrays: Arrays, size: int) -> tuple[Vector, bytes]:
-    """The published value after these arrays, and its digest: changes of what is held, or the whole. Raises `BadFrame`,
-    and `Nonsense` for one that is out of range."""
+    """The published value after these arrays, and its digest: changes of what is held, or the whole. Raises
+    `BadFrame`."""
     try:
-        value, digest = whole(*arrays[0], size) if held is None else apply_all(held, arrays)
+        return whole(*arrays[0], size) if held is None else apply_all(held, arrays)
     except ValueError as error:
         raise BadFrame(str(error)) from error
-    if not has_length(value, MAX_STATE_LENGTH):
-        raise Nonsense("a published value is out of range")
-    return value, digest

@@ -11,38 +11,39 @@ A joiner waits for the whole vector. What the owners do not serve comes from oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.cooperative import VALUES_PER_TURN, light
+from training.codec_choice import CodecChoice
+from training.cooperative import light
 from training.encoding import codecs
 from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from training.exchange.context import ExchangeContext
+from training.exchange.context import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.validation import ShardInspector
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
 from training.exchange.step_wait import Obstacles, StepWait, together
-from training.exchange.store.replica import NO_POSITION, Position
-from training.exchange.terms import MAX_BELIEVED, ZERO_TERM, Term
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length
-
-#: Wanted instead of what this node has: whatever the owner has is new.
-_NONE = (ZERO_TERM, 0)
+from training.exchange.store.replica import NO_POSITION, Replica
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.exchange.terms import MAX_BELIEVED, ZERO_TERM
+from training.settings import ExchangeSettings
+from training.shards.delta_range import MAX_STATE_LENGTH
+from training.swarm import Swarm
 
 #: Of float32.
 VALUE_BYTES = 4
-#: Own values copied at once: half a millisecond.
-VALUES_PER_COPY = 2 * VALUES_PER_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,18 @@ class PullReport:
 
 @dataclass(slots=True)
 class Job:
-    """One pull: the shards it waits for, and how many have changed so far."""
+    """One pull: the shards it waits for, and how many have changed so far. `began`: in monotonic seconds."""
 
     step: int
     waiting: dict[int, None]
-    is_joiners: bool
     wait: StepWait
-    is_final: bool = False
+    began: float
+    is_joiners: bool
+    is_final: bool
     changed: int = 0
     unchanged: list[int] = field(default_factory=list)
-    #: Monotonic seconds.
-    began: float = 0.0
     #: How many answers are being received.
     receiving: int = 0
-
-    @contextmanager
-    def receives(self) -> Iterator[None]:
-        """An answer has begun, and is being received within the context."""
-        self.receiving += 1
-        try:
-            yield
-        finally:
-            self.receiving -= 1
 
 
 class PullClient:
@@ -85,32 +76,43 @@ class PullClient:
 
     def __init__(
         self,
-        context: ExchangeContext,
+        *,
+        swarm: Swarm,
+        store: ShardStore,
+        replica: Replica,
+        run: RunState,
+        view: SwarmView,
+        rpc: ExchangeRpc,
         directory: OwnerDirectory,
         final_values: FinalValues,
-        publisher: Publisher,
         inspector: ShardInspector,
+        counters: Counters,
+        environment: Environment,
+        settings: ExchangeSettings,
+        codec: CodecChoice,
+        synchronous: bool,
     ) -> None:
-        self._context = context
-        self._inspector = inspector
-        self._publisher = publisher
-        self._final_values = final_values
-        self._swarm = context.swarm
-        self._store = context.store
-        self._replica = context.replica
-        self._run = context.run
-        self._view = context.view
-        self._rpc = context.rpc
-        self._counters = context.counters
-        self._clock = context.environment.clock
-        self._log = context.environment.log
+        self._swarm = swarm
+        self._store = store
+        self._replica = replica
+        self._run = run
+        self._view = view
+        self._rpc = rpc
         self._directory = directory
+        self._final_values = final_values
+        self._inspector = inspector
+        self._counters = counters
+        self._environment = environment
+        self._clock = environment.clock
+        self._log = environment.log
+        self._settings = settings
+        self._codec = codec
+        self._synchronous = synchronous
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = ChainFollower(context.store, context.replica, context.counters, context.environment)
-        #: The number of the last update of each shard, counted over all shards.
-        self._updates: dict[int, int] = {}
-        self._update_count = 0
+        self._follower = ChainFollower(store, replica, counters, rpc.turns, environment)
+        #: All shards, those first that were updated longest ago.
+        self._order = dict.fromkeys(range(len(store)))
         self._download: Job | None = None
 
     @property
@@ -130,25 +132,20 @@ class PullClient:
         A final pull fetches every shard, as float32, in bits that every other node gets too.
 
         `deadline_s` bounds silence: the pull ends when nothing of any missing shard has moved for so long, and never
-        while one moves. With None it waits until all are there: a joiner cannot train on half a vector. Its frames
-        carry checksums, because all its training builds on them.
+        while one moves. With None it waits until all are there: a joiner cannot train on half a vector.
         """
         self._run.pass_barrier(step)
         # Promise 3.
-        if deadline_s is not None and not (is_final or self._context.synchronous) and self._directory.is_apart():
+        if deadline_s is not None and not (is_final or self._synchronous) and self._directory.is_apart():
             return PullReport(0, [], list(range(len(self._store))))
-        if not is_final:
-            for shard, published in self._publisher.take_handed_on().items():
-                await self._follower.enter(shard, published)
-        waiting = dict.fromkeys(range(len(self._store)))
-        wait = StepWait(deadline_s)
-        began = self._clock.monotonic()
-        job = Job(step, waiting, is_joiners=deadline_s is None, is_final=is_final, wait=wait, began=began)
-        self._download = job if job.is_joiners else None
-        work = asyncio.ensure_future(self._fetch_for_joiner(job) if job.is_joiners else self._fetch_all(job))
+        began, is_joiners = self._clock.monotonic(), deadline_s is None
+        job = Job(step, dict.fromkeys(self._order), StepWait(deadline_s), began, is_joiners, is_final)
+        self._download = job if is_joiners else None
+        fetching = self._fetch_for_joiner(job) if is_joiners else self._fetch_parts(list(job.waiting), job)
+        work = asyncio.ensure_future(fetching)
         try:
-            if not await wait.until(work):
-                self._log.warning("pull_unfinished", step=step, shards=len(waiting))
+            if not await job.wait.until(work):
+                self._log.warning("pull_unfinished", step=step, shards=len(job.waiting))
         finally:
             self._download = None
             if not work.done():
@@ -156,7 +153,7 @@ class PullClient:
                 await asyncio.gather(work, return_exceptions=True)
         if not work.cancelled():
             work.result()
-        missing = list(waiting)
+        missing = sorted(job.waiting)
         unexplained = [shard for shard in missing if shard not in self.obstacles]
         for owner, shards in self._directory.by_owner(unexplained)[0]:
             self.obstacles.note(shards, owner, "has not answered yet", began)
@@ -176,7 +173,7 @@ class PullClient:
             store=self._store,
             view=self._view,
             directory=self._directory,
-            environment=self._context.environment,
+            environment=self._environment,
             waiting=job.waiting,
             is_receiving=lambda: job.receiving > 0,
             fetch=copies,
@@ -194,11 +191,8 @@ class PullClient:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
 
-    async def _fetch_all(self, job: Job) -> None:
-        """Fetch from all owners at once; those first that were updated longest ago."""
-        await self._fetch_parts(sorted(job.waiting, key=lambda shard: self._updates.get(shard, 0)), job)
-
     async def _fetch_parts(self, shards: list[int], job: Job) -> None:
+        """Fetch from all owners at once, in the order of the shards."""
         groups, unknown = self._directory.by_owner(shards)
         parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
         await together(self._fetch_some(part, job) for part in parts)
@@ -218,15 +212,10 @@ class PullClient:
             after = [shard for shard in left if shard in job.waiting]
             if len(after) < len(left):
                 pause_s = FIRST_RETRY_S
-            pause_s = await self._pause(after, pause_s)
-
-    async def _pause(self, shards: list[int], pause_s: float) -> float:
-        """Before another attempt: wait, and look for other owners; returns the next pause."""
-        if not shards:
-            return pause_s
-        await asyncio.sleep(pause_s * self._context.jitter())
-        await self._directory.refresh(shards)
-        return min(2 * pause_s, MAX_RETRY_S)
+            if after:
+                await asyncio.sleep(pause_s * self._environment.entropy.random.uniform(0.5, 1.5))
+                await self._directory.refresh(after)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date; this stays so if the pull is cut off later."""
@@ -237,154 +226,131 @@ class PullClient:
                 job.changed += 1
             else:
                 job.unchanged.append(shard)
-        self._update_count += 1
-        self._updates[shard] = self._update_count
+        self._order[shard] = self._order.pop(shard)
+
+    # -- from another node ----------------------------------------------------------------------------------------
 
     async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
         if owner.node_id == self._swarm.node_id:
             await self._copy_own(shards, job)
             return
-        # The same term and version as another node's copy do not make it the same bits.
         message, asked_s = self._message(shards, job, takes_copies=takes_copies), self._clock.monotonic()
         try:
-            async with self._rpc.request("pull", owner, message) as answer, AsyncExitStack() as stack:
+            async with self._rpc.request("pull", owner, message) as answer:
                 results = self._rpc.decoded(owner, answer.head, PullAnswer).results
-                stack.enter_context(job.receives())
-                asked = dict.fromkeys(shards)
-                reader = FrameReader(answer.body)
-                memory = ReusedMemory()
-                coming = tuple(result.shard for result in results if result.status in ("value", "copy", "changes"))
-                key = owner.node_id, coming
-                stack.enter_context(job.wait.watching(key, _received_since(answer.body)))
-                for result in results:
-                    if result.shard not in asked:
-                        raise BadFrame(f"shard {result.shard} was not asked for")
-                    # Promise 7.
-                    plausible = self._store.ownership.is_plausible
-                    if not (plausible(result.term) and plausible(result.rank_term)):
-                        raise BadFrame(f"shard {result.shard} under term {result.term.number}")
-                    if max(result.version, result.published) >= MAX_BELIEVED:
-                        raise BadFrame(f"shard {result.shard} in version {result.version}")
-                    self._directory.answered(owner, [result])
-                    if result.status in ("later", "retry"):
-                        self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
-                    if result.status == "same" and self._follower.is_same(result):
-                        self._settle(result.shard, job, changed=False)
-                    if result.status == "changes" or (result.status == "value" and result.chain):
-                        await self._follow(owner, reader, memory, result, job)
-                        if result.shard not in job.waiting:
-                            job.wait.note()
-                    if result.status not in ("value", "copy") or result.chain:
-                        continue
-                    size = self._store.size(result.shard)
-                    encoded, codec = await read_encoded(
-                        reader, result.shard, Part.VALUE, size, memory, has_checksum=job.is_joiners
-                    )
-                    self._counters.bytes_received += len(encoded)
-                    await self._context.turns.take(light(size))
-                    # Promise 7.
-                    if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
-                        raise BadFrame(f"shard {result.shard} has values out of range")
-                    term = result.term
-                    if term < self._store.ownership.fence(result.shard):
-                        continue  # promise 1: this owner was replaced; the next round asks for the higher term
-                    is_copy = result.status == "copy"
-                    if is_copy and result.shard not in job.waiting:
-                        continue  # the owner was faster
-                    with self._replica.writing(result.shard) as values:
-                        codecs.decode(encoded, codec, values)
-                        # A copy's version does not show which deltas it has: with 0 the next pull fetches the shard.
-                        self._replica.set_version(result.shard, result.rank_term, 0 if is_copy else result.version)
-                    if not is_copy:
-                        self._store.note_owner(result.shard, term, owner)
-                    self._settle(result.shard, job, changed=True)
-                    job.wait.note()
+                job.receiving += 1
+                try:
+                    await self._receive(owner, message, results, answer.body, job, asked_s)
+                finally:
+                    job.receiving -= 1
+            return
         except TransportError as error:
-            self._note_obstacle(owner, shards, error.detail, job, asked_s, is_copy=takes_copies)
+            reason = error.detail
             self._directory.failed(owner, error)
         except BadFrame as error:
-            self._note_obstacle(owner, shards, f"bad answer: {error}", job, asked_s, is_copy=takes_copies)
+            reason = f"bad answer: {error}"
             self._view.score.nonsense(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
-
-    def _note_obstacle(
-        self, owner: Contact, shards: list[int], reason: str, job: Job, asked_s: float, *, is_copy: bool
-    ) -> None:
-        if not is_copy:
+        if not takes_copies:
             self.obstacles.note([shard for shard in shards if shard in job.waiting], owner, reason, asked_s)
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
-        settings, pushed, wanted = self._context.settings, self._context.codec.codec, []
+        settings, pushed, wanted = self._settings, self._codec.codec, []
         follows = follows_chains(settings, pushed) and not job.is_final
         for shard in shards:
-            # The same term and version as another node's copy do not make it the same bits.
-            term, version = _NONE if job.is_final else self._replica.version_of(shard)
+            # The same term and version as another node's copy do not make it the same bits: a final pull asks for all.
+            term, version = (ZERO_TERM, 0) if job.is_final else self._replica.version_of(shard)
             # A joiner builds everything on what it is sent: it takes the whole.
             position = self._replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
-            wanted.append(_wanted(shard, term, version, position))
+            wanted.append(Wanted(shard, term, version, *position))
         return Pull(
             job.step,
-            "bfloat16" if not job.is_final and whole_codec(settings, pushed) == "bfloat16" else "float32",
+            "float32" if job.is_final else whole_codec(settings, pushed),
             wanted,
             self._store.ownership.stale_fences(shards),
-            job.is_joiners,
             takes_copies,
             job.is_final,
             follows,
         )
 
-    async def _follow(
-        self, owner: Contact, reader: FrameReader, memory: ReusedMemory, result: PullResult, job: Job
+    async def _receive(
+        self, owner: Contact, pull: Pull, results: list[PullResult], body: Any, job: Job, asked_s: float
     ) -> None:
-        """Take the published value of a shard, or its changes; what does not fit is asked for again."""
-        arrays, payload_bytes = await self._follower.read(reader, result, memory, has_checksum=job.is_joiners)
-        self._counters.bytes_received += payload_bytes
-        if result.term < self._store.ownership.fence(result.shard):
-            return  # promise 1: this owner was replaced; the next round asks for the higher term
-        if await self._follower.take(result, arrays):
-            self._store.note_owner(result.shard, result.term, owner)
-            self._settle(result.shard, job, changed=True)
+        """Take an answer into the replica, shard by shard."""
+        asked = dict.fromkeys(wanted.shard for wanted in pull.shards)
+        reader, memory = FrameReader(body), ReusedMemory()
+        coming = tuple(result.shard for result in results if result.status in ("value", "copy", "changes"))
+        with job.wait.watching((owner.node_id, coming), _received_since(body)):
+            for result in results:
+                if result.shard not in asked:
+                    raise BadFrame(f"shard {result.shard} was not asked for")
+                # Promise 7.
+                plausible = self._store.ownership.is_plausible
+                if not (plausible(result.term) and plausible(result.rank_term)):
+                    raise BadFrame(f"shard {result.shard} under term {result.term.number}")
+                if max(result.version, result.published) >= MAX_BELIEVED:
+                    raise BadFrame(f"shard {result.shard} in version {result.version}")
+                self._directory.answered(owner, [result])
+                if result.status in ("later", "retry"):
+                    self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
+                if result.status == "same" and self._follower.is_same(result):
+                    self._settle(result.shard, job, changed=False)
+                if result.shard in coming and await self._take(owner, result, reader, memory, job):
+                    self._settle(result.shard, job, changed=True)
+                    job.wait.note()
+
+    async def _take(
+        self, owner: Contact, result: PullResult, reader: FrameReader, memory: ReusedMemory, job: Job
+    ) -> bool:
+        """Take the value of a shard, or its changes; False if it does not fit, and is to be asked for again."""
+        shard, is_copy = result.shard, result.status == "copy"
+        if result.chain:
+            arrays, payload_bytes = await self._follower.read(reader, result, memory)
+            self._counters.bytes_received += payload_bytes
+        else:
+            size = self._store.size(shard)
+            encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory)
+            self._counters.bytes_received += len(encoded)
+            await self._rpc.turns.take(light(size))
+            # Promise 7.
+            if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
+                raise BadFrame(f"shard {shard} has values out of range")
+        if result.term < self._store.ownership.fence(shard):
+            return False  # promise 1: this owner was replaced; the next round asks for the higher term
+        if is_copy and shard not in job.waiting:
+            return False  # the owner was faster
+        if result.chain:
+            if not await self._follower.take(result, arrays):
+                return False
+        else:
+            with self._replica.writing(shard) as values:
+                codecs.decode(encoded, codec, values)
+                # A copy's version does not show which deltas it has: with 0 the next pull fetches the shard.
+                self._replica.set_version(shard, result.rank_term, 0 if is_copy else result.version)
+        if not is_copy:
+            self._store.note_owner(shard, result.term, owner)
+        return True
+
+    # -- own shards -----------------------------------------------------------------------------------------------
 
     async def _copy_own(self, shards: list[int], job: Job) -> None:
-        """Copy the shards owned here into the replica, and yield to the event loop every half a millisecond.
-
-        What is added to a shard during the copy has another version, and comes with the next pull.
-        """
+        """Copy the shards owned here into the replica. What is added to a shard during the copy has another version,
+        and comes with the next pull."""
         # Promise 11.
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
-        turns, store, replica = self._context.turns, self._store, self._replica
-        versions, synchronous = replica.shard_versions, self._context.synchronous
         for shard in shards:
-            owned = store.owned.get(shard)
+            owned = self._store.owned.get(shard)
             if owned is None or (job.is_final and not self._final_values.is_final(shard)):
                 continue
-            if synchronous:
-                store.fold(shard, job.step)
-            value, mark = owned.state.value, (owned.rank_term, owned.state.version)
-            is_new, is_good = job.is_final or versions[shard] != mark, True
-            if is_new:
-                with replica.writing(shard) as values:
-                    if values.size > VALUES_PER_COPY:
-                        replica.doubt(shard)  # a pull that is cut off leaves a part of it
-                    for first in range(0, values.size, VALUES_PER_COPY):
-                        part = slice(first, min(first + VALUES_PER_COPY, values.size))
-                        await turns.take(light(part.stop - first))
-                        if not has_length(value[part], MAX_STATE_LENGTH):
-                            is_good = False  # the trainer never sees such values
-                            break
-                        values[part] = value[part]
-                    else:
-                        replica.set_version(shard, *mark)
-            # Promise 7.
-            if not is_good:
+            if self._synchronous:
+                self._store.fold(shard, job.step)
+            mark = owned.rank_term, owned.state.version
+            is_new = job.is_final or self._replica.version_of(shard) != mark
+            if is_new and not await self._follower.write(shard, owned.state.value, mark):
                 self._inspector.resign(shard)
-                continue
-            self._settle(shard, job, changed=is_new)
-
-
-def _wanted(shard: int, term: Term, version: int, position: Position) -> Wanted:
-    return Wanted(shard, term, version, position.chain, position.published)
+            else:
+                self._settle(shard, job, changed=is_new)
 
 
 def _received_since(body: Any) -> Callable[[], int]:

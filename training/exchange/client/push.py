@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlay.environment import Environment
+from training.codec_choice import CodecChoice
 from training.cooperative import VALUES_PER_TURN, LoopTurns, ThreadPauses
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
-from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushResult

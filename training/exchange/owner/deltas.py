@@ -16,11 +16,11 @@ import msgspec
 from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
+from training.codec_choice import CodecChoice
 from training.cooperative import light
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
-from training.exchange.codec_choice import CodecChoice
 from training.exchange.context import Counters
 from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Push, PushAnswer, PushResult, encode

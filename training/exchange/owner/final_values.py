@@ -1,54 +1,52 @@
-"""Makes the owner and the backup of a shard hold the same bits, once training has ended.
+"""Gives all nodes the same bits once training has ended: of the values of shards, and of the model's integer buffers.
 
-Both have added the same deltas, but in any order, so rounding and momentum may differ. While nodes train that does not
-matter. At the end it does: the owner may die after some nodes have fetched the final value, and the others fetch it
-from the former backup. So an owner serves a final pull of a shard only after its backup has confirmed the digest of the
-value. A backup whose digest differs is dropped, and becomes a learner again: it gets a copy of the state.
+Owner and backup of a shard have added the same deltas, but in any order, so rounding and momentum may differ. While
+nodes train that does not matter. At the end it does: the owner may die after some nodes have fetched the final value,
+and the others fetch it from the former backup. So an owner serves a final pull of a shard only after its backup has
+confirmed the digest of the value. A backup whose digest differs is dropped, and becomes a learner again: it gets a copy
+of the state.
 
-The shard `BUFFERS_SHARD` also has one node's integer buffers of the model, which no vector holds: those of its first
-owner that finished, confirmed in the same way.
+Integer buffers are in no vector. All nodes take those of the first owner of shard `BUFFERS_SHARD` that has finished. It
+names them once its backup keeps them too. Promise 11.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterable
 
+from overlay.environment import Environment
 from overlay.peers import Contact
-from overlay.transport import TransportError
+from overlay.transport import Buffer, Response, TransportError
 from training.encoding.codecs import Vector
-from training.encoding.frames import FrameReader
-from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import record_frames
+from training.exchange.jobs import RebalanceRequests
+from training.exchange.messages import encode
 from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
     CompareCopies,
     CopyDigest,
     FinalBuffers,
     FinalBuffersAnswer,
-    IntegerBuffers,
+    FinalDone,
     TransferResult,
 )
+from training.exchange.rpc import ExchangeRpc
 from training.exchange.store.records import Owned
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.swarm import Swarm, own_contact
 
 #: The backup hashes its copies before it answers: 100 million values take a second.
 COMPARE_TIMEOUT_S = 10.0
-#: The owner compares the buffers with its backup before it answers.
+#: The owner hands the buffers to its backup before it answers.
 BUFFERS_TIMEOUT_S, BUFFERS_RETRY_S = 10.0, 0.2
+#: For what a node says before it leaves.
+FAREWELL_TIMEOUT_S = 2.0
 #: Whose owner's integer buffers all nodes take.
 BUFFERS_SHARD = 0
-
-
-class _Mark(NamedTuple):
-    """What a confirmation is valid for: this backup, this state, this version, and with or without buffers."""
-
-    backup: bytes
-    state: int
-    version: int
-    has_buffers: bool
 
 
 def value_digest(value: Vector) -> bytes:
@@ -56,19 +54,51 @@ def value_digest(value: Vector) -> bytes:
     return hashlib.blake2b(value.data, digest_size=16).digest()
 
 
-class FinalValues:
-    """Decides which of this node's shards may be served as final, and brings their backups to the same bits."""
+def _mark(owned: Owned, backup: Contact) -> tuple[bytes, int, int]:
+    """What a confirmation is valid for: this backup, this state, this version."""
+    return backup.node_id, id(owned.state), owned.state.version
 
-    def __init__(self, context: ExchangeContext) -> None:
-        self._context = context
-        self._store = context.store
-        self._run = context.run
-        self._view = context.view
-        self._rpc = context.rpc
-        self._executor = context.environment.executor
-        self._log = context.environment.log
-        self._confirmed: dict[int, _Mark] = {}
+
+class FinalValues:
+    """What one node serves, asks and keeps when training has ended."""
+
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        store: ShardStore,
+        view: SwarmView,
+        rpc: ExchangeRpc,
+        directory: OwnerDirectory,
+        rebalance: RebalanceRequests,
+        environment: Environment,
+        synchronous: bool,
+    ) -> None:
+        self._swarm = swarm
+        self._store = store
+        self._view = view
+        self._rpc = rpc
+        self._directory = directory
+        self._rebalance = rebalance
+        self._random = environment.entropy.random
+        self._executor = environment.executor
+        self._log = environment.log
+        self._synchronous = synchronous
+        self._confirmed: dict[int, tuple[bytes, int, int]] = {}
         self._one_at_a_time = asyncio.Lock()
+        #: The integer buffers that all nodes take, as far as this node knows, and the backup that keeps them too.
+        self._buffers: bytes | None = None
+        self._kept_by = b""
+        #: Nodes that have their final values.
+        self._done: dict[bytes, None] = {}
+
+    def register(self) -> None:
+        """Register the request handlers."""
+        self._rpc.register("compare", CompareCopies, self._on_compare)
+        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
+        self._rpc.register("final_done", FinalDone, self._on_final_done)
+
+    # -- values -------------------------------------------------------------------------------------------------
 
     def is_final(self, shard: int) -> bool:
         """Whether the value of a shard owned here may be served: no node can get other bits, unless two die at once."""
@@ -78,11 +108,7 @@ class FinalValues:
         if owned.backup is None:
             # A learner is none: it has no state yet, and the former backup would take over with other bits.
             return not self._view.expects_backups()
-        return self._confirmed.get(shard) == self._mark(shard, owned, owned.backup)
-
-    def _mark(self, shard: int, owned: Owned, backup: Contact) -> _Mark:
-        has_buffers = shard == BUFFERS_SHARD and self._run.final_buffers is not None
-        return _Mark(backup.node_id, id(owned.state), owned.state.version, has_buffers)
+        return self._confirmed.get(shard) == _mark(owned, owned.backup)
 
     async def prepare(self, shards: Iterable[int], step: int) -> None:
         """Make the deltas of steps up to `step` visible, and compare each of these shards with its backup."""
@@ -92,90 +118,125 @@ class FinalValues:
                 owned = self._store.owned.get(shard)
                 if owned is None:
                     continue
-                if self._context.synchronous:
+                if self._synchronous:
                     self._store.fold(shard, step)
                 if owned.backup is not None and not self.is_final(shard) and not owned.moving:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
                 elif lacks_backup(self._view, owned):
-                    self._context.rebalance.wake()
+                    self._rebalance.wake()
             await asyncio.gather(*(self._compare(backup, theirs) for backup, theirs in asked.values()))
-
-    async def confirmed_buffers(self, step: int) -> bytes | None:
-        """The integer buffers that all nodes take, once the backup has them too; None if this node cannot say yet."""
-        if self._run.final_buffers is None or BUFFERS_SHARD not in self._store.owned:
-            return None
-        await self.prepare([BUFFERS_SHARD], step)
-        return self._run.final_buffers if self.is_final(BUFFERS_SHARD) else None
 
     async def _compare(self, backup: Contact, shards: dict[int, Owned]) -> None:
         copies, marks = [], {}
         for shard, owned in shards.items():
-            marks[shard] = self._mark(shard, owned, backup)
-            digest = await self._executor.run(value_digest, owned.state.value)
-            state = owned.state
-            copies.append(CopyDigest(shard, owned.term, state.folded_step, state.version, digest))
-        buffers = self._run.final_buffers if BUFFERS_SHARD in shards else None
-        message = CompareCopies(copies, buffers is not None)
-        body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))
+            state, marks[shard] = owned.state, _mark(owned, backup)
+            digest = await self._executor.run(value_digest, state.value)
+            copies.append(CopyDigest(shard, owned.term, state.folded_step, marks[shard][2], digest))
         try:
-            answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S, body)
+            message = CompareCopies(copies)
+            answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S)
         except TransportError as error:
-            self._context.swarm.suspect(backup.node_id, str(error))
+            self._swarm.suspect(backup.node_id, str(error))
             return
         same = dict.fromkeys(answer.taken)
-        for copy in copies:
-            owned = shards[copy.shard]
-            is_unchanged = self._store.owned.get(copy.shard) is owned and owned.backup == backup
-            if not is_unchanged or self._mark(copy.shard, owned, backup) != marks[copy.shard]:
-                continue
-            if owned.state.version != copy.version:
-                continue  # changed while it was hashed
-            if copy.shard in same:
-                self._confirmed[copy.shard] = marks[copy.shard]
+        for shard, owned in shards.items():
+            is_there = self._store.owned.get(shard) is owned and owned.backup == backup
+            if not is_there or _mark(owned, backup) != marks[shard]:
+                continue  # changed since it was hashed
+            if shard in same:
+                self._confirmed[shard] = marks[shard]
             else:
-                self._log.debug("backup_differs", shard=copy.shard, backup=backup.node_id.hex()[:8])
-                self._store.drop_backup(copy.shard, self._context.me())
-                self._context.rebalance.wake()
+                self._log.debug("backup_differs", shard=shard, backup=backup.node_id.hex()[:8])
+                self._store.drop_backup(shard, own_contact(self._swarm))
+                self._rebalance.wake()
 
+    async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
+        same, furthest = [], self._view.plausible_steps().furthest
+        for copy in message.copies:
+            state = self._store.backed_as(copy.shard, copy.term, sender, min(copy.folded_step, furthest))
+            if state is None or state.version != copy.version:
+                continue
+            digest = await self._executor.run(value_digest, state.value)
+            if state.version == copy.version and digest == copy.digest:
+                same.append(copy.shard)
+        return Response(encode(TransferResult(same, [])))
 
-class BufferAgreement:
-    """Finds the buffers that all nodes take."""
+    # -- integer buffers ----------------------------------------------------------------------------------------
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, final_values: FinalValues) -> None:
-        self._context = context
-        self._run = context.run
-        self._directory = directory
-        self._final_values = final_values
-
-    async def agree(self, mine: bytes, timeout_s: float) -> bytes | None:
+    async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
         """The buffers of the first owner of the first shard that has finished. `mine` are this node's. None if that
         owner has not named them within `timeout_s`."""
-        run = self._run
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    if BUFFERS_SHARD in self._context.store.owned:
-                        run.final_buffers = mine if run.final_buffers is None else run.final_buffers
-                        found = await self._final_values.confirmed_buffers(run.step)
+                    if BUFFERS_SHARD in self._store.owned:
+                        self._buffers = mine if self._buffers is None else self._buffers
+                        found = await self._kept_buffers()
                     else:
-                        found = await self._ask()
+                        found = await self._ask_for_buffers()
                     if found is not None:
-                        run.final_buffers = found
+                        self._buffers = found
                         return found
-                    await asyncio.sleep(BUFFERS_RETRY_S * self._context.jitter())
+                    await asyncio.sleep(BUFFERS_RETRY_S * self._random.uniform(0.5, 1.5))
         except TimeoutError:
             return None
 
-    async def _ask(self) -> bytes | None:
+    async def _kept_buffers(self) -> bytes | None:
+        """The buffers that this node names as the owner: its backup keeps them too. None if it cannot say yet."""
+        owned, buffers = self._store.owned.get(BUFFERS_SHARD), self._buffers
+        if owned is None or buffers is None:
+            return None
+        if owned.backup is None:
+            return None if self._view.expects_backups() else buffers
+        backup = owned.backup
+        if self._kept_by != backup.node_id:
+            try:
+                await self._request_buffers(backup, FinalBuffers(buffers))
+            except TransportError as error:
+                self._swarm.suspect(backup.node_id, str(error))
+                return None
+            self._kept_by = backup.node_id
+        return buffers
+
+    async def _ask_for_buffers(self) -> bytes | None:
         groups, unknown = self._directory.by_owner([BUFFERS_SHARD])
         for owner, _ in groups:
             try:
-                question = FinalBuffers()
-                async with self._context.rpc.question(owner, "final_buffers", question, BUFFERS_TIMEOUT_S) as answer:
-                    if self._context.rpc.decoded(owner, answer.head, FinalBuffersAnswer).has_buffers:
-                        reader = FrameReader(answer.body)
-                        return (await self._context.rpc.record(owner, reader, BUFFERS_SHARD, IntegerBuffers)).buffers
+                return await self._request_buffers(owner, FinalBuffers())
             except TransportError as error:
                 self._directory.failed(owner, error)
         await self._directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
         return None
+
+    async def _request_buffers(self, to: Contact, message: FinalBuffers) -> bytes | None:
+        return (await self._rpc.ask(to, "final_buffers", message, FinalBuffersAnswer, BUFFERS_TIMEOUT_S)).buffers
+
+    async def _on_final_buffers(
+        self, _sender: Contact, message: FinalBuffers, _stream: AsyncIterator[Buffer]
+    ) -> Response:
+        if message.buffers is None:
+            return Response(encode(FinalBuffersAnswer(await self._kept_buffers())))
+        self._buffers = message.buffers
+        return Response(encode(FinalBuffersAnswer(self._buffers)))
+
+    # -- the farewell -------------------------------------------------------------------------------------------
+
+    async def announce(self) -> None:
+        """Tell the owners that this node has its final values, so that they may leave."""
+        known = self._store.ownership.known_owners.values()
+        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self._swarm.node_id}
+        message = FinalDone()
+
+        async def tell(owner: Contact) -> None:
+            with contextlib.suppress(TransportError):  # it leaves a little later
+                await self._rpc.ask(owner, "final_done", message, TransferResult, FAREWELL_TIMEOUT_S)
+
+        await asyncio.gather(*(tell(owner) for owner in owners.values() if not self._view.is_gone(owner.node_id)))
+
+    def is_done(self, node_id: bytes) -> bool:
+        """Whether this node has its final values, as it has said."""
+        return node_id in self._done
+
+    async def _on_final_done(self, sender: Contact, _message: FinalDone, _stream: AsyncIterator[Buffer]) -> Response:
+        self._done[sender.node_id] = None
+        return Response(encode(TransferResult([], [])))

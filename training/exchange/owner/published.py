@@ -5,7 +5,6 @@ all who pull, and adds to p what they will decode: `q = Q(x − p)`, `p ← p + 
 and comes with the next tick: error feedback without a residual of its own (Seide et al. 2014; at a server: Tang et al.
 2019, DoubleSqueeze). A puller that has p of version u gets the changes after u, or p as a whole where that is less. The
 operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest proves it.
-Changes that everybody has who follows are dropped.
 
 A chain begins with p = x rounded to bfloat16: those who enter at its beginning, at the start of a swarm and after a
 take-over all at once, are sent two bytes per value, and what was rounded off comes with the first change. A follower
@@ -30,8 +29,9 @@ from training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 DIGEST_BYTES = 8
 CHAIN_BYTES = 8
-#: Changes kept at most; with sparse ones their number is what limits the work of a follower that catches up.
-MAX_CHANGES = 64
+#: Changes kept at most; with sparse ones their number is what limits the work of a follower that catches up. And the
+#: part of the value that they take at most, but for the last one: three of int4 are less.
+MAX_CHANGES, KEPT_PART = 64, 0.5
 #: 64-bit words of a row of the digest: the sums of the columns stay in the processor's first cache.
 _ROW_WORDS = 1024
 
@@ -54,7 +54,7 @@ class ApproximatedState(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Published:
     """`value` is p, float32[n], in its `version`, counted from 0 in each chain. `source`: p is near to the state of
-    the shard at that version. `changes` are the last ones, oldest first: together smaller than `value`."""
+    the shard at that version. `changes` are the last ones, oldest first."""
 
     chain: bytes
     version: int
@@ -74,11 +74,6 @@ class Published:
         if not 0 <= missing <= len(self.changes):
             return None
         return self.changes[len(self.changes) - missing :]
-
-    def without_changes_to(self, version: int) -> Published:
-        """The same without the changes that lead to a version and earlier ones; the last one stays."""
-        kept = min(max(1, self.version - version), len(self.changes))
-        return self if kept == len(self.changes) else replace(self, changes=self.changes[len(self.changes) - kept :])
 
     @property
     def change_bytes(self) -> int:
@@ -171,10 +166,11 @@ def continued(held: Vector, missing: Sequence[Change], last: Published) -> Publi
 
 
 def newest_within(changes: tuple[Change, ...], whole_bytes: int) -> tuple[Change, ...]:
-    """The newest changes that together cost less than the whole, at most `MAX_CHANGES`."""
+    """The newest changes, at most `MAX_CHANGES` and `KEPT_PART` of the whole; of more the last, if it is smaller."""
     kept_bytes = 0
     for count, change in enumerate(reversed(changes)):
         kept_bytes += len(change.payload)
-        if kept_bytes >= whole_bytes or count == MAX_CHANGES:
+        limit_bytes = whole_bytes if not count else KEPT_PART * whole_bytes
+        if kept_bytes >= limit_bytes or count == MAX_CHANGES:
             return changes[len(changes) - count :]
     return changes

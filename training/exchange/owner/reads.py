@@ -6,17 +6,16 @@ A read changes no state, except that a pull makes deltas visible: under `bsp` th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import NamedTuple
+from functools import partial
 from weakref import ref
-
-import msgspec
 
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import Part, encoded_frames, framed_bytes, frames, sized
-from training.exchange.context import ExchangeContext
+from training.encoding.frames import Part, framed_bytes, frames, sized
+from training.exchange.context import Counters
+from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,
@@ -25,27 +24,25 @@ from training.exchange.messages import (
     PullResult,
     Wanted,
     encode,
-    record_frames,
 )
-from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.published import Published
-from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.publishing import Publisher, Sending, changes_of
 from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import (
     Fetch,
-    FinalBuffers,
-    FinalBuffersAnswer,
-    FinalDone,
-    IntegerBuffers,
     ShardList,
     StateHead,
     SurveyAnswer,
-    TransferResult,
 )
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
 from training.exchange.store import state_stream
 from training.exchange.store.copies import copy_status, replica_copy
-from training.exchange.store.replica import Position
+from training.exchange.store.replica import Position, Replica
+from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_stream import describe
+from training.exchange.swarm_view import SwarmView
 from training.exchange.terms import Term
 from training.shards.state import ShardState
 
@@ -53,24 +50,20 @@ from training.shards.state import ShardState
 MAX_ENCODED_BYTES = 32 * 1024 * 1024
 
 
-class _Sending(NamedTuple):
-    """The frames of arrays to be sent, produced when they are, and their size."""
-
-    buffers: Iterator[Buffer]
-    size_bytes: int
-
-
 def _whole(
-    shard: int, value: Vector, version: int, pull: Pull, encode: Callable[[int, Vector], Buffer] | None = None
-) -> _Sending:
-    checks = pull.has_checksums
-    buffers = frames(shard, value, pull.codec, Part.VALUE, version=version, has_checksum=checks, encode=encode)
-    return _Sending(buffers, framed_bytes(pull.codec, value.size))
+    shard: int, value: Vector, version: int, codec: CodecName, encode: Callable[[int, Vector], Buffer] | None = None
+) -> Sending:
+    buffers = frames(shard, value, codec, Part.VALUE, version=version, encode=encode)
+    return Sending(buffers, framed_bytes(codec, value.size))
 
 
-def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> tuple[PullResult, list[_Sending]]:
+#: Of a shard of which no array follows.
+_NOTHING = Sending(iter(()), 0)
+
+
+def _followed(wanted: Wanted, term: Term, published: Published) -> tuple[PullResult, Sending]:
     """The answer to a puller that follows: nothing new, the changes that it lacks, or the published value."""
-    shard, size, checks = wanted.shard, published.value.size, pull.has_checksums
+    shard = wanted.shard
     changes = published.since(wanted.published) if wanted.chain == published.chain else None
     rank_term, version = published.source
     result = PullResult(
@@ -85,16 +78,8 @@ def _followed(wanted: Wanted, term: Term, published: Published, pull: Pull) -> t
         changes=len(changes or ()),
     )
     if changes is None:
-        codec = published.whole_codec
-        whole = frames(shard, published.value, codec, Part.VALUE, version=version, has_checksum=checks)
-        return result, [_Sending(whole, framed_bytes(codec, size))]
-    return result, [
-        _Sending(
-            encoded_frames(shard, change.payload, change.codec, Part.CHANGE, version=change.version),
-            framed_bytes(change.codec, size, len(change.payload)),
-        )
-        for change in changes
-    ]
+        return result, _whole(shard, published.value, version, published.whole_codec)
+    return result, changes_of(shard, published, changes)
 
 
 class EncodingCache:
@@ -133,19 +118,31 @@ class ReadHandler:
     """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
     def __init__(
-        self, context: ExchangeContext, final_values: FinalValues, publisher: Publisher, inspector: ShardInspector
+        self,
+        *,
+        store: ShardStore,
+        replica: Replica,
+        run: RunState,
+        view: SwarmView,
+        rpc: ExchangeRpc,
+        rebalance: RebalanceRequests,
+        counters: Counters,
+        final_values: FinalValues,
+        publisher: Publisher,
+        inspector: ShardInspector,
+        synchronous: bool,
     ) -> None:
-        self._context = context
-        self._inspector = inspector
+        self._store = store
+        self._replica = replica
+        self._run = run
+        self._view = view
+        self._rpc = rpc
+        self._rebalance = rebalance
+        self._counters = counters
         self._final_values = final_values
         self._publisher = publisher
-        self._store = context.store
-        self._replica = context.replica
-        self._run = context.run
-        self._view = context.view
-        self._rpc = context.rpc
-        self._rebalance = context.rebalance
-        self._counters = context.counters
+        self._inspector = inspector
+        self._synchronous = synchronous
         self._encoded = EncodingCache()
 
     def register(self) -> None:
@@ -154,30 +151,30 @@ class ReadHandler:
         self._rpc.register("where_is", LocateOwners, self._on_where_is)
         self._rpc.register("survey", ShardList, self._on_survey)
         self._rpc.register("fetch", Fetch, self._on_fetch)
-        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
-        self._rpc.register("final_done", FinalDone, self._on_final_done)
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(pull.fences)
-        furthest = self._view.passable_step() if self._context.synchronous else self._view.furthest_step()
-        if pull.step > furthest:
-            pull = msgspec.structs.replace(pull, step=furthest)
-        await self._inspector.inspect(wanted.shard for wanted in pull.shards)
+        shards = [wanted.shard for wanted in pull.shards]
+        # Promise 7: an absurd step makes no delta visible.
+        step = min(pull.step, self._view.passable_step())
+        await self._inspector.inspect(shards)
         if pull.is_final:
-            await self._final_values.prepare([wanted.shard for wanted in pull.shards], pull.step)
-        elif pull.follows:
-            for wanted in pull.shards:
-                self._make_visible(wanted.shard, pull.step)
+            await self._final_values.prepare(shards, step)
+        elif self._synchronous:
+            for shard in shards:
+                if shard in self._store.owned:
+                    self._store.fold(shard, step)
+        if pull.follows and not pull.is_final:
             positions = [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
             await self._publisher.publish(sender.node_id, positions)
         results = []
-        sending: list[_Sending] = []
+        sending: list[Sending] = []
         for wanted in pull.shards:
             result, body = self._answer(wanted, pull)
             results.append(result)
-            sending += body
+            sending.append(body)
 
         def stream() -> Iterator[Buffer]:
             for one in sending:
@@ -187,37 +184,28 @@ class ReadHandler:
 
         return Response(encode(PullAnswer(results)), sized(stream(), sum(one.size_bytes for one in sending)))
 
-    def _answer(self, wanted: Wanted, pull: Pull) -> tuple[PullResult, list[_Sending]]:
+    def _answer(self, wanted: Wanted, pull: Pull) -> tuple[PullResult, Sending]:
         """The result for one shard, and the arrays that follow with it."""
         shard, owned = wanted.shard, self._store.owned.get(wanted.shard)
         copied = self._copy(shard) if owned is None and pull.takes_copies else None
         if copied is not None:
             term, version, value = copied
-            return PullResult(shard, "copy", term, version), [_whole(shard, value, version, pull)]
+            return PullResult(shard, "copy", term, version), _whole(shard, value, version, pull.codec)
         if owned is None:
             info = self._store.redirect(shard)
-            return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), []
+            return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), _NOTHING
         if pull.is_final and not self._final_values.is_final(shard):
-            return PullResult(shard, "later"), []
-        self._make_visible(shard, pull.step)
+            return PullResult(shard, "later"), _NOTHING
         state, rank_term = owned.state, owned.rank_term
         published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
         # A copy of a chain is compared by its place there: one of another chain has other bits in the same version.
         if not wanted.chain and (wanted.term, wanted.version) == (rank_term, state.version):
-            return PullResult(shard, "same", owned.term, state.version), []
+            return PullResult(shard, "same", owned.term, state.version), _NOTHING
         if published is not None:
-            return _followed(wanted, owned.term, published, pull)
-        encoder = self._encoder(shard, state, pull.codec)
+            return _followed(wanted, owned.term, published)
         result = PullResult(shard, "value", owned.term, state.version, rank=rank_term)
-        return result, [_whole(shard, state.value, state.version, pull, encoder)]
-
-    def _make_visible(self, shard: int, step: int) -> None:
-        """Make deltas visible: the puller has passed the barrier of that step."""
-        if self._context.synchronous and shard in self._store.owned:
-            self._store.fold(shard, step)
-
-    def _encoder(self, shard: int, state: ShardState, codec: CodecName) -> Callable[[int, Vector], Buffer]:
-        return lambda offset, values: self._encoded.piece(shard, state, offset, values, codec)
+        encoder = partial(self._encoded.piece, shard, state, codec=pull.codec)
+        return result, _whole(shard, state.value, state.version, pull.codec, encoder)
 
     def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
         """The copy of a node that does not own the shard: a backup's value, or its own replica."""
@@ -228,17 +216,6 @@ class ReadHandler:
             return term, state.version, state.value
         pulled = self._replica.pulled_version(shard)
         return None if pulled is None else (*pulled, self._replica.slice_of(shard))
-
-    async def _on_final_buffers(
-        self, _sender: Contact, _message: FinalBuffers, _stream: AsyncIterator[Buffer]
-    ) -> Response:
-        buffers = await self._final_values.confirmed_buffers(self._run.step)
-        body = () if buffers is None else record_frames(BUFFERS_SHARD, IntegerBuffers(buffers))
-        return Response(encode(FinalBuffersAnswer(buffers is not None)), body)
-
-    async def _on_final_done(self, sender: Contact, _message: FinalDone, _stream: AsyncIterator[Buffer]) -> Response:
-        self._run.final_done[sender.node_id] = None
-        return Response(encode(TransferResult([], [])))
 
     # -- owners and copies --------------------------------------------------------------------------------------
 

@@ -211,12 +211,12 @@ class ShardHandover:
         # During the drain a shard may have been lost, or may have lost its backup.
         new_owners = [info for info in new_owners if self._is_moving(info)]
         known = [self._store.owned[info.shard].state.known_count for info in new_owners]
-        heads, changes, changes_bytes = self._publisher.heads_for(to.node_id, [info.shard for info in new_owners])
+        heads, changes = self._publisher.heads_for([info.shard for info in new_owners])
         message = HandOver(new_owners, known, heads)
         # Without an answer it is unknown which node owns: `moving` stays set, and the next tick asks again.
-        body = sized(changes, changes_bytes) if changes_bytes else ()
+        body = sized(*changes) if changes.size_bytes else ()
         result = await self._rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)
-        self._context.counters.bytes_sent += changes_bytes
+        self._context.counters.bytes_sent += changes.size_bytes
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
         self._store.note_owners(result.others)
         self._apply(to, new_owners, dict.fromkeys(result.taken))
@@ -228,7 +228,6 @@ class ShardHandover:
             owned = self._store.owned.get(info.shard)
             if info.shard in taken:
                 if owned is not None:
-                    self._publisher.hand_on(info.shard)
                     self._store.become_backup(info.shard, to, info.term)
                 if not self._context.settings.replicas:
                     self._store.backed.pop(info.shard, None)

@@ -61,6 +61,7 @@ class Agreeing:
     def __init__(self, agreed: Any) -> None:
         self.agreed = agreed
         self.asked: list[bytes] = []
+        self.final_values = self
 
     async def agree_on_buffers(self, mine: bytes, timeout_s: float) -> bytes | None:
         self.asked.append(mine)

@@ -51,18 +51,6 @@ def test_identity_and_genesis_stay_and_the_incarnation_rises() -> None:
     assert second.incarnation == first.incarnation + 1
 
 
-def test_a_new_incarnation_is_kept_for_the_next_start() -> None:
-    """After `begin_incarnation` this start goes on under a higher one, and the next start is above that."""
-    disk = MemoryDisk()
-    directory = opened(disk)
-    first = directory.incarnation
-
-    play(directory.begin_incarnation())
-
-    assert directory.incarnation > first
-    assert opened(disk).incarnation > directory.incarnation
-
-
 def test_a_directory_that_cannot_be_written_is_an_error_of_the_user() -> None:
     """The error has the exit code of the state directory and the system's reason."""
     with pytest.raises(UserError, match="No space left") as refused:

@@ -19,7 +19,7 @@ from p2pnode.status.findings import (
 from p2pnode.status.metrics import line_metrics
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import line_status
-from training.exchange.codec_choice import CodecChoice, LineFacts
+from training.codec_choice import CodecChoice, LineFacts
 from training.exchange.messages import RefusalReason
 from training.progress import Progress
 from training.settings import ExchangeSettings

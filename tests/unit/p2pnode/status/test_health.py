@@ -15,7 +15,7 @@ from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
-from training.exchange.swarm_view import LASTING_S
+from training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
 from training.trainer_link.interface import Evaluation
 
 
@@ -191,7 +191,7 @@ def test_a_member_that_counts_other_nodes_for_long_is_a_finding() -> None:
         node, counts = other.living.overlay.node_id, view.counts
         for now in (0.0, LASTING_S):
             for one in (node, b"x" * 20):
-                counts.note(one, 6.0, 2.0, exact=True, now=now)
+                counts.note(one, 6.0, 2.0, COUNTED_FACTOR, now)
         assert found(swarm, host, "nodes that train") == [f"{short(node)} counts 6 nodes that train, this one 2"]
         step = host.living.progress.step
         await swarm.until(lambda: host.living.progress.step > step + 2, within_s=30, what="the other one pushes")

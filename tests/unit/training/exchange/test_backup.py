@@ -17,12 +17,12 @@ from overlay.transport import RequestRejected, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
+from tests.harness.stubs.exchange_services import publisher_of
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
 from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, BackupHandler
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
 from training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
-from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, Release, ShardList, TransferResult
 from training.exchange.peer_score import NONSENSE
 from training.exchange.run_state import Phase
@@ -38,7 +38,7 @@ OWNER, ME = contact("a"), contact("b")
 def handler_of(store: ShardStore, sent: SentDeltas | None = None) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [OWNER])
     context = context_of(swarm, store)
-    BackupHandler(context, Publisher(context), sent or SentDeltas()).register()
+    BackupHandler(context, publisher_of(context), sent or SentDeltas()).register()
     return swarm, context
 
 

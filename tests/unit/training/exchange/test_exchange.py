@@ -196,8 +196,8 @@ def test_the_stale_limit_follows_the_staleness(staleness: int | None, limit: int
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk(), staleness=staleness)
-        assert exchange.context.stale_limit == limit
-        assert not exchange.context.synchronous
+        assert exchange.stale_limit == limit
+        assert not exchange.synchronous
         assert exchange_of(ScriptedSwarm(ME), MemoryDisk(), barrier="bsp").context.synchronous
 
     run(scenario())
@@ -348,7 +348,7 @@ def test_the_codec_is_chosen_once_for_each_push() -> None:
         await exchange.start()
         await exchange.found()
         decided: list[float] = []
-        exchange.context.codec.decide = lambda facts: bool(decided.append(facts.step_s))  # type: ignore[method-assign]
+        exchange.codec.decide = lambda facts: bool(decided.append(facts.step_s))  # type: ignore[method-assign]
         delta = np.ones(VALUES, np.float32)
 
         await exchange.push(1, 0, 1.0, delta, train_s=2.0)

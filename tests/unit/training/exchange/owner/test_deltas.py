@@ -14,9 +14,9 @@ from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of
+from training.codec_choice import CodecChoice
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
-from training.exchange.codec_choice import CodecChoice
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
 from training.exchange.owner import push_intake
 from training.exchange.owner.delta_item import IncomingDelta

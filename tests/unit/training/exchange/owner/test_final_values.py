@@ -13,9 +13,10 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.messages import decode, record_frames
-from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues, value_digest
-from training.exchange.ownership_messages import CompareCopies, IntegerBuffers, TransferResult
+from tests.harness.stubs.exchange_services import final_values_of
+from training.exchange.messages import decode
+from training.exchange.owner.final_values import value_digest
+from training.exchange.ownership_messages import CompareCopies, TransferResult
 from training.exchange.store.shard_store import ShardStore
 
 BACKUP = contact("b")
@@ -32,7 +33,7 @@ class Bench:
         self.swarm = ScriptedSwarm(contact("a"), [BACKUP] if others else [])
         self.swarm.answers["compare"] = self._compared
         self.context: Any = context_of(self.swarm, self.store, synchronous=synchronous)
-        self.final = FinalValues(self.context)
+        self.final = final_values_of(self.context)
         self.equal = [0, 1]
         self.meanwhile: Any = lambda: None
         self.error: TransportError | None = None
@@ -165,25 +166,6 @@ def test_under_bulk_synchronous_rules_the_step_is_made_visible_first() -> None:
         await bench.final.prepare([0], 1)
         assert bench.store.owned[0].state.value.tolist() == [1.0] * 4
         assert bench.final.is_final(0)
-
-    run(scenario())
-
-
-def test_buffers_are_those_that_the_backup_has_confirmed_too() -> None:
-    """They travel with the comparison of the first shard; a confirmation without them does not count for them."""
-
-    async def scenario() -> None:
-        bench = Bench()
-        assert await bench.final.confirmed_buffers(1) is None
-        await bench.final.prepare([BUFFERS_SHARD, 1], 1)
-        bench.context.run.final_buffers = b"buffers"
-        assert not bench.final.is_final(BUFFERS_SHARD)
-        assert bench.final.is_final(1)
-        assert await bench.final.confirmed_buffers(1) == b"buffers"
-        assert [asked.has_buffers for asked in bench.swarm.sent("compare", CompareCopies)] == [False, True]
-        assert bench.swarm.bodies["compare"] == list(record_frames(BUFFERS_SHARD, IntegerBuffers(b"buffers")))
-        del bench.store.owned[BUFFERS_SHARD]
-        assert await bench.final.confirmed_buffers(1) is None
 
     run(scenario())
 

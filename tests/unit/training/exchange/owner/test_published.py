@@ -12,6 +12,7 @@ from tests.harness.builders.stores import term
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.owner.published import (
+    KEPT_PART,
     MAX_CHANGES,
     ApproximatedState,
     Published,
@@ -134,20 +135,28 @@ def test_a_tick_leaves_the_former_value_as_it_was() -> None:
 
 
 def test_changes_are_kept_while_they_cost_less_than_the_whole() -> None:
-    """Of int8 there is room for three; who is further behind, or ahead, or nowhere, is sent the whole."""
+    """In half the whole is room for three of int4; who is further behind, or ahead, or nowhere, is sent the whole."""
     x = values(6)
     published = begin(b"c" * 8, x, source(0))
     for version in range(1, 9):
-        published = tick(published, x + version, source(version), "int8")
+        published = tick(published, x + version, source(version), "int4")
 
     assert [one.version for one in published.changes] == [6, 7, 8]
-    assert published.change_bytes < published.value.nbytes
+    assert published.change_bytes < KEPT_PART * published.value.nbytes
     assert published.since(8) == ()
     assert [one.version for one in published.since(6) or ()] == [7, 8]
     assert published.since(5) == published.changes
     assert published.since(4) is None
     assert published.since(9) is None
     assert published.source == source(8)
+
+
+def test_the_last_change_is_kept_if_it_is_smaller_than_the_whole() -> None:
+    """Of bfloat16 it takes half of it."""
+    published = begin(b"c" * 8, values(6), source(0))
+    for version in range(1, 4):
+        published = tick(published, values(6) + version, source(version), "bfloat16")
+    assert [one.version for one in published.changes] == [3]
 
 
 def test_a_change_that_is_no_smaller_than_the_whole_is_not_kept() -> None:
@@ -162,7 +171,7 @@ def test_the_number_of_changes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("training.exchange.owner.published.MAX_CHANGES", 2)
     published = begin(b"c" * 8, values(9), source(0))
     for version in range(1, 9):
-        published = tick(published, values(9), source(version), "int8")
+        published = tick(published, values(9), source(version), "int4")
     assert [one.version for one in published.changes] == [7, 8]
     assert MAX_CHANGES >= 16
 

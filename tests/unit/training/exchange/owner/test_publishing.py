@@ -12,6 +12,7 @@ import pytest
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_services import publisher_of
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.codecs import CodecName
 from training.encoding.frames import FrameReader
@@ -19,10 +20,7 @@ from training.exchange.owner import publishing
 from training.exchange.owner.published import Change, Published
 from training.exchange.owner.publishing import (
     BYTES_PER_STEP,
-    MAX_FOLLOWERS,
-    UNKNOWN_STEPS,
     UNUSED_S,
-    UNUSED_STEPS,
     Publisher,
 )
 from training.exchange.ownership_messages import HandOver, PublishedHead
@@ -38,14 +36,14 @@ ASKER = contact("x").node_id
 PATIENCE_S = STEP_S
 
 
-def publisher_of(*, synchronous: bool = False, codec: CodecName = "int8") -> tuple[Publisher, ShardStore, Any]:
+def publishing_owner(*, synchronous: bool = False, codec: CodecName = "int8") -> tuple[Publisher, ShardStore, Any]:
     store = owner_of("a")
     swarm = ScriptedSwarm(contact("a"), [contact("x")])
     for peer in swarm.peers.values():
         peer.step_seconds = STEP_S
     settings = ExchangeSettings(pull_codec="int8", weight="sum", outer_lr=1.0, outer_momentum=0.0)
     context = context_of(swarm, store, synchronous=synchronous, settings=settings)
-    return Publisher(context, lambda: codec), store, context
+    return publisher_of(context, lambda: codec), store, context
 
 
 def position(publisher: Publisher) -> Position:
@@ -58,7 +56,7 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
     """Not before, and not for what is known."""
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of()
+        publisher, store, _ = publishing_owner()
         assert publisher.published(0) is None
         await publisher.publish(ASKER, [(0, NO_POSITION), (99, NO_POSITION)])
         first = publisher.published(0)
@@ -83,7 +81,7 @@ def test_the_thread_that_makes_changes_pauses_between_shards(monkeypatch: pytest
     monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 4)
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         pauses: list[None] = []
         monkeypatch.setattr(context.environment.executor, "pause", lambda: pauses.append(None))
         await publisher.publish(ASKER, [(shard, NO_POSITION) for shard in store.owned])
@@ -97,7 +95,7 @@ def test_ticks_are_as_far_apart_as_the_followers_can_bear() -> None:
     assert BYTES_PER_STEP < 8 / 4
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of()
+        publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         await publisher.publish(ASKER, [(0, NO_POSITION)])
@@ -116,7 +114,7 @@ def test_small_changes_come_more_often() -> None:
     """After one of 0.25 bytes per value the next may come after 0.25/0.6 of a step."""
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of()
+        publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         chain = publisher._chains[0]
         chain.published = dataclasses.replace(chain.published, changes=(Change(1, "int8", b"x"),))
@@ -133,7 +131,7 @@ def test_under_bsp_every_barrier_is_a_tick() -> None:
     """The puller has passed the barrier, and must see its step."""
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of(synchronous=True)
+        publisher, store, _ = publishing_owner(synchronous=True)
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         for version in range(1, 6):
             store.add(0, delta(version))
@@ -147,7 +145,7 @@ def test_a_shard_that_moves_keeps_its_published_version() -> None:
     """The new owner is told that one."""
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of()
+        publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         store.owned[0].begin_move()
@@ -164,7 +162,7 @@ def test_another_ownership_of_the_shard_has_another_chain() -> None:
     """What was published before it was lost is not: the state may be another one."""
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         before = position(publisher)
         state = store.owned[0].state
@@ -182,7 +180,7 @@ def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
     """The tick runs beside the loop; nobody is sent its result."""
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         context.environment.executor.delay_s = 1.0
         task = asyncio.create_task(publisher.publish(ASKER, [(0, NO_POSITION)]))
         await asyncio.sleep(0.5)
@@ -197,7 +195,7 @@ def test_two_who_ask_at_once_are_sent_one_version() -> None:
     """The second waits for the tick of the first, although more was added since."""
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         context.environment.executor.delay_s = 1.0
@@ -218,7 +216,7 @@ def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -
     """Twenty steps, here, after the last question; a question keeps it."""
 
     async def scenario() -> None:
-        publisher, store, _ = publisher_of()
+        publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         await publisher.publish(ASKER, [(0, NO_POSITION)])
@@ -235,55 +233,9 @@ def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("case", "kept"),
-    [("both follow", 2), ("too many to know", 2), ("not known for long", 6), ("one is gone", 1)],
-)
-def test_changes_that_all_followers_have_are_dropped(case: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After six ticks of which one of two followers has all and the other lacks the last two, those two are kept, also
-    when so many others follow that the owner forgets who lacks them. All are kept while others may follow that it does
-    not know yet, and the last alone once the other does not ask any more.
-    """
-    # Of four values a change is as large as the whole.
-    monkeypatch.setattr("training.exchange.owner.published.newest_within", lambda changes, _: changes)
-    other = b"y" * 20
-
-    async def scenario() -> None:
-        publisher, store, _ = publisher_of()
-        for follower in (ASKER, other):
-            await publisher.publish(follower, [(0, NO_POSITION)])
-        if case != "not known for long":
-            await asyncio.sleep(UNKNOWN_STEPS * STEP_S)
-        chain = publisher._chains[0]
-        for tick in range(1, 7):
-            store.add(0, delta(tick))
-            if case == "not known for long":
-                chain.ticked_at -= PATIENCE_S
-            else:
-                await asyncio.sleep(PATIENCE_S)
-            await publisher.publish(ASKER, [(0, position(publisher))])
-            if tick == 4:
-                await publisher.publish(other, [(0, position(publisher))])
-        if case == "one is gone":
-            await asyncio.sleep(max(UNUSED_S, UNUSED_STEPS * STEP_S))
-        if case == "too many to know":
-            for number in range(MAX_FOLLOWERS):
-                await publisher.publish(bytes([number]) * 20, [(0, position(publisher))])
-        await publisher.publish(ASKER, [(0, position(publisher))])
-
-        published = publisher.published(0)
-        assert published is not None
-        assert published.version == 6
-        assert [change.version for change in published.changes] == list(range(7 - kept, 7))
-        assert published.since(6 - kept) == published.changes
-        assert published.since(5 - kept) is None
-
-    run(scenario())
-
-
 async def published_by_a(ticks: int) -> tuple[Publisher, ShardStore]:
     """Owner a of shard 0, which b backs up, and a chain of so many ticks."""
-    publisher, store, _ = publisher_of(synchronous=True)
+    publisher, store, _ = publishing_owner(synchronous=True)
     store.owned[0].backup = contact("b")
     await publisher.publish(contact("b").node_id, [(0, NO_POSITION)])
     for version in range(1, ticks + 1):
@@ -297,7 +249,7 @@ def backup_b(position: Position, value: Any) -> tuple[Publisher, ShardStore]:
     context = context_of(ScriptedSwarm(contact("b")), store, settings=ExchangeSettings(pull_codec="int8"))
     context.replica.slice_of(0)[:] = value
     context.replica.set_version(0, term(1, "a"), 1, position)
-    return Publisher(context), store
+    return publisher_of(context), store
 
 
 async def handed_over(to: Publisher, heads: list[PublishedHead], body: Any) -> dict[int, Published]:
@@ -323,7 +275,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
         assert last is not None
         assert last.version == 2
 
-        heads, body, size = former.heads_for(IDS["b"], [0])
+        heads, (body, size) = former.heads_for([0])
         sent = list(body)
         assert [head.changes for head in heads] == [1]
         assert size == sum(len(part) for part in sent)
@@ -349,7 +301,7 @@ def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
         former, _ = await published_by_a(2)
         last = former.published(0)
         assert last is not None
-        heads, body, _ = former.heads_for(IDS["b"], [0])
+        heads, (body, _) = former.heads_for([0])
         sent = list(body)
         assert [head.changes for head in heads] == [1]
         for place, value in [
@@ -374,9 +326,9 @@ def test_while_whole_values_are_chosen_nothing_is_published() -> None:
     """A chain from before rests; what is chosen is asked at every pull."""
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         chosen: list[CodecName] = ["int8"]
-        publisher = Publisher(context, lambda: chosen[0])
+        publisher = publisher_of(context, lambda: chosen[0])
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert publisher.published(0) is not None
         chosen[0] = "bfloat16"
@@ -401,7 +353,7 @@ def test_values_are_published_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         store = owner_of("a")
         store.own(1, zeros(store, 1), term(1, "a"), contact("a"), 0.0, by_handover=False)
         context = context_of(ScriptedSwarm(contact("a"), [contact("x")]), store)
-        publisher = Publisher(context, lambda: "int8")
+        publisher = publisher_of(context, lambda: "int8")
         held: list[int] = []
         made = publishing._made
 
@@ -422,7 +374,7 @@ def test_what_is_computed_while_the_shard_begins_to_move_is_not_published() -> N
     """The new owner was told the version before."""
 
     async def scenario() -> None:
-        publisher, store, context = publisher_of()
+        publisher, store, context = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
         context.environment.executor.delay_s = 1.0

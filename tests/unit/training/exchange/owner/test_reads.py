@@ -10,6 +10,7 @@ from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_services import reads_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import FrameReader, Part, read_array
 from training.exchange.messages import (
@@ -20,12 +21,12 @@ from training.exchange.messages import (
     Wanted,
     decode,
 )
-from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.published import digest_of
-from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
-from training.exchange.owner.validation import ShardInspector
-from training.exchange.ownership_messages import Fetch, ShardList, SurveyAnswer
+from training.exchange.ownership_messages import (
+    Fetch,
+    ShardList,
+    SurveyAnswer,
+)
 from training.exchange.store import state_stream
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.store.state_stream import ANY_STEPS
@@ -41,12 +42,7 @@ def handler_of(
 ) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(contact(name))
     context = context_of(swarm, store, settings=settings)
-    ReadHandler(
-        context,
-        FinalValues(context),
-        Publisher(context),
-        ShardInspector(context.store, context.counters, context.rebalance, context.environment),
-    ).register()
+    reads_of(context).register()
     return swarm, context
 
 

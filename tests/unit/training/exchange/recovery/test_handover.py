@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
 
 from overlay.transport import TransportError
-from tests.harness.builders.stores import IDS, contact, owner_of, term, zeros
+from tests.harness.builders.stores import IDS, contact, owner_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
-from training.exchange.owner.publishing import UNUSED_S, Publisher
+from tests.harness.stubs.exchange_services import publisher_of
 from training.exchange.ownership_messages import HandOver, TransferResult
 from training.exchange.recovery.handover import ShardHandover
-from training.exchange.store.replica import NO_POSITION
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
 
@@ -39,7 +37,7 @@ def handover_of(
     swarm = ScriptedSwarm(ME, [BACKUP])
     swarm.answers["hand_over"] = lambda *_: answer
     context = context_of(swarm, store, settings=settings)
-    return ShardHandover(context, cast(Any, drain or Drain()), Publisher(context)), store, swarm
+    return ShardHandover(context, cast(Any, drain or Drain()), publisher_of(context)), store, swarm
 
 
 def test_a_backup_that_accepts_is_the_owner_and_this_node_its_backup() -> None:
@@ -53,35 +51,6 @@ def test_a_backup_that_accepts_is_the_owner_and_this_node_its_backup() -> None:
         assert store.backed[0].owner == BACKUP
         (message,) = swarm.sent("hand_over", HandOver)
         assert [info.term for info in message.shards] == [term(5, "a")] == [store.backed[0].term]
-
-    run(scenario())
-
-
-def test_the_former_owner_follows_the_chain_that_it_began() -> None:
-    """It notes the published value, from which its next pull goes on, once, and not for a shard that it owns again."""
-
-    async def scenario() -> None:
-        handover, store, _ = handover_of(TransferResult([0], []), settings=ExchangeSettings(pull_codec="int8"))
-        publisher = handover._publisher
-        await publisher.publish(IDS["x"], [(0, NO_POSITION)])
-        published = publisher.published(0)
-        await handover.hand_over(BACKUP, [0])
-        assert publisher.take_handed_on() == {0: published}
-        assert publisher.take_handed_on() == {}
-
-        assert published is not None
-        publisher._handed_on[0] = published, 0.0
-        store.own(0, zeros(store), term(9, "a"), ME, 0.0, by_handover=False)
-        assert publisher.take_handed_on() == {}
-
-        publisher._handed_on[0] = published, asyncio.get_running_loop().time()
-        publisher.drop_unused()
-        assert publisher.size_bytes >= published.value.nbytes
-        await asyncio.sleep(1.1 * UNUSED_S)
-        publisher.drop_unused()
-        assert publisher.size_bytes == 0, (
-            "a node that pulls nothing keeps it no longer than a chain that nobody asks for"
-        )
 
     run(scenario())
 

@@ -14,6 +14,7 @@ from overlay.transport import TransportError
 from tests.harness.builders.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
+from tests.harness.stubs.exchange_services import publisher_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
 from training.exchange.backup import BackupHandler
@@ -21,7 +22,6 @@ from training.exchange.context import ExchangeContext
 from training.exchange.jobs import Jobs
 from training.exchange.messages import encode, read_record
 from training.exchange.own_deltas import SentDeltas
-from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import Learn, Release, ShardList, StateHead, TransferResult
 from training.exchange.recovery.handover import BATCH_S, Learners
 from training.exchange.store.replica import NO_POSITION, Position
@@ -37,7 +37,7 @@ def learners_of(**answers: Answer) -> tuple[Learners, ShardStore, ScriptedSwarm,
     for name, answer in {"learn": TransferResult([0], []), "state": TransferResult([0], []), **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", pull_codec="int8"))
-    return Learners(context, Jobs(context.rebalance, context.environment), Publisher(context)), store, swarm, context
+    return Learners(context, Jobs(context.rebalance, context.environment), publisher_of(context)), store, swarm, context
 
 
 async def head_sent(swarm: ScriptedSwarm) -> StateHead:
@@ -184,7 +184,7 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         there = store_of("b")
         receiver = ScriptedSwarm(LEARNER, [ME])
         at_learner = context_of(receiver, there)
-        BackupHandler(at_learner, Publisher(at_learner), SentDeltas()).register()
+        BackupHandler(at_learner, publisher_of(at_learner), SentDeltas()).register()
         at_learner.replica.slice_of(0)[:] = published.value
         if holds:
             at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))

@@ -20,12 +20,12 @@ from tests.harness.stubs.exchange_context import (
     resending_of,
     until,
 )
+from tests.harness.stubs.exchange_services import publisher_of
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.publishing import Publisher
 from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
     RANKED_AT_ONCE,
@@ -66,7 +66,7 @@ def rebalancer_of(
             directory,
             deltas,
             SplitReconciler(context, directory, deltas),
-            Publisher(context),
+            publisher_of(context),
             resending_of(context),
         ),
         swarm,

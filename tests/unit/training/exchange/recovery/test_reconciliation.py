@@ -13,12 +13,9 @@ from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of, records_of
+from tests.harness.stubs.exchange_services import reads_of
 from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
-from training.exchange.owner.validation import ShardInspector
 from training.exchange.ownership_messages import FindDeltas
 from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
 from training.exchange.store.records import StoredState
@@ -40,9 +37,7 @@ class Side:
         self.context: ExchangeContext = context_of(self.swarm, self.store, settings=SETTINGS)
         deltas, directory = deltas_of(self.context), directory_of(self.context)
         deltas.register()
-        context = self.context
-        inspector = ShardInspector(context.store, context.counters, context.rebalance, context.environment)
-        ReadHandler(self.context, FinalValues(self.context), Publisher(self.context), inspector).register()
+        reads_of(self.context).register()
         self.reconciler = SplitReconciler(self.context, directory, deltas)
 
     @property

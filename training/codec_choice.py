@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median_high
 
 from overlay.environment import Log
 from overlay.line_rate import MeasuredLine
 from training.encoding.codecs import CodecName
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings
 from training.step_bytes import StepShape, step_bytes
 
@@ -116,14 +116,6 @@ class CodecChoice:
         self.codec, self.reason, self._wanted, self._streak = found, reason, None, 0
         return True
 
-    def line_s(self, facts: LineFacts, codec: CodecName) -> float | None:
-        """Seconds that the line is busy with a step in a codec, for a node with an even share of the shards at least;
-        None: not measured."""
-        shape, rates = facts.shape, facts.rates
-        share = 1.0 / max(1.0, shape.nodes) if shape.nodes > 1 else 0.0
-        shape = replace(shape, owned=max(shape.owned, share), backed=max(shape.backed, share))
-        return None if rates is None else _slowest_s(self._bytes(shape, codec), rates)
-
     def needed_bytes(self, facts: LineFacts, codec: CodecName | None = None) -> float:
         """Bytes of a step over the upload in a codec, the present one by default."""
         return self._bytes(facts.shape, codec or self.codec)[0]
@@ -156,10 +148,10 @@ class CodecChoice:
         if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
             return "bfloat16", _SMALL
         for codec in CHOICES:
-            needs = self._bytes(facts.shape, codec)
+            up, down = self._bytes(facts.shape, codec)
             limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
-            if _slowest_s(needs, rates) <= limit_s:
-                return codec, _by_bytes(facts, rates[0], needs[0])
+            if max(up / rates[0], down / rates[1]) <= limit_s:
+                return codec, _by_bytes(facts, rates[0], up)
         return CHOICES[-1], _by_bytes(facts, rates[0], self.needed_bytes(facts, CHOICES[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
@@ -209,11 +201,6 @@ def _growth(shape: StepShape, codec: CodecName, other: CodecName) -> float:
     return max(deltas, then.up / max(1.0, now.up))
 
 
-def _slowest_s(needs: tuple[float, float], rates: tuple[float, float]) -> float:
-    """Seconds of the direction that takes longer."""
-    return max(need / rate for need, rate in zip(needs, rates, strict=True))
-
-
 def _by_bytes(facts: LineFacts, rate: float, needed_bytes: float) -> str:
     carried = rate * facts.allowed_s
     return f"the line carries {carried / 1e6:.3g} MB in {facts.allowed_s:.3g} s, {needed_bytes / 1e6:.3g} MB are needed"
@@ -223,64 +210,38 @@ def _is_lossier(one: CodecName, other: CodecName) -> bool:
     return CHOICES.index(one) > CHOICES.index(other)
 
 
-class TrainingTimes:
-    """How long a step trains: the median of the last ones. Waiting does not count, so a slow exchange earns no time."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=7)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds; 0 before the first step."""
-        ordered = sorted(self._recent)
-        return ordered[len(ordered) // 2] if ordered else 0.0
-
-    def add(self, seconds: float) -> None:
-        """A step was trained."""
-        self._recent.append(max(seconds, 1e-6))
-
-
 #: A vector that came in less time shows how busy the machines were, not how slow the line is.
 MIN_RECEIVED_S = 5.0
+#: Training times of which the median counts. Waiting is in none of them: a slow exchange earns no time.
+RECENT_STEPS = 7
 
 
 class CodecControl:
-    """Decides the codec of each push of one node."""
+    """Decides the codec of each push of one node. `shape`: what a step of it exchanges at present."""
 
     def __init__(
-        self,
-        choice: CodecChoice,
-        line: MeasuredLine,
-        store: ShardStore,
-        view: SwarmView,
-        settings: ExchangeSettings,
-        log: Log,
-        *,
-        is_beside: bool,
+        self, choice: CodecChoice, line: MeasuredLine, log: Log, shape: Callable[[], StepShape], *, is_beside: bool
     ) -> None:
         self._choice = choice
         self._line = line
-        self._store = store
-        self._view = view
-        self._settings = settings
         self._log = log
+        self._shape = shape
         self._is_beside = is_beside
-        self._times = TrainingTimes()
+        self._trained_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._push_s: float | None = None
         #: Bytes per second of the vector that this node was sent when it joined.
         self._joined_at: float | None = None
 
     def before_push(self) -> None:
         """A delta is about to be encoded: choose its codec, and log a change."""
-        choice, facts = self._choice, self.facts()
-        former = choice.codec
-        is_first = choice.is_automatic and not choice.reason
-        if choice.decide(facts):
-            self._log.info("codec_chosen", codec=choice.codec, former="" if is_first else former, reason=choice.reason)
+        choice = self._choice
+        former = choice.codec if choice.reason else ""
+        if choice.decide(self.facts()):
+            self._log.info("codec_chosen", codec=choice.codec, former=former, reason=choice.reason)
 
     def trained(self, seconds: float) -> None:
         """A step was trained in so long, the exchange not counted."""
-        self._times.add(seconds)
+        self._trained_s.append(max(seconds, 1e-6))
 
     def received(self, received_bytes: int, seconds: float) -> None:
         """The vector came in so long. A short time says nothing of the line."""
@@ -293,25 +254,12 @@ class CodecControl:
 
     def facts(self) -> LineFacts:
         """What is known now."""
-        line = self._line
         return LineFacts(
             shape=self._shape(),
-            upload_bytes_per_s=line.upload_bytes_per_s,
-            download_bytes_per_s=line.download.bytes_per_s,
-            step_s=self._times.step_s,
+            upload_bytes_per_s=self._line.upload_bytes_per_s,
+            download_bytes_per_s=self._line.download.bytes_per_s,
+            step_s=median_high(self._trained_s) if self._trained_s else 0.0,
             push_s=self._push_s,
             is_beside=self._is_beside,
             joined_bytes_per_s=self._joined_at,
-        )
-
-    def _shape(self) -> StepShape:
-        store, nodes = self._store, self._view.worker_count()
-        parameters = store.bounds[-1][1]
-        total = max(1, parameters)  # a run of named values has no vector
-        return StepShape(
-            parameters=parameters,
-            nodes=nodes,
-            owned=sum(map(store.size, store.owned)) / total,
-            backed=sum(map(store.size, store.backed)) / total,
-            sparse_values=self._settings.sparse_values,
         )

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.builders.stores import contact, owner_of
-from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.encoding.codecs import CodecName
-from training.exchange.codec_choice import (
+from overlay.line_rate import MeasuredLine
+from training.codec_choice import (
     CHOICES,
     CLIMB,
     CONFIRMATIONS,
@@ -29,9 +26,8 @@ from training.exchange.codec_choice import (
     CodecChoice,
     CodecControl,
     LineFacts,
-    TrainingTimes,
 )
-from training.exchange.context import ExchangeContext
+from training.encoding.codecs import CodecName
 from training.settings import ExchangeSettings
 from training.step_bytes import StepShape, step_bytes
 
@@ -169,16 +165,6 @@ def test_the_rate_at_which_the_vector_came_makes_the_first_push_smaller_and_neve
     assert fast.codec == "bfloat16", "the measured upload counts first"
 
 
-def test_the_line_says_how_long_a_step_will_be_exchanged() -> None:
-    """By the slower direction, for a node with its share of the shards, which a joiner is about to own."""
-    choice, nothing = CodecChoice(AUTO), StepShape(5_000_000, 4, 0.0, 0.0)
-    assert choice.line_s(facts(), "bfloat16") is None
-    needed = step_bytes(StepShape.even(5_000_000, 4), "bfloat16")
-    assert choice.line_s(facts(joined_bytes_per_s=2e6), "bfloat16") == pytest.approx(needed.up / 2e6)
-    assert choice.line_s(facts(mbit=8, shape=nothing), "bfloat16") == pytest.approx(needed.up / 1e6)
-    assert choice.line_s(facts(mbit=8, nodes=1), "bfloat16") == 0.0
-
-
 def test_a_rate_near_an_edge_does_not_change_the_codec_back_and_forth() -> None:
     """A rate that wavers by a tenth about the edge of int8 changes the codec at most once."""
     seed = 2
@@ -232,50 +218,33 @@ def test_a_push_that_takes_more_than_its_time_makes_the_codec_lossier_whatever_w
     assert settled(choice, facts(mbit=1000, push_s=3.5), 2 * CONFIRMATIONS) == "bfloat16"
 
 
+def control_of() -> tuple[CodecControl, MeasuredLine]:
+    line, nothing_is_logged = MeasuredLine(), cast(Any, None)
+    control = CodecControl(CodecChoice(AUTO), line, nothing_is_logged, lambda: StepShape.even(1000, 2), is_beside=True)
+    return control, line
+
+
 def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
     """One long step changes nothing; 0 before the first."""
-    times = TrainingTimes()
-    assert times.step_s == 0.0
+    control, _ = control_of()
+    assert control.facts().step_s == 0.0
     for seconds in (10.0, 10.0, 500.0, 11.0):
-        times.add(seconds)
-    assert times.step_s == 11.0
+        control.trained(seconds)
+    assert control.facts().step_s == 11.0
     for _ in range(7):
-        times.add(2.0)
-    assert times.step_s == 2.0
-
-
-def control_of(settings: ExchangeSettings) -> tuple[CodecControl, ExchangeContext]:
-    swarm = ScriptedSwarm(contact("a"), [contact("b")])
-    swarm.worker_count = 2.0
-    context = context_of(swarm, owner_of("a"), settings=settings)
-    control = CodecControl(
-        context.codec,
-        context.swarm.line,
-        context.store,
-        context.view,
-        settings,
-        context.environment.log,
-        is_beside=not context.synchronous,
-    )
-    return control, context
+        control.trained(2.0)
+    assert control.facts().step_s == 2.0
 
 
 def test_the_vector_that_was_received_is_a_measure_of_the_line() -> None:
     """Unless it came within seconds; bursts that a busy machine received show less than its line."""
+    control, line = control_of()
+    control.received(10**9, MIN_RECEIVED_S / 2)
+    control.received(0, 100.0)
+    assert control.facts().rates is None
 
-    async def scenario() -> None:
-        control, context = control_of(ExchangeSettings())
-        control.received(10**9, MIN_RECEIVED_S / 2)
-        control.received(0, 100.0)
-        assert control.facts().rates is None
-        _other, around = control_of(ExchangeSettings())
-        for _ in range(4):
-            around.swarm.line.received(0.25, 200_000, is_busy=True)
-
-        control.received(1000, 10.0)
-        assert control.facts().rates == (100.0, 100.0)
-        for _ in range(4):
-            context.swarm.line.received(0.25, 200_000, is_busy=True)
-        assert control.facts().rates == (100.0, 800_000.0)
-
-    run(scenario())
+    control.received(1000, 10.0)
+    assert control.facts().rates == (100.0, 100.0)
+    for _ in range(4):
+        line.received(0.25, 200_000, is_busy=True)
+    assert control.facts().rates == (100.0, 800_000.0)

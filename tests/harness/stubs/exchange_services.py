@@ -1,0 +1,87 @@
+"""Services of the exchange over an `ExchangeContext`, for tests of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.harness.stubs.exchange_context import directory_of
+from training.encoding.codecs import CodecName
+from training.encoding.pull_codecs import change_codec
+from training.exchange.client.pull import PullClient
+from training.exchange.context import ExchangeContext
+from training.exchange.directory import OwnerDirectory
+from training.exchange.owner.final_values import FinalValues
+from training.exchange.owner.publishing import Publisher
+from training.exchange.owner.reads import ReadHandler
+from training.exchange.owner.validation import ShardInspector
+
+
+def publisher_of(context: ExchangeContext, choose: Callable[[], CodecName] | None = None) -> Publisher:
+    """`choose`: the codec of changes; by default that of the settings."""
+    settings = context.settings
+    return Publisher(
+        store=context.store,
+        replica=context.replica,
+        view=context.view,
+        environment=context.environment,
+        choose=choose or (lambda: change_codec(settings, context.codec.codec)),
+        sparse_values=settings.sparse_values,
+        synchronous=context.synchronous,
+    )
+
+
+def final_values_of(context: ExchangeContext, directory: OwnerDirectory | None = None) -> FinalValues:
+    """What a node serves and asks when training has ended."""
+    return FinalValues(
+        swarm=context.swarm,
+        store=context.store,
+        view=context.view,
+        rpc=context.rpc,
+        directory=directory or directory_of(context),
+        rebalance=context.rebalance,
+        environment=context.environment,
+        synchronous=context.synchronous,
+    )
+
+
+def inspector_of(context: ExchangeContext) -> ShardInspector:
+    """Looks at the shards that are served."""
+    return ShardInspector(context.store, context.counters, context.rebalance, context.environment)
+
+
+def reads_of(context: ExchangeContext) -> ReadHandler:
+    """Serves pulls and copies."""
+    return ReadHandler(
+        store=context.store,
+        replica=context.replica,
+        run=context.run,
+        view=context.view,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        counters=context.counters,
+        final_values=final_values_of(context),
+        publisher=publisher_of(context),
+        inspector=inspector_of(context),
+        synchronous=context.synchronous,
+    )
+
+
+def pull_client_of(context: ExchangeContext, directory: Any) -> PullClient:
+    """Pulls from the owners that the directory names."""
+    return PullClient(
+        swarm=context.swarm,
+        store=context.store,
+        replica=context.replica,
+        run=context.run,
+        view=context.view,
+        rpc=context.rpc,
+        directory=directory,
+        final_values=final_values_of(context, directory),
+        inspector=inspector_of(context),
+        counters=context.counters,
+        environment=context.environment,
+        settings=context.settings,
+        codec=context.codec,
+        synchronous=context.synchronous,
+    )
