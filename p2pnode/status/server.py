@@ -136,9 +136,7 @@ class StatusServer:
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
             web.get("/openapi.json", self._openapi),
-            web.post("/leave", self._leave),
-            web.post("/pause", self._pause),
-            web.post("/resume", self._resume),
+            *(web.post(path, self._change) for path in ("/leave", "/pause", "/resume")),
         ]
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -178,17 +176,10 @@ class StatusServer:
             reason = ""
         return _json(Readiness(schema=SCHEMA, ready=ready, reason=reason), status=200 if ready else 503)
 
-    async def _leave(self, _: web.Request) -> web.Response:
-        self._source.leave()
-        return _json(Accepted(schema=SCHEMA, accepted="leave"), status=202)
-
-    async def _pause(self, _: web.Request) -> web.Response:
-        self._source.pause()
-        return _json(Accepted(schema=SCHEMA, accepted="pause"), status=202)
-
-    async def _resume(self, _: web.Request) -> web.Response:
-        self._source.resume()
-        return _json(Accepted(schema=SCHEMA, accepted="resume"), status=202)
+    async def _change(self, request: web.Request) -> web.Response:
+        changes = {"/leave": self._source.leave, "/pause": self._source.pause, "/resume": self._source.resume}
+        changes[request.path]()
+        return _json(Accepted(schema=SCHEMA, accepted=request.path.removeprefix("/")), status=202)
 
     async def _history(self, _: web.Request) -> web.Response:
         # 200 KB, less than half of it in gzip; aiohttp compresses as much in a thread.
