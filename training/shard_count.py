@@ -54,12 +54,8 @@ def choose(values: int, setting: int, stored: int, nodes: int = 1) -> ShardChoic
     A run keeps the shards that it was founded with. Raises `ShardsFixed` for a setting that differs from the stored
     number.
     """
-    count = setting or shard_count(values, nodes)
-    if not stored:
-        return ShardChoice(count, "setting" if setting else "model")
-    # A vector with fewer values than shards is cut into one shard per value.
-    if stored in (count, min(count, values)):
-        return ShardChoice(count, "setting" if setting else "earlier")
-    if setting:
+    if stored and setting not in (0, stored):
         raise ShardsFixed(f"exchange.shards = {setting}, and this run has {stored} shards")
-    return ShardChoice(stored, "earlier")
+    if setting:
+        return ShardChoice(setting, "setting")
+    return ShardChoice(stored, "earlier") if stored else ShardChoice(shard_count(values, nodes), "model")

@@ -86,10 +86,3 @@ def test_any_other_number_than_the_stored_one_is_refused(setting: int, stored: i
     """More and fewer: the message has both."""
     with pytest.raises(ShardsFixed, match=f"{setting}, and this run has {stored} shards"):
         choose(100_000, setting, stored)
-
-
-@pytest.mark.parametrize("setting", [0, 64, 128])
-@pytest.mark.parametrize("values", [3, 63])
-def test_a_vector_shorter_than_its_shards_keeps_their_number(values: int, setting: int) -> None:
-    """It is cut into one shard per value, which is what its checkpoint tells."""
-    assert choose(values, setting, values).shards == (setting or 64)
