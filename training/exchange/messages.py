@@ -99,7 +99,6 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
     shard: ShardIndex
     status: PushStatus
-    version: Number = 0
     reason: Reason = ""
     owner_info: OwnerInfo | None = None
 

@@ -196,7 +196,7 @@ class ValueHandler:
         if owned.moving or self._run.is_closed:
             return PushResult.retry(shard, "moving")
         if owned.state.knows(identity):
-            return PushResult(shard, "ok", owned.state.version)
+            return PushResult(shard, "ok")
         if owned.state.may_have_forgotten(identity):
             return PushResult.refused(shard, "late")
         waiting: list[Waiting] = []

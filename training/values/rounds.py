@@ -264,7 +264,7 @@ class ValueRounds(ShardTasks):
             batch = ValueBatch(table_of(owned).order, [update for update, _ in void], [], refused)
             await self._commit([_Prepared.of(shard, owned, batch)], identity)
         is_in = self._store.owned.get(shard) is owned and owned.state.knows(identity)
-        return PushResult(shard, "ok", owned.state.version) if is_in else PushResult.retry(shard, "moving")
+        return PushResult(shard, "ok") if is_in else PushResult.retry(shard, "moving")
 
     async def _commit(self, prepared: list[_Prepared], foreign: DeltaId | None = None) -> None:
         """Replicate batches and add them, each under an identity of this node or the `foreign` one. Returns when each

@@ -133,7 +133,7 @@ class Ledger:
             self._answered(sent, (result.shard, identity), result)
             count(delivery, result)
 
-        def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
+        def weighed(shard: int, item: BufferedDelta, state: ShardState | None = None) -> None:
             if state is None and not store.owned[shard].state.knows(item.identity):
                 key, weight = (shard, item.identity), (item.weight, item.momentum)
                 told = self._forwarded.get((name, key), weight)
@@ -142,11 +142,11 @@ class Ledger:
                         f"shard {shard}: {name} adds {self.named(item.identity)} by {weight}, told {told}"
                     )
                 self._weigh(key, item.weight, momentum=item.momentum)
-            return add(shard, item, state)
+            add(shard, item, state)
 
-        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> int:
+        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> None:
             self._weigh((shard, identity), weight, momentum=not plain)
-            return add_unlogged(shard, identity, weight, delta, plain=plain)
+            add_unlogged(shard, identity, weight, delta, plain=plain)
 
         deltas.accept = accepted  # type: ignore[method-assign]
         deltas.add_unreplicated = added_alone  # type: ignore[method-assign]

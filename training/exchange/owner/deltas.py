@@ -226,12 +226,12 @@ class DeltaHandler:
                 if is_held or is_logged:
                     kept = part.copy() if is_held else part
                     own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
-                    version = self._store.add(shard, own)
+                    self._store.add(shard, own)
                 else:
-                    version = self._store.add_unlogged(shard, identity, weight, part, plain=plain)
+                    self._store.add_unlogged(shard, identity, weight, part, plain=plain)
                 self._store.owned[shard].state.note_addition(now_s)
                 self.replicator.note_merged(identity)
-                result = PushResult(shard, "ok", version)
+                result = PushResult(shard, "ok")
             if result.status in ("ok", "refused"):
                 results[shard] = result
         return results
@@ -246,7 +246,7 @@ class DeltaHandler:
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
             if lacks_backup(self._view, owned):
                 return PushResult.retry(shard, "no_backup_yet")
-            return PushResult(shard, "ok", owned.state.version)
+            return PushResult(shard, "ok")
         # Promise 4: a move waits for what is in flight, and for no more.
         if owned.moving or self._run.is_closed:
             return PushResult.retry(shard, "moving" if owned.moving else "leaving")

@@ -177,12 +177,12 @@ class DeltaReplicator:
         if lacks_backup(self._view, owned):
             self._rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
-        version = self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._synchronous))
+        self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._synchronous))
         self.note_merged(identity)
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
             self._validator.note_added(identity, item)
-        return PushResult(item.shard, "ok", version)
+        return PushResult(item.shard, "ok")
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: set[int]

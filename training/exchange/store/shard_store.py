@@ -370,22 +370,20 @@ class ShardStore:
         state.fold(folded_step, self.rule)
         return state
 
-    def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> int:
-        """Add a delta once to an owned shard, or to another `state` of the shard; returns the version."""
+    def add(self, shard: int, item: BufferedDelta, state: ShardState | None = None) -> None:
+        """Add a delta once to an owned shard, or to another `state` of the shard."""
         if state is None:
             state = self.owned[shard].state
         if not state.knows(item.identity):
             item.add_to(state, self.rule)
             if self.log.seconds and item.is_logged:
                 self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
-        return state.version
 
-    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> int:
+    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> None:
         """Add a delta that no other node will request: not buffered, logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
         if not state.knows(identity):
             state.apply(identity, weight, delta, self.rule, plain=plain)
-        return state.version
 
     def fold(self, shard: int, step: int) -> None:
         """The barrier of a step has passed: make its deltas visible."""

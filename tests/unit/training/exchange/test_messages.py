@@ -140,7 +140,7 @@ def test_the_longest_messages_fit_a_head() -> None:
     shards = [index] * MAX_SHARDS
     for message in (
         Push(node, number, number, number, 0.5, shards, fences, True, True, 1e6, True),
-        PushAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_SHARDS),
+        PushAnswer([PushResult(index, "refused", "r" * 200)] * MAX_SHARDS),
         PushAnswer([PushResult(index, "redirect", owner_info=owner)] * MAX_SHARDS),
         Pull(number, "bfloat16", [wanted] * MAX_SHARDS, fences),
         PullAnswer([pulled] * MAX_SHARDS),
@@ -154,7 +154,7 @@ def test_the_longest_messages_fit_a_head() -> None:
         FinalBuffersAnswer(bytes(MAX_BUFFERS_BYTES)),
         FindDeltas(index, [(node, number, [(number, number)])] * MAX_SOUGHT),
         OfferedDeltas([logged] * MAX_DELTAS),
-        UpdateValuesAnswer([PushResult(index, "refused", number, "r" * 200)] * MAX_ITEMS),
+        UpdateValuesAnswer([PushResult(index, "refused", "r" * 200)] * MAX_ITEMS),
         ReadValues([(index, key)] * MAX_ITEMS, fences),
     ):
         assert len(encode(message)) <= MAX_HEAD_BYTES - 1024, type(message).__name__
@@ -176,7 +176,7 @@ def test_a_record_in_a_body_is_read_as_it_was_written() -> None:
             asyncio.run(read(broken, shard))
 
 
-ONE, TWO = PushResult(1, "ok", 7), PushResult.retry(2, "backup_silent")
+ONE, TWO = PushResult(1, "ok"), PushResult.retry(2, "backup_silent")
 
 
 async def read(data: bytes, cut: int = 5) -> list[list[PushResult]]:

@@ -152,7 +152,7 @@ def test_results_of_an_answer_that_breaks_off_count() -> None:
 
         def broken(_to: Contact, _payload: bytes) -> Answer:
             swarm.answers["push"] = plain
-            return PushAnswer([], streams=True), [SIGN_OF_LIFE, piece_of([PushResult(0, "ok", 1)]), b"\0\0"]
+            return PushAnswer([], streams=True), [SIGN_OF_LIFE, piece_of([PushResult(0, "ok")]), b"\0\0"]
 
         swarm.answers["push"] = broken
         delivery = delivery_of(4)
@@ -215,7 +215,7 @@ def test_own_shards_are_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         async def accept(_push: Push, items: list[Any]) -> list[PushResult]:
             parts.append([item.shard for item in items])
-            return [PushResult(item.shard, "ok", 1) for item in items]
+            return [PushResult(item.shard, "ok") for item in items]
 
         outbox._deltas = cast(Any, SimpleNamespace(accept=accept))
         store = context.store

@@ -67,7 +67,7 @@ def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
         _, swarm, _ = handler_of(store)
 
         for _ in range(2):
-            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok", 1)]
+            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok")]
         assert store.owned[0].state.value.tolist() == [1.0] * 4
 
     run(scenario())
@@ -84,7 +84,7 @@ def test_a_delta_of_a_node_that_counts_fewer_workers_gets_the_owners_weight() ->
 
         for _ in range(2):
             answer = await swarm.deliver("push", OTHER, push, PushAnswer, body_of(0))
-            assert (answer.results, answer.workers) == ([PushResult(0, "ok", 1)], 6.0)
+            assert (answer.results, answer.workers) == ([PushResult(0, "ok")], 6.0)
             await asyncio.sleep(LASTING_S)
         assert store.owned[0].state.value.tolist() == [pytest.approx(1 / 6)] * 4
         assert context.view.counts.lasting() == [(OTHER.node_id, 2.0)]
@@ -127,7 +127,7 @@ def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.M
 
         monkeypatch.setattr(context.environment.executor, "run", noted)
         retries = await asyncio.gather(*(pushed(swarm, push_of(), body_of(0)) for _ in range(3)))
-        assert retries == [[PushResult(0, "ok", 1)]] * 3
+        assert retries == [[PushResult(0, "ok")]] * 3
         assert store.owned[0].state.value.tolist() == [1.0] * 4
         assert names == ["received"] * 3
         infinite = [bytes(buffer) for buffer in frames(0, np.full(4, np.inf, np.float32), "float32", Part.DELTA)]
@@ -301,7 +301,7 @@ def test_a_retry_waits_for_the_first_attempt() -> None:
 
         answer.set()
 
-        assert await first == await second == [PushResult(0, "ok", 1)]
+        assert await first == await second == [PushResult(0, "ok")]
         assert await handler.drained([0], 0.1)
 
     run(scenario())
@@ -320,7 +320,7 @@ def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
         push = push_of(node="a")
         assert handler.unreplicated(range(4)) == [0]
 
-        assert handler.add_unreplicated(push, own_part()) == {0: PushResult(0, "ok", 1)}
+        assert handler.add_unreplicated(push, own_part()) == {0: PushResult(0, "ok")}
         assert store.owned[0].state.value.tolist() == [2.0] * 4
         bad = [(0, np.full(4, np.nan, np.float32))]
         refused = handler.add_unreplicated(push_of(2, node="a"), bad)
@@ -383,7 +383,7 @@ def test_a_delta_that_was_trained_apart_is_added_as_from_the_other_side_of_a_spl
         late = msgspec.structs.replace(push_of(base_step=1), weight=0.5, workers=2.0)
         assert await pushed(swarm, late, body_of(0)) == [PushResult(0, "refused", reason="late")]
         apart = msgspec.structs.replace(late, apart=True)
-        assert await pushed(swarm, apart, body_of(0)) == [PushResult(0, "ok", 1)]
+        assert await pushed(swarm, apart, body_of(0)) == [PushResult(0, "ok")]
         state = store.owned[0].state
         assert state.value.tolist() == [value] * 4
         assert (state.momentum, state.sum_weight) == (None, 0.0)

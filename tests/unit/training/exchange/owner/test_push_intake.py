@@ -48,7 +48,7 @@ class Owner:
         finally:
             self.adding -= 1
         self.added += [item.shard for item in items]
-        return [PushResult(item.shard, "ok", 1) for item in items]
+        return [PushResult(item.shard, "ok") for item in items]
 
     def refuse(self, _push: Push, shards: list[int], _error: BadFrame) -> list[PushResult]:
         return [PushResult.refused(shard, "malformed") for shard in shards]
@@ -66,7 +66,7 @@ def test_parts_are_added_while_the_next_ones_arrive() -> None:
     async def scenario() -> None:
         owner, began = Owner(1.0, 1.0), asyncio.get_running_loop().time()
         results = await owner.intake.results(None)
-        assert results == [PushResult(shard, "ok", 1) for shard in range(6)]
+        assert results == [PushResult(shard, "ok") for shard in range(6)]
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0, abs=0.1)
         await owner.intake.aclose()
 
@@ -111,7 +111,7 @@ def test_results_are_streamed_as_they_become_final() -> None:
             pieces.append(piece)
             moments.append(loop.time())
         assert [piece for piece in pieces if piece != SIGN_OF_LIFE] == [
-            piece_of([PushResult(shard, "ok", 1) for shard in shards]) for shards in ([0, 1], [2, 3])
+            piece_of([PushResult(shard, "ok") for shard in shards]) for shards in ([0, 1], [2, 3])
         ]
         assert max(later - now for now, later in pairwise(moments)) <= KEEP_ALIVE_INTERVAL_S + 0.01
         assert pieces[-1] != SIGN_OF_LIFE
