@@ -5,9 +5,9 @@ Decoding checks every struct: types, and the lengths of lists and texts. Arrays 
 `training.exchange.ownership_messages`.
 
 The answer to a push may be a stream. An owner that forwards a delta to a backup over a slow line is silent for as long
-as that takes. If the origin knows the stream (`Push.streams`) the owner answers at once: a head without results, then a
-body of small pieces. A piece is its length (4 bytes, big-endian) and a MessagePack list of results; an empty one only
-says that the forward moves. What has arrived of an answer that breaks off is valid. Pure.
+as that takes. So it answers before that: a head without results, then a body of small pieces. A piece is its length
+(4 bytes, big-endian) and a MessagePack list of results; an empty one only says that the forward moves. What has arrived
+of an answer that breaks off is valid. Pure.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
-    `streams`: the sender reads an answer that comes as a stream (`training.exchange.messages`). `keeps`: until it
-    has its answer it keeps the encoded delta, so that as a backup of the shard it need not be sent it. `workers`: how
-    many nodes train by the sender's count, which the weight was made with; 0: not said. `apart`: no owner was in reach
-    then; the delta may be of many steps, and is added as one from the other side of a split.
+    `keeps`: until the sender has its answer it keeps the encoded delta, so that as a backup of the shard it need not be
+    sent it. `workers`: how many nodes train by the sender's count, which the weight was made with; 0: not said.
+    `apart`: no owner was in reach then; the delta may be of many steps, and is added as one from the other side of a
+    split.
     """
 
     node: NodeId
@@ -62,7 +62,6 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     shards: Shards
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
-    streams: bool = False
     keeps: bool = False
     workers: WorkersSaid = 0.0
     apart: bool = False
@@ -118,11 +117,10 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """With `streams` the results follow in the body (`training.exchange.messages`), and there are none here.
-    `workers`: how many nodes train by the responder's count; 0: not said."""
+    """Where there are no results here they follow in the body (`training.exchange.messages`). `workers`: how many nodes
+    train by the responder's count; 0: not said."""
 
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
-    streams: bool = False
     workers: WorkersSaid = 0.0
 
 

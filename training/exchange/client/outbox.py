@@ -216,7 +216,6 @@ class Outbox:
                 delivery.push,
                 shards=shards,
                 fences=self._store.ownership.stale_fences(shards),
-                streams=True,
                 keeps=True,
             )
             if owner.node_id == push.node:
@@ -256,9 +255,8 @@ class Outbox:
             first = self._rpc.decoded(owner, answer.head, PushAnswer)
             self._view.compare_count(owner.node_id, first.workers)
             self._settle_all(delivery, owner, first.results, push.shards, asked_s)
-            if first.streams:
-                async for results in read_results(answer.body):
-                    self._settle_all(delivery, owner, results, push.shards, asked_s)
+            async for results in read_results(answer.body):
+                self._settle_all(delivery, owner, results, push.shards, asked_s)
 
     def _note_obstacle(
         self, delivery: Delivery, shards: Iterable[int], owner: Contact, reason: str, asked_s: float

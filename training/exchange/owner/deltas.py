@@ -116,10 +116,10 @@ class DeltaHandler:
         self._view.compare_count(push.node, push.workers)
         workers = self._view.worker_count()
         intake = PushIntake(push, self._received(push, stream), self.accept, self._malformed)
-        results = await intake.results(KEEP_ALIVE_INTERVAL_S if push.streams else None)
+        results = await intake.results(KEEP_ALIVE_INTERVAL_S)
         if results is None:
-            return Response(encode(PushAnswer([], streams=True, workers=workers)), intake)
-        return Response(encode(PushAnswer(results, workers=workers)))
+            return Response(encode(PushAnswer([], workers)), intake)
+        return Response(encode(PushAnswer(results, workers)))
 
     async def _received(self, push: Push, stream: AsyncIterator[Buffer]) -> AsyncIterator[IncomingDelta]:
         """The shards of a push as they come. Raises `BadFrame`."""

@@ -19,7 +19,7 @@ from training.exchange.owner.delta_item import IncomingDelta
 
 PARTS_AT_ONCE = 2
 PART_S = 0.1
-#: An answer that takes longer begins, for an origin that reads it as a stream; then nothing is silent for longer.
+#: An answer that takes longer begins as a stream; then nothing is silent for longer.
 KEEP_ALIVE_INTERVAL_S = 0.25
 
 

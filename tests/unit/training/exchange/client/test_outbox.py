@@ -152,7 +152,7 @@ def test_results_of_an_answer_that_breaks_off_count() -> None:
 
         def broken(_to: Contact, _payload: bytes) -> Answer:
             swarm.answers["push"] = plain
-            return PushAnswer([], streams=True), [SIGN_OF_LIFE, piece_of([PushResult(0, "ok")]), b"\0\0"]
+            return PushAnswer([]), [SIGN_OF_LIFE, piece_of([PushResult(0, "ok")]), b"\0\0"]
 
         swarm.answers["push"] = broken
         delivery = delivery_of(4)
