@@ -87,8 +87,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
 ) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
-    for module in ("cooperative", "exchange.client.push"):
-        monkeypatch.setattr(f"training.{module}.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
     for name in (
         "client.follower.VALUES_PER_COPY",
         "owner.validation.VALUES_AT_ONCE",

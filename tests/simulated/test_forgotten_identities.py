@@ -61,7 +61,7 @@ def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(monkeypatch: py
         first = DeltaId(node, 2, 1)
         for state in (exchange_of(owner(world)).store.owned[0].state, copy_of(world)):
             assert state.version == STARTS
-            assert state.applied.row_count == LISTED
+            assert len(state.applied.rows()) == LISTED
             assert not state.knows(first)
             assert state.may_have_forgotten(first)
         assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2

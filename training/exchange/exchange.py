@@ -428,7 +428,7 @@ class Exchange:
 
     def take_merged(self) -> dict[bytes, int]:
         """The nodes whose deltas were added here since the last call, each with its latest step."""
-        return self.deltas.take_merged()
+        return self.deltas.replicator.take_merged()
 
     # -- the end of training ------------------------------------------------------------------------------------
 

@@ -49,10 +49,8 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
-    `keeps`: until the sender has its answer it keeps the encoded delta, so that as a backup of the shard it need not be
-    sent it. `workers`: how many nodes train by the sender's count, which the weight was made with; 0: not said.
-    `apart`: no owner was in reach then; the delta may be of many steps, and is added as one from the other side of a
-    split.
+    `workers`: how many nodes train by the sender's count, which the weight was made with; 0: not said. `apart`: no
+    owner was in reach then; the delta may be of many steps, and is added as one from the other side of a split.
     """
 
     node: NodeId
@@ -62,7 +60,6 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     shards: Shards
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
-    keeps: bool = False
     workers: WorkersSaid = 0.0
     apart: bool = False
 
@@ -197,7 +194,7 @@ class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `has_it`: the delta is
-    the receiver's own, and does not follow in the body; sent only to an origin whose push says `keeps`. `number`: a
+    the receiver's own, and does not follow in the body: it keeps what it has pushed until that is answered. `number`: a
     batch of named values has a number of its own in each shard; 0: that of the forward."""
 
     shard: ShardIndex

@@ -112,11 +112,6 @@ class Applied:
         """How many identities are listed."""
         return sum(high - low + 1 for ranges in self._rows.values() for low, high in ranges)
 
-    @property
-    def row_count(self) -> int:
-        """How many rows the set has: a measure of the size of a message."""
-        return len(self._rows)
-
     def rows(self) -> list[Row]:
         """What is listed as plain data, for the wire."""
         return [(node, incarnation, list(ranges)) for (node, incarnation), ranges in self._rows.items()]

@@ -116,16 +116,13 @@ class Ledger:
                     self._acknowledge(result.shard, identity)
             return results
 
-        def added_alone(push: Push, parts: Iterable[tuple[int, Vector]]) -> dict[int, PushResult]:
-            identity, kept = DeltaId(push.node, push.incarnation, push.step), list(parts)
-            results = add_alone(push, iter(kept))
-            for shard, part in kept:
-                if shard not in results:
-                    continue
+        def added_alone(push: Push, shard: int, part: Vector) -> PushResult | None:
+            identity, result = DeltaId(push.node, push.incarnation, push.step), add_alone(push, shard, part)
+            if result is not None:
                 self._receive((shard, identity), part, repair=False)
-                if results[shard].status == "ok":
+                if result.status == "ok":
                     self._acknowledge(shard, identity)
-            return results
+            return result
 
         def counted(delivery: Delivery, result: PushResult) -> None:
             push = delivery.push

@@ -216,7 +216,6 @@ class Outbox:
                 delivery.push,
                 shards=shards,
                 fences=self._store.ownership.stale_fences(shards),
-                keeps=True,
             )
             if owner.node_id == push.node:
                 for result in await self._accept_own(push, items):

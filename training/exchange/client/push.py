@@ -15,20 +15,20 @@ before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from overlay.environment import Environment
 from training.codec_choice import CodecChoice
-from training.cooperative import VALUES_PER_TURN, LoopTurns, ThreadPauses
+from training.cooperative import LoopTurns, ThreadPauses
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
 from training.exchange.context import Counters
 from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import Push, PushResult
+from training.exchange.messages import Push
 from training.exchange.own_deltas import Delivery, Outgoing
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.run_state import RunState
@@ -99,7 +99,6 @@ class PushClient:
         self.apart_since: tuple[float, int] | None = None
         #: Those that were counted when an owner was in reach.
         self._workers = 1.0
-        self._runs = _runs(store.bounds)
         #: Whether the delta that is pushed next has steps that were trained while no owner was in reach.
         self._was_apart = False
 
@@ -177,17 +176,14 @@ class PushClient:
 
     async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
-        bounds = self._store.bounds
-        results: dict[int, PushResult] = {}
-        for shards in self._runs if self._deltas.unreplicated(range(len(bounds))) else []:
-            if self._deltas.unreplicated(shards):
-                await self._turns.take(bounds[shards[-1]][1] - bounds[shards[0]][0])
-                own = self._deltas.unreplicated(shards)  # promise 1: one may have got a backup meanwhile
-                parts = ((shard, delta[slice(*bounds[shard])]) for shard in own)
-                results |= self._deltas.add_unreplicated(delivery.push, parts)
-        for result in results.values():
-            self.outbox.count(delivery, result)
-        return [shard for shard in range(len(bounds)) if shard not in results]
+        bounds, rest = self._store.bounds, dict.fromkeys(range(len(self._store)))
+        for shard in self._deltas.unreplicated(rest):
+            start, stop = bounds[shard]
+            await self._turns.take(stop - start)
+            if (result := self._deltas.add_unreplicated(delivery.push, shard, delta[start:stop])) is not None:
+                self.outbox.count(delivery, result)
+                del rest[shard]
+        return list(rest)
 
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
         codec, most = self._codec.codec, self._settings.sparse_values
@@ -237,15 +233,3 @@ class PushClient:
             pauses.after(stop - start)
             outgoing.append(Outgoing(shard, encoded, codec, stop - start))
         return outgoing
-
-
-def _runs(bounds: Sequence[tuple[int, int]]) -> list[range]:
-    """Consecutive shards in runs of about `VALUES_PER_TURN` values each."""
-    runs = []
-    first = values = 0
-    for shard, (start, stop) in enumerate(bounds):
-        values += stop - start
-        if values >= VALUES_PER_TURN or shard == len(bounds) - 1:
-            runs.append(range(first, shard + 1))
-            first, values = shard + 1, 0
-    return runs

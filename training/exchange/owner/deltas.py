@@ -185,10 +185,6 @@ class DeltaHandler:
             return False
         return True
 
-    def take_merged(self) -> dict[bytes, int]:
-        """Whose deltas were added since the last call: node -> its latest step."""
-        return self.replicator.take_merged()
-
     # -- own deltas of shards that no other node has --------------------------------------------------------------
 
     def unreplicated(self, shards: Iterable[int]) -> list[int]:
@@ -202,39 +198,32 @@ class DeltaHandler:
         found = ((shard, self._store.owned.get(shard)) for shard in shards)
         return [shard for shard, owned in found if owned is not None and not owned.has_targets]
 
-    def add_unreplicated(self, push: Push, parts: Iterable[tuple[int, Vector]]) -> dict[int, PushResult]:
-        """Add own deltas to `unreplicated` shards; a shard that has to wait is left out of the answer.
+    def add_unreplicated(self, push: Push, shard: int, part: Vector) -> PushResult | None:
+        """Add an own delta to an `unreplicated` shard; None if it has to wait, or has a backup by now.
 
-        A part may be the trainer's memory: it is not kept. Nothing is awaited here.
+        The part may be the trainer's memory: it is not kept.
         """
-        results: dict[int, PushResult] = {}
         identity = DeltaId(push.node, push.incarnation, push.step)
-        weight = self._validator.clamp_weight(push.weight)
-        is_held, is_logged = self._synchronous, self._view.has_met_others()
-        # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-        codec = self._codec.codec
+        if not self.unreplicated([shard]) or (shard, identity) in self.in_flight:
+            return None
+        if (result := self._check_role(push, identity, shard)) is not None:
+            return None if result.status == "retry" else result
+        if not is_delta_in_range(part):
+            return self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
+        weight, codec = self._validator.clamp_weight(push.weight), self._codec.codec
         plain = is_plain(codec)  # of a node that has never met another: nothing is logged
-        log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
-        now_s = self._clock.monotonic()
-        for shard, part in parts:
-            if (shard, identity) in self.in_flight:
-                continue
-            result = self._check_role(push, identity, shard)
-            if result is None and not is_delta_in_range(part):
-                result = self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
-            if result is None:
-                if is_held or is_logged:
-                    kept = part.copy() if is_held else part
-                    own = BufferedDelta(identity, weight, kept, is_held, codec=log_codec, is_logged=is_logged)
-                    self._store.add(shard, own)
-                else:
-                    self._store.add_unlogged(shard, identity, weight, part, plain=plain)
-                self._store.owned[shard].state.note_addition(now_s)
-                self.replicator.note_merged(identity)
-                result = PushResult(shard, "ok")
-            if result.status in ("ok", "refused"):
-                results[shard] = result
-        return results
+        if self._synchronous or self._view.has_met_others():
+            # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
+            log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
+            kept = part.copy() if self._synchronous else part
+            is_logged = self._view.has_met_others()
+            own = BufferedDelta(identity, weight, kept, self._synchronous, codec=log_codec, is_logged=is_logged)
+            self._store.add(shard, own)
+        else:
+            self._store.add_unlogged(shard, identity, weight, part, plain=plain)
+        self._store.owned[shard].state.note_addition(self._clock.monotonic())
+        self.replicator.note_merged(identity)
+        return PushResult(shard, "ok")
 
     def _check_role(self, push: Push, identity: DeltaId, shard: int, *, repair: bool = False) -> PushResult | None:
         """The answer to a delta where its values do not matter: not owned here, in already, or too late."""

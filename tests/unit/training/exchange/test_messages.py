@@ -139,7 +139,7 @@ def test_the_longest_messages_fit_a_head() -> None:
     key = b"s" * (MAX_KEY_BYTES + 1)
     shards = [index] * MAX_SHARDS
     for message in (
-        Push(node, number, number, number, 0.5, shards, fences, True, 1e6, True),
+        Push(node, number, number, number, 0.5, shards, fences, 1e6, True),
         PushAnswer([PushResult(index, "refused", "r" * 200)] * MAX_SHARDS),
         PushAnswer([PushResult(index, "redirect", owner_info=owner)] * MAX_SHARDS),
         Pull(number, "bfloat16", [wanted] * MAX_SHARDS, fences),

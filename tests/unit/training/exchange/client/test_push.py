@@ -14,7 +14,6 @@ from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, t
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, deltas_of, pusher_of
 from training.encoding.frames import FrameReader, Part, read_array
-from training.exchange.client.push import _runs
 from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
 from training.exchange.ownership_messages import TransferResult
 from training.settings import ExchangeSettings
@@ -62,20 +61,18 @@ def test_the_shards_of_another_owner_are_sent_to_it() -> None:
         deltas = deltas_of(context)
         client, add, added_here = pusher_of(context, deltas), deltas.add_unreplicated, []
 
-        def counted(push: Push, parts: Any) -> dict[int, PushResult]:
-            listed = list(parts)
-            added_here.append([shard for shard, _ in listed])
-            return add(push, listed)
+        def counted(push: Push, shard: int, part: Any) -> PushResult | None:
+            added_here.append(shard)
+            return add(push, shard, part)
 
         deltas.add_unreplicated = counted  # type: ignore[method-assign]
-        client._runs = [range(shard, shard + 1) for shard in range(4)]
 
         report = await client.push(1, 0, 1.0, np.ones(VALUES, np.float32))
 
         assert (report.acknowledged, report.outstanding, client.outbox.steps) == (4, 0, [])
         assert [push.shards for push in swarm.sent("push", Push)] == [[1, 2, 3]]
         # Nothing is done here for the shards of others, which are most where many nodes train.
-        assert added_here == [[0]]
+        assert added_here == [0]
 
     run(scenario())
 
@@ -142,14 +139,6 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
         assert added == [(1, 1.0)] * 4
 
     run(scenario())
-
-
-def test_runs_hold_about_so_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consecutive shards are grouped until they reach the limit; no shard is left out."""
-    monkeypatch.setattr("training.exchange.client.push.VALUES_PER_TURN", 8)
-
-    assert _runs(BOUNDS) == [range(2), range(2, 4)]
-    assert _runs(BOUNDS[:3]) == [range(2), range(2, 3)]
 
 
 @pytest.mark.parametrize("codec", ["bfloat16", "sparse"])

@@ -104,7 +104,7 @@ def test_an_addition_counts_as_a_look_at_the_shard() -> None:
         await asyncio.sleep(1.0)
         await pushed(swarm, push_of(), body_of(0))
         assert state.looked_s == first_s
-        handler.add_unreplicated(push_of(node="a"), [(0, np.ones(4, np.float32))])
+        handler.add_unreplicated(push_of(node="a"), 0, np.ones(4, np.float32))
         assert state.looked_s == clock.monotonic() > first_s
 
     run(scenario())
@@ -307,8 +307,7 @@ def test_a_retry_waits_for_the_first_attempt() -> None:
     run(scenario())
 
 
-def own_part() -> list[tuple[int, Any]]:
-    return [(0, np.full(4, 2.0, np.float32))]
+OWN_PART = np.full(4, 2.0, np.float32)
 
 
 def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
@@ -320,16 +319,15 @@ def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
         push = push_of(node="a")
         assert handler.unreplicated(range(4)) == [0]
 
-        assert handler.add_unreplicated(push, own_part()) == {0: PushResult(0, "ok")}
+        assert handler.add_unreplicated(push, 0, OWN_PART) == PushResult(0, "ok")
         assert store.owned[0].state.value.tolist() == [2.0] * 4
-        bad = [(0, np.full(4, np.nan, np.float32))]
-        refused = handler.add_unreplicated(push_of(2, node="a"), bad)
-        assert refused == {0: PushResult.refused(0, "not_finite")}
+        refused = handler.add_unreplicated(push_of(2, node="a"), 0, np.full(4, np.nan, np.float32))
+        assert refused == PushResult.refused(0, "not_finite")
 
         store.owned[0].begin_move()
-        assert handler.add_unreplicated(push_of(3, node="a"), own_part()) == {}
-        assert handler.take_merged() == {IDS["a"]: 1}
-        assert handler.take_merged() == {}
+        assert handler.add_unreplicated(push_of(3, node="a"), 0, OWN_PART) is None
+        assert handler.replicator.take_merged() == {IDS["a"]: 1}
+        assert handler.replicator.take_merged() == {}
 
     run(scenario())
 
@@ -347,7 +345,7 @@ def test_own_deltas_follow_the_rule_of_the_codec(codec: Any, value: float, synch
         handler, swarm, _ = handler_of(store, settings=settings, synchronous=synchronous)
         assert handler.unreplicated(range(4)) == [0]
 
-        handler.add_unreplicated(push_of(node="a"), own_part())
+        handler.add_unreplicated(push_of(node="a"), 0, OWN_PART)
         store.fold(0, 1)
 
         assert store.owned[0].state.value.tolist() == [value] * 4

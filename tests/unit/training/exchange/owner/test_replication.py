@@ -320,23 +320,24 @@ def has_it_of(swarm: ScriptedSwarm) -> list[list[bool]]:
     return [[entry.has_it for entry in message.shards] for message in swarm.sent("forward", Forward)]
 
 
-async def replicate_from(replicator: DeltaReplicator, node: str, *, keeps: bool) -> list[PushResult]:
+async def replicate_from(replicator: DeltaReplicator, node: str, *, repair: bool = False) -> list[PushResult]:
     values = np.ones(4, np.float32)
-    push = Push(IDS[node], 1, 1, 0, 1.0, [0], keeps=keeps)
-    item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32")
+    push = Push(IDS[node], 1, 1, 0, 1.0, [0])
+    item = IncomingDelta(0, values, bytes(as_bytes(values)), "float32", repair=repair)
     return await replicator.replicate_and_add(push, DeltaId(IDS[node], 1, 1), [item])
 
 
-@pytest.mark.parametrize(("node", "keeps", "has_it"), [("b", True, True), ("b", False, False), ("x", True, False)])
-def test_a_backup_is_sent_no_delta_of_its_own(node: str, keeps: bool, has_it: bool) -> None:
-    """Only its identity and weight, if it has said that it keeps it; deltas of others are sent to it whole."""
+@pytest.mark.parametrize(("node", "repair", "has_it"), [("b", False, True), ("b", True, False), ("x", False, False)])
+def test_a_backup_is_sent_no_delta_of_its_own(node: str, repair: bool, has_it: bool) -> None:
+    """Only its identity and weight. Deltas of others are sent to it whole, and what a log had of its own: it may have
+    been rounded."""
 
     async def scenario() -> None:
         store = owner_of("a")
         store.owned[0].backup = B
         replicator, swarm, context = replicator_of(store, B)
 
-        assert await replicate_from(replicator, node, keeps=keeps) == [PushResult(0, "ok")]
+        assert await replicate_from(replicator, node, repair=repair) == [PushResult(0, "ok")]
         assert has_it_of(swarm) == [[has_it]]
         assert context.counters.bytes_sent == (0 if has_it else 16)
 
@@ -354,7 +355,7 @@ def test_a_backup_that_keeps_its_delta_no_more_is_sent_it() -> None:
             "lacks" if decode(payload, Forward).shards[0].has_it else "ok"
         )(to, payload)
 
-        assert await replicate_from(replicator, "b", keeps=True) == [PushResult(0, "ok")]
+        assert await replicate_from(replicator, "b") == [PushResult(0, "ok")]
         assert has_it_of(swarm) == [[True], [False]]
         assert (context.counters.bytes_sent, store.owned[0].backup) == (16, B)
 
