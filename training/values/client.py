@@ -173,8 +173,7 @@ class OwnerCalls(ShardTasks, Generic[Item, Result]):
         """Let shards wait, and look for their owners."""
         pause_s = max(self._pauses.get(shard, FIRST_RETRY_S) for shard in shards)
         self._pauses |= dict.fromkeys(shards, min(2 * pause_s, MAX_RETRY_S))
-        await asyncio.sleep(pause_s * self._environment.entropy.random.uniform(0.5, 1.5))
-        await self._directory.refresh(shards)
+        await self._directory.refresh(shards, after_s=pause_s)
 
     async def stop(self) -> None:
         await super().stop()

@@ -67,7 +67,6 @@ class Outbox:
         self._deltas = deltas
         self._counters = counters
         self._clock = environment.clock
-        self._random = environment.entropy.random
         self._executor = environment.executor
         self._log = environment.log
         #: Set, and replaced, with each final answer.
@@ -187,8 +186,7 @@ class Outbox:
                         await self._answered.wait()
             elif after := [shard for shard in left if shard in delivery.unacknowledged]:
                 pause_s = FIRST_RETRY_S if len(after) < len(left) else pause_s
-                await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.5))
-                await self._directory.refresh(after)
+                await self._directory.refresh(after, after_s=pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:

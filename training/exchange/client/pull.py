@@ -213,8 +213,7 @@ class PullClient:
             if len(after) < len(left):
                 pause_s = FIRST_RETRY_S
             if after:
-                await asyncio.sleep(pause_s * self._environment.entropy.random.uniform(0.5, 1.5))
-                await self._directory.refresh(after)
+                await self._directory.refresh(after, after_s=pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:

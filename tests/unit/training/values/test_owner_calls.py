@@ -42,7 +42,8 @@ class Directory:
     def failed(self, owner: Contact, _error: TransportError) -> None:
         self.failures.append(owner.node_id)
 
-    async def refresh(self, shards: list[int]) -> None:
+    async def refresh(self, shards: list[int], *, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         self.refreshed.append(shards)
 
 

@@ -131,8 +131,8 @@ def pulling_over(line: Line) -> tuple[PullClient, ExchangeContext, Lines]:
         codec=CodecChoice(settings),
     )
 
-    async def refresh(_shards: list[int]) -> None:
-        await asyncio.sleep(0)
+    async def refresh(_shards: list[int], *, after_s: float) -> None:
+        await asyncio.sleep(after_s)
 
     finding: Any = SimpleNamespace(
         is_apart=lambda: False,
