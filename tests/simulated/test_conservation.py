@@ -114,11 +114,9 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
     places.pop("_add_unreplicated", None)  # only where a shard has no backup for a moment
     assert sorted(places) == [
         "_accept_own",
+        "_base",
         "_catch_up",
-        "_decoded",
-        "_on_forward",
-        "_on_learn",
-        "_ranked_candidates",
+        "_item",
         "_received",
         "_take",
         "found",

@@ -8,7 +8,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact
 from training.codec_choice import CodecChoice
 from training.cooperative import LoopTurns
-from training.exchange.jobs import RebalanceRequests
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.replica import Replica

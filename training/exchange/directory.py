@@ -16,9 +16,9 @@ from typing import Protocol
 from overlay.environment import Environment
 from overlay.peers import Activity, Contact
 from overlay.transport import TransportError
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from training.exchange.ownership_messages import ShardList, TransferResult
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.store.copies import has_state
 from training.exchange.store.records import KnownOwner
@@ -267,10 +267,9 @@ class OwnerDirectory:
                 continue
             if to is None or to.node_id == self._swarm.node_id:
                 self._rebalance.take_over(shard)
+                self._rebalance.wake()
             else:
                 requests.setdefault(to, []).append(shard)
-        if self._rebalance.has_orphans:
-            self._rebalance.wake()
         for to, shards in requests.items():
             message = ShardList(shards)
             await self._rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)

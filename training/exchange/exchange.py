@@ -21,7 +21,6 @@ from training.exchange.client.push import PushClient, PushReport
 from training.exchange.context import Counters, ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
@@ -29,9 +28,13 @@ from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.owner.validation import ShardInspector
 from training.exchange.peer_score import PeerScore
-from training.exchange.recovery.rebalancing import Rebalancer
+from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.recovery.failover import Failover
+from training.exchange.recovery.moves import ShardMoves
+from training.exchange.recovery.rebalancing import JobKind, Rebalancer, duty
 from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.recovery.resending import Resending
+from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import Phase, RunState
 from training.exchange.store.copies import has_known_owner
@@ -132,7 +135,22 @@ class Exchange:
             sparse_values=settings.sparse_values,
             synchronous=context.synchronous,
         )
-        self.backup = BackupHandler(context, self.publisher, self.sent)
+        has_backups = bool(settings.replicas)
+        self.backup = BackupHandler(
+            swarm=swarm,
+            store=store,
+            replica=context.replica,
+            view=context.view,
+            run=run,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            publisher=self.publisher,
+            sent=self.sent,
+            counters=context.counters,
+            has_backups=has_backups,
+            synchronous=context.synchronous,
+            environment=environment,
+        )
         self.directory = OwnerDirectory(
             swarm=swarm,
             store=store,
@@ -226,7 +244,50 @@ class Exchange:
             codec=context.codec,
             synchronous=context.synchronous,
         )
-        self.reconciler = SplitReconciler(context, self.directory, self.deltas)
+        self.reconciler = SplitReconciler(
+            swarm=swarm,
+            store=store,
+            view=context.view,
+            run=run,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            directory=self.directory,
+            deltas=self.deltas,
+            counters=context.counters,
+            settings=settings,
+            environment=environment,
+        )
+        moves = ShardMoves(
+            swarm=swarm,
+            store=store,
+            rpc=context.rpc,
+            deltas=self.deltas,
+            publisher=self.publisher,
+            counters=context.counters,
+            has_backups=has_backups,
+            environment=environment,
+        )
+        routes = RouteFinder(
+            swarm=swarm,
+            store=store,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            environment=environment,
+        )
+        self._failover = Failover(
+            swarm=swarm,
+            store=store,
+            replica=context.replica,
+            run=run,
+            view=context.view,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            directory=self.directory,
+            routes=routes,
+            environment=environment,
+            is_synchronous=context.synchronous,
+        )
         resending = Resending(
             swarm=swarm,
             sent=self.sent,
@@ -238,7 +299,26 @@ class Exchange:
             counters=counters,
             environment=environment,
         )
-        self.rebalancer = Rebalancer(context, self.directory, self.deltas, self.reconciler, self.publisher, resending)
+        self.rebalancer = Rebalancer(
+            swarm=swarm,
+            store=store,
+            view=context.view,
+            run=run,
+            rpc=context.rpc,
+            rebalance=context.rebalance,
+            directory=self.directory,
+            publisher=self.publisher,
+            moves=moves,
+            failover=self._failover,
+            duties={
+                JobKind.FIND_ROUTES: duty(routes.due, routes.look),
+                JobKind.CONFIRM_BACKUP: duty(self.backup.due, self.backup.ask),
+                JobKind.RESEND: duty(resending.due, resending.send),
+                JobKind.RECONCILE: duty(self.reconciler.due, lambda _: self.reconciler.reconcile()),
+            },
+            settings=settings,
+            environment=environment,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -272,7 +352,7 @@ class Exchange:
         """Serve requests and start the background work."""
         self.context.swarm.on_change(self._on_change)
         self.context.rpc.serve_indirect()
-        for handlers in (self.deltas, self.reads, self.backup, self.final_values):
+        for handlers in (self.deltas, self.reads, self.backup, self.reconciler, self.final_values):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,
@@ -343,11 +423,11 @@ class Exchange:
         """Resume a swarm that was shut down. Waits for `expected` nodes, takes over every shard without a known owner
         from its best copy, and founds the rest from this node's replica. Logs how many deltas the shards lost."""
         clean = bool(self.store.stored) and all(stored.clean for stored in self.store.stored.values())
-        nodes = 1 + await self.rebalancer.resume(expected, wait_s)
+        nodes = 1 + await self._failover.resume(expected, wait_s)
         founded = await self.found()
         if not self.store.holds_values:
             await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
-        lost = self.rebalancer.lost_in_restart()
+        lost = self._failover.lost_in_restart()
         self.counters.lost_in_restarts += (count := sum(lost.values()))
         log = self._log.info if clean and not count else self._log.warning
         log(

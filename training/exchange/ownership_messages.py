@@ -35,8 +35,6 @@ Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=Applied.MAX_RANG
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
 #: Of a model's integer buffers; with their message they fit a head.
 MAX_BUFFERS_BYTES = 1_000_000
-#: Rows of identities in one answer: about two megabytes. One set may have more.
-MAX_ROWS = 1 << 16
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
 MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
@@ -123,12 +121,6 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
     published: Annotated[list[PublishedHead], Meta(max_length=MAX_SHARDS)] = []
 
 
-class Release(msgspec.Struct, frozen=True, array_like=True):
-    """Ends the backup role: these shards have another backup under the given terms."""
-
-    shards: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
-
-
 class CopyDigest(msgspec.Struct, frozen=True, array_like=True):
     """A shard as its owner has it at the end of training: the deltas that are visible, and a digest of the value."""
 
@@ -163,7 +155,7 @@ class FinalBuffersAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
-    """Answer to `Learn`, `state`, `HandOver`, `Release`, `backing` and `CompareCopies`: the shards taken
+    """Answer to `Learn`, `state`, `HandOver`, `backing` and `CompareCopies`: the shards taken
     (or confirmed, or equal), and the known owners of the others.
 
     To `Learn`, `chains` names for each shard taken the chain whose first published value the sender holds; empty: none.

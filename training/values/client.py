@@ -23,9 +23,9 @@ from training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
 from training.exchange.context import Counters
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import PushResult
 from training.exchange.owner.replication import DeltaReplicator
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.shard_store import ShardStore

@@ -18,10 +18,10 @@ from overlay.transport import Buffer, Response
 from training.cooperative import VALUES_PER_ROW, VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
 from training.exchange.context import Counters
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import PushResult, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.records import Owned

@@ -33,7 +33,6 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "learn": (moves.Learn, moves.TransferResult),
     "state": (moves.ShardList, moves.TransferResult),
     "hand_over": (moves.HandOver, moves.TransferResult),
-    "release": (moves.Release, moves.TransferResult),
     "backing": (moves.ShardList, moves.TransferResult),
     "compare": (moves.CompareCopies, moves.TransferResult),
     "final_done": (moves.FinalDone, moves.TransferResult),

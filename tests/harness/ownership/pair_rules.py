@@ -313,6 +313,7 @@ class PairRules:
         return self.advance(state, message.to)
 
     def on_release(self, state: State, message: Message) -> State:
+        """A former backup that has asked hears that the owner has another one."""
         back = state.nodes[message.to].back
         if back is None or back.owner != message.source or not message.term > back.term:
             return state

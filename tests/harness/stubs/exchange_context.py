@@ -25,11 +25,11 @@ from training.exchange.client.outbox import Outbox
 from training.exchange.client.push import PushClient
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import decode, encode
 from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.peer_score import PeerScore
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.resending import Resending
 from training.exchange.recovery.route_finder import RouteFinder
 from training.exchange.rpc import ExchangeRpc

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.harness.stubs.exchange_context import directory_of
+from tests.harness.stubs.exchange_context import directory_of, route_finder_of
 from training.encoding.codecs import CodecName
 from training.encoding.pull_codecs import change_codec
+from training.exchange.backup import BackupHandler
 from training.exchange.client.pull import PullClient
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
+from training.exchange.own_deltas import SentDeltas
+from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.final_values import FinalValues
 from training.exchange.owner.publishing import Publisher
 from training.exchange.owner.reads import ReadHandler
 from training.exchange.owner.validation import ShardInspector
+from training.exchange.recovery.failover import Failover
+from training.exchange.recovery.moves import ShardMoves
+from training.exchange.recovery.reconciliation import SplitReconciler
 
 
 def publisher_of(context: ExchangeContext, choose: Callable[[], CodecName] | None = None) -> Publisher:
@@ -84,4 +90,73 @@ def pull_client_of(context: ExchangeContext, directory: Any) -> PullClient:
         settings=context.settings,
         codec=context.codec,
         synchronous=context.synchronous,
+    )
+
+
+def backup_of_node(context: ExchangeContext, sent: SentDeltas | None = None) -> BackupHandler:
+    """What a node answers to the owners of the shards that it backs up; it serves their requests."""
+    backup = BackupHandler(
+        swarm=context.swarm,
+        store=context.store,
+        replica=context.replica,
+        view=context.view,
+        run=context.run,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        publisher=publisher_of(context),
+        sent=sent or SentDeltas(),
+        counters=context.counters,
+        has_backups=bool(context.settings.replicas),
+        synchronous=context.synchronous,
+        environment=context.environment,
+    )
+    backup.register()
+    return backup
+
+
+def moves_of(context: ExchangeContext, publisher: Publisher, deltas: DeltaHandler) -> ShardMoves:
+    return ShardMoves(
+        swarm=context.swarm,
+        store=context.store,
+        rpc=context.rpc,
+        deltas=deltas,
+        publisher=publisher,
+        counters=context.counters,
+        has_backups=bool(context.settings.replicas),
+        environment=context.environment,
+    )
+
+
+def reconciler_of(context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> SplitReconciler:
+    """It serves the requests of others."""
+    reconciler = SplitReconciler(
+        swarm=context.swarm,
+        store=context.store,
+        view=context.view,
+        run=context.run,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        directory=directory,
+        deltas=deltas,
+        counters=context.counters,
+        settings=context.settings,
+        environment=context.environment,
+    )
+    reconciler.register()
+    return reconciler
+
+
+def failover_of(context: ExchangeContext, directory: OwnerDirectory) -> Failover:
+    return Failover(
+        swarm=context.swarm,
+        store=context.store,
+        replica=context.replica,
+        run=context.run,
+        view=context.view,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        directory=directory,
+        routes=route_finder_of(context),
+        environment=context.environment,
+        is_synchronous=context.synchronous,
     )

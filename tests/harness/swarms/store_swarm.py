@@ -267,11 +267,8 @@ class StoreSwarm:
             owned.learner = None
             return
         me = CONTACTS[node.name]
-        former = node.store.promote_learner(0, CONTACTS[to], promised, me, 0.0)
+        node.store.promote_learner(0, CONTACTS[to], promised, me, 0.0)
         self.counts["switched"] += 1
-        if former is not None:
-            backup = self.nodes[BY_ID[former.node_id]].store
-            self.call(BY_ID[former.node_id], lambda: backup.release(0, promised, me), lambda _: None)
 
     def gossip(self, source: str, to: str) -> None:
         """The owner that one node knows now is reported to another at any later time."""
@@ -288,7 +285,9 @@ class StoreSwarm:
         owner, attempt = self.nodes[BY_ID[backed.owner.node_id]], backed.attempt
 
         def answer() -> OwnerInfo | None:
-            return None if owner.store.relies_on(0, IDS[name]) else owner.store.redirect(0)
+            owned = owner.owned
+            is_needed = owned is not None and (IDS[name] in owned.target_ids() or not owned.has_targets)
+            return None if is_needed else owner.store.redirect(0)
 
         def answered(info: OwnerInfo | None) -> None:
             if info is not None:

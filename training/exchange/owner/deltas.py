@@ -22,12 +22,12 @@ from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from training.exchange.context import Counters
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake
 from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from training.exchange.owner.validation import DeltaValidator
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.records import BufferedDelta
@@ -242,6 +242,9 @@ class DeltaHandler:
         # Promise 1: it may have been added before.
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
+        # Promise 7.
+        if push.step > self._view.furthest_step():
+            return self._validator.refuse(shard, "ahead")
         if repair and not push.apart:
             return None
         # Promise 9: the barrier bounds how old the values are that a delta was trained on.
@@ -251,7 +254,4 @@ class DeltaHandler:
         # Promise 1: the replica that the state began with may have it.
         if push.base_step < owned.state.era_step:
             return self._validator.refuse(shard, "before_era")
-        # Promise 7.
-        if push.step > self._view.furthest_step():
-            return self._validator.refuse(shard, "ahead")
         return None

@@ -22,7 +22,6 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding.codecs import Vector
 from training.exchange.directory import OwnerDirectory
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import encode
 from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
@@ -33,6 +32,7 @@ from training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore

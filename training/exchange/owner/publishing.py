@@ -115,11 +115,6 @@ class Publisher:
             return None
         return chain.published
 
-    def is_new(self, shard: int) -> bool:
-        """Whether the followers of a shard hold the first published value of its chain."""
-        published = self.published(shard)
-        return published is not None and published.version == 0
-
     def first_value(self, shard: int, chain: bytes) -> Vector | None:
         """The first published value of a chain, which is never written to; None if the chain has gone on, or is
         another."""

@@ -15,7 +15,6 @@ from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, framed_bytes, frames, sized
 from training.exchange.context import Counters
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,
@@ -35,6 +34,7 @@ from training.exchange.ownership_messages import (
     StateHead,
     SurveyAnswer,
 )
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store import state_stream

@@ -16,10 +16,10 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import sized
 from training.exchange.context import Counters
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
 from training.exchange.store.records import Owned

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping
 from overlay.environment import Environment
 from training.cooperative import LoopYielder, off_loop
 from training.exchange.context import Counters
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings

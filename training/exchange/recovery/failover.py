@@ -17,11 +17,11 @@ from overlay.transport import Response, TransportError
 from training.cooperative import off_loop
 from training.encoding.frames import BadFrame, FrameReader
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from training.exchange.owner.delta_item import NO_VALUES
 from training.exchange.ownership_messages import CopyStatus, Fetch, ShardList, SurveyAnswer, TransferResult
 from training.exchange.peer_score import Nonsense
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.run_state import RunState
@@ -283,8 +283,7 @@ class Failover:
                 self._store.note_owner(shard, copy.term, contact)
                 return None
             if copy.term >= mine.term:
-                fence = Fence(shard, self._store.ownership.fence(shard))
-                await self._tell(contact, LocateOwners([shard], [], [fence]))
+                await self._tell(contact, LocateOwners([shard], [], [Fence(shard, self._store.ownership.fence(shard))]))
                 return None
         pulled = self._replica.pulled_version(shard)
         in_use = {found.term for _, found in others if found.role != "learner"} | ({pulled[0]} if pulled else set())
@@ -368,7 +367,7 @@ class Failover:
 
     async def answer_challenges(self) -> None:
         """Survey the shards owned here of which others have seen a higher term; yield, or raise the term above it."""
-        challenges = self._rebalance.collect_challenges()
+        challenges = self._store.outranked()
         copies = await self._survey(list(challenges))
         raised: list[OwnerInfo] = []
         for shard, fence in challenges.items():

@@ -1,90 +1,123 @@
 """Reconciles the two sides of a split: owners exchange claims, and the one that lost a shard offers its deltas.
 
-Of two owners the one with the higher term wins. The loser keeps its copy and its repair log. It offers its deltas by
-identity until the winner has all of them. They are replicated like any push, with the weight that they would have had
-among all workers, and without momentum. Deltas that are no longer in the log are reported as lost, with their
-identities.
+Of two owners the one with the higher term wins. The loser keeps its copy and its repair log. It asks the winner which
+deltas it has, and offers the others by identity until the winner has all of them. They are replicated like any push,
+with the weight that they would have had among all workers, and without momentum. Deltas that are no longer in the log
+are looked for in the logs of others; those that no node has are reported as lost, with their identities.
 
 One exception: the winner started from a replica while the loser has the whole history. It is unknown which deltas the
 replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy. Where it cannot,
 its copy waits for a later owner that can tell what it has. A copy from before a restart of the swarm, in memory or on
-disk, takes its shard back only if it has more deltas than the owner.
+disk, takes its shard back only if it has more deltas than the owner. `training.exchange.store.repair_log` decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator, Iterator
 
+from overlay.environment import Environment
 from overlay.peers import Contact, PeerChange
-from overlay.transport import TransportError
+from overlay.transport import Buffer, Response, TransportError
+from training.cooperative import VALUES_PER_ROW, off_loop
 from training.encoding.frames import BadFrame, FrameReader, list_if_small
-from training.exchange.context import ExchangeContext
+from training.exchange.context import Counters
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import MAX_DELTAS, LocateOwners, LocateOwnersAnswer
-from training.exchange.owner.delta_item import logged_item, read_item
+from training.exchange.messages import (
+    MAX_DELTAS,
+    LocateOwners,
+    LocateOwnersAnswer,
+    Push,
+    PushStatus,
+    encode,
+    record_frames,
+)
+from training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
 from training.exchange.owner.deltas import DeltaHandler
+from training.exchange.owner.replication import lacks_backup
 from training.exchange.ownership_messages import (
     MAX_SOUGHT,
     FindDeltas,
     FoundDeltas,
     Identities,
+    LoggedDelta,
     OfferedDeltas,
     OfferedDeltasAnswer,
     OwnedHistory,
     ShardList,
 )
-from training.exchange.recovery.repair_handler import MAX_BATCH_BYTES, RepairHandler, as_message, logged_bodies
-from training.exchange.store.repair_log import (
-    Difference,
-    LogEntry,
-    Span,
-    SupersededCopy,
-    compare,
-    identities_of,
-    only_here,
-    spans,
-)
-from training.exchange.terms import OwnerInfo, Term, generation_of
-from training.shards.applied import DeltaId
+from training.exchange.rebalance_requests import RebalanceRequests
+from training.exchange.rpc import ExchangeRpc
+from training.exchange.run_state import RunState
+from training.exchange.store.repair_log import LogEntry, SupersededCopy, compare, identities_of
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.swarm_view import SwarmView
+from training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term
+from training.settings import ExchangeSettings
+from training.shards.applied import Applied, DeltaId
+from training.swarm import Swarm
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
 CLAIMS_INTERVAL_S = 2.0
-#: Returned peers that are sent the claims in one round.
-MAX_CLAIMS_PER_TICK = 8
 #: How often the deltas of superseded copies are offered.
 OFFER_INTERVAL_S = 0.5
 #: How often other nodes are searched for deltas that the own log no longer has.
 MAX_SEARCHES = 4
 #: Nodes searched each time; in a larger swarm a node that has them may be missed.
 MAX_NODES_SEARCHED = 64
-#: An occasion is over when no shard was agreed on for so long: after a restart of all nodes there are dozens of shards.
-OCCASION_S = 3.0
 #: Spans of lost deltas listed in one event; the others are counted.
 MAX_LISTED = 32
+#: Deltas of one request, in bytes.
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+
+#: A delta of the log, and its shard.
+Logged = tuple[int, LogEntry]
 
 
 class SplitReconciler:
-    """The claims of one node, and its offers of lost shards. `repairs` answers those of other nodes."""
+    """The claims of one node, its offers of lost shards, and its answers to those of other nodes."""
 
-    def __init__(self, context: ExchangeContext, directory: OwnerDirectory, deltas: DeltaHandler) -> None:
-        self._context = context
-        self._swarm = context.swarm
-        self._store = context.store
-        self._run = context.run
-        self._view = context.view
-        self._rpc = context.rpc
-        self._rebalance = context.rebalance
-        self._counters = context.counters
-        self._clock = context.environment.clock
-        self._log = context.environment.log
-        self._random = context.environment.entropy.random
+    def __init__(
+        self,
+        *,
+        swarm: Swarm,
+        store: ShardStore,
+        view: SwarmView,
+        run: RunState,
+        rpc: ExchangeRpc,
+        rebalance: RebalanceRequests,
+        directory: OwnerDirectory,
+        deltas: DeltaHandler,
+        counters: Counters,
+        settings: ExchangeSettings,
+        environment: Environment,
+    ) -> None:
+        self._swarm = swarm
+        self._store = store
+        self._view = view
+        self._run = run
+        self._rpc = rpc
+        self._rebalance = rebalance
         self._directory = directory
-        self.repairs = RepairHandler(context, deltas)
+        self._deltas = deltas
+        self._counters = counters
+        self._settings = settings
+        self._clock = environment.clock
+        self._executor = environment.executor
+        self._random = environment.entropy.random
+        self._log = environment.log
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         #: Peers that were declared dead and are back: they are sent the claims.
         self.returned: dict[bytes, None] = {}
-        self._mended, self._mended_lost, self._mended_at = 0, 0, 0.0
+        #: The lost deltas of the shards that this round has settled.
+        self._mended: list[int] = []
+
+    def register(self) -> None:
+        """Register the request handlers."""
+        self._rpc.register("offer", ShardList, self._on_offer, waits=True)
+        self._rpc.register("seek", FindDeltas, self._on_seek)
+        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
@@ -92,9 +125,8 @@ class SplitReconciler:
             self.returned[change.node_id] = None
 
     def due(self) -> bool:
-        """Whether to send anything now. It also advances the clock of the log, and reports an occasion that is over."""
+        """Whether to send anything now. It also advances the clock of the log."""
         now = self._clock.monotonic()
-        self._report_mended(now)
         self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
         if now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled():
             return True
@@ -108,11 +140,9 @@ class SplitReconciler:
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in unsettled:
-            if shard not in self._store.superseded:
-                continue  # settled while another one was
             known = self._store.ownership.known_owners.get(shard)
             if shard in self._store.owned:
-                await self._settle_own(shard)
+                offers.setdefault(self._swarm.node_id, (self._rpc.me, []))[1].append(shard)
             elif known is not None and not self._view.is_gone(known.owner.node_id):
                 offers.setdefault(known.owner.node_id, (known.owner, []))[1].append(shard)
             else:
@@ -122,6 +152,9 @@ class SplitReconciler:
                 await self._offer(owner, shards)
             except TransportError as error:
                 self._log.debug("offer_failed", owner=owner.node_id.hex()[:8], reason=str(error))
+        if self._mended:
+            self._log.info("split_mended", shards=len(self._mended), lost=sum(self._mended))
+            self._mended = []
 
     def _unsettled(self) -> list[int]:
         """The shards whose superseded copies are to be offered. Where an owner cannot tell what it has, the copy waits
@@ -135,41 +168,29 @@ class SplitReconciler:
                 del self._store.superseded[shard]
         return found
 
-    # -- claims -------------------------------------------------------------------------------------------------
-
     async def _send_claims(self) -> None:
-        """Send what this node owns: this is how two owners of one shard learn of each other."""
-        self._claimed_at = self._clock.monotonic()
-        me = self._context.me()
+        """Tell one node what this one owns: this is how two owners of one shard learn of each other."""
+        self._claimed_at, me = self._clock.monotonic(), self._rpc.me
         # Promise 5.
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
-        if not claims:
-            return
         known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
-        receivers = [known[node] for node in list(self.returned)[:MAX_CLAIMS_PER_TICK] if node in known]
-        for node in list(self.returned)[:MAX_CLAIMS_PER_TICK]:
-            del self.returned[node]
-        if not receivers and known:
-            receivers = [known[self._random.choice(sorted(known))]]
-        for contact in receivers:
-            shards = [claim.shard for claim in claims]
-            try:
-                question = LocateOwners(shards, claims)
-                answer = await self._rpc.ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-            except TransportError:
-                continue
+        self.returned = {node: None for node in self.returned if node in known}
+        if not claims or not known:
+            return
+        node = next(iter(self.returned), b"") or self._random.choice(sorted(known))
+        self.returned.pop(node, None)
+        question = LocateOwners([claim.shard for claim in claims], claims)
+        with contextlib.suppress(TransportError):
+            answer = await self._rpc.ask(known[node], "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
             self._store.note_owners(answer.known)
 
     # -- the side with the lower term ---------------------------------------------------------------------------
 
     async def _offer(self, owner: Contact, shards: list[int]) -> None:
-        question = ShardList(shards)
-        async with self._rpc.question(owner, "offer", question, QUESTION_TIMEOUT_S) as answer:
-            told, reader = self._rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
-            histories = [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
-        wanted: list[tuple[int, LogEntry]] = []
+        """Settle superseded copies with the owner of their shards, which may be this node. Raises `TransportError`."""
+        wanted: list[Logged] = []
         unknown: list[int] = []
-        for history in histories:
+        for history in await self._histories(owner, shards):
             copy = self._store.superseded.get(history.shard)
             if copy is None or history.status == "retry":
                 continue
@@ -177,75 +198,64 @@ class SplitReconciler:
                 self._store.note_owners([] if history.owner_info is None else [history.owner_info])
                 self._directory.denied(history.shard, owner)
                 unknown.append(history.shard)
-            elif self._takes_back(copy, history):
-                self._take_back(history, copy)
+            elif copy.takes_back(history) and not self._run.is_leaving:
+                self._take_back(history.shard, copy, history.term)
             else:
-                wanted += await self._settle(history.shard, copy, history)
+                wanted += [(history.shard, entry) for entry in await self._settle(copy, history)]
         await self._directory.refresh(unknown)
         while wanted:
-            batch: list[tuple[int, LogEntry]] = []
-            remaining_bytes = MAX_BATCH_BYTES
-            while wanted and len(batch) < MAX_DELTAS and (not batch or len(wanted[-1][1].payload) <= remaining_bytes):
-                remaining_bytes -= len(wanted[-1][1].payload)
-                batch.append(wanted.pop())
-            await self._send(owner, batch)
+            batch = first_batch(wanted)
+            for place in await self._send(owner, batch):
+                if place < len(batch):
+                    shard, entry = batch[place]
+                    self._store.log.forget(shard, entry.identity)
+            wanted = wanted[len(batch) :]
 
-    def _takes_back(self, copy: SupersededCopy, history: OwnedHistory) -> bool:
-        # Promise 6: of two states from before a restart the higher one counts.
-        is_of_before = copy.is_stored or generation_of(history.term) > generation_of(copy.term)
-        if is_of_before and copy.state.known_count <= history.known_count:
-            return False
-        # Promise 5: the side with the whole history goes on.
-        newer_era = history.era_step > copy.state.era_step
-        # A term with the same number is the other side's: its state cannot descend from this copy.
-        if not newer_era or self._run.is_leaving or copy.term.number < history.era_term.number:
-            return False
-        # A new era that started from a state on disk has its identities, and may have all of this copy's.
-        return bool(copy.known().without(history.known_deltas()).rows())
+    async def _histories(self, owner: Contact, shards: list[int]) -> list[OwnedHistory]:
+        if owner.node_id == self._swarm.node_id:
+            return [self.history(shard) for shard in shards]
+        async with self._rpc.question(owner, "offer", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
+            told, reader = self._rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
+            return [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
 
-    def _take_back(self, history: OwnedHistory, copy: SupersededCopy) -> None:
-        shard = history.shard
-        if shard in self._store.owned or self._store.ownership.fence(shard) > history.term:
+    def _take_back(self, shard: int, copy: SupersededCopy, above: Term) -> None:
+        """Own a shard again, and have its owner, which may be this node with another state, offer what it has."""
+        if self._store.ownership.fence(shard) > above:
             return
-        self._own_again(shard, copy, history.term)
-        self._claimed_at = 0.0  # the other node is informed at once
-        self.returned[history.term.node] = None
-
-    def _own_again(self, shard: int, copy: SupersededCopy, above: Term) -> None:
-        term = self._store.next_term(shard, above)
-        now = self._clock.monotonic()
-        self._store.own(shard, copy.state, term, self._context.me(), now, by_handover=False)
+        if shard in self._store.owned:
+            del self._store.superseded[shard]
+            self._store.step_down(shard)
+        term, me = self._store.next_term(shard, above), self._rpc.me
+        self._store.own(shard, copy.state, term, me, self._clock.monotonic(), by_handover=False)
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
         self._rebalance.wake()
+        self._claimed_at = 0.0  # the other node is informed at once
+        self.returned[above.node] = None
 
-    async def _settle(self, shard: int, copy: SupersededCopy, history: OwnedHistory) -> list[tuple[int, LogEntry]]:
+    async def _settle(self, copy: SupersededCopy, history: OwnedHistory) -> list[LogEntry]:
         """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
-        known = history.known_deltas()
-        # An old copy against a newer replica: it is unknown which deltas that one has, so none is added.
-        unclear = bool(history.unlisted) if copy.is_stored else history.era_step > copy.state.era_step
-        difference = compare(copy, known, () if unclear else self._store.log.entries(shard))
-        if difference.wanted:
-            return [(shard, entry) for entry in difference.wanted]
-        is_sought = difference.lost and not unclear and not copy.is_stored and copy.sought < MAX_SEARCHES
-        if is_sought and await self._seek(shard, difference):
+        shard, unclear = history.shard, copy.is_unclear_to(history)
+        wanted, lost = compare(copy, history.known_deltas(), () if unclear else self._store.log.entries(shard))
+        if wanted:
+            return wanted
+        is_sought = not unclear and not copy.is_stored and copy.sought < MAX_SEARCHES
+        if is_sought and (rows := _by_span(lost)) and await self._seek(shard, rows):
             copy.sought += 1
             return []  # offered in the next round
-        if self._store.superseded.get(shard) is copy:
-            missing = only_here(copy, known, () if unclear else self._store.log.entries(shard))
-            if copy.is_stored:
-                self._report_stored(shard, max(0, missing.count() - history.unlisted))
-            else:
-                self._report_lost(shard, copy, spans(missing))
-            if unclear and not copy.is_stored:
-                copy.wait_for_another_owner(history.term, self._clock.monotonic())
-            else:
-                del self._store.superseded[shard]
+        if self._store.superseded.get(shard) is not copy:
+            return []
+        if copy.is_stored:
+            self._report_stored(shard, max(0, lost.count() - history.unlisted))
+        else:
+            self._report_lost(shard, copy, lost)
+        if unclear and not copy.is_stored:
+            copy.wait_for_another_owner(history.term, self._clock.monotonic())
+        else:
+            del self._store.superseded[shard]
         return []
 
-    async def _seek(self, shard: int, difference: Difference) -> bool:
+    async def _seek(self, shard: int, rows: Identities) -> bool:
         """Search former owners for deltas of this copy that this node's log lacks. True when some were found."""
-        rows = [(node, incarnation, [(low, high)]) for node, incarnation, low, high in difference.lost]
-        pages = [rows[first : first + MAX_SOUGHT] for first in range(0, len(rows), MAX_SOUGHT)]
         before = len(self._store.log.entries(shard))
         # The candidates of one side of the split need not be those of the whole swarm.
         asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
@@ -253,52 +263,51 @@ class SplitReconciler:
         asked.pop(self._swarm.node_id, None)
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
             with contextlib.suppress(TransportError, BadFrame):
-                for page in pages:
-                    await self._seek_at(contact, shard, page)
+                for first in range(0, len(rows), MAX_SOUGHT):
+                    await self._seek_at(contact, shard, rows[first : first + MAX_SOUGHT])
         return len(self._store.log.entries(shard)) > before
 
     async def _seek_at(self, contact: Contact, shard: int, rows: Identities) -> None:
         """Put the deltas that one node has into the log. Raises `TransportError` and `BadFrame`."""
-        message = FindDeltas(shard, rows)
-        async with self._rpc.request("seek", contact, message) as answer:
+        async with self._rpc.request("seek", contact, FindDeltas(shard, rows)) as answer:
             reader = FrameReader(answer.body)
             for one in self._rpc.decoded(contact, answer.head, FoundDeltas).deltas:
                 item = await read_item(reader, shard, self._store.size(shard))
                 identity = DeltaId(one.node, one.incarnation, one.step)
-                self._store.log.add(
-                    shard, identity, one.weight, item.encoded, item.codec, momentum=True, workers=one.workers
-                )
+                self._store.log.add(shard, identity, one.weight, item.encoded, item.codec, workers=one.workers)
 
-    async def _settle_own(self, shard: int) -> None:
-        """Settle a superseded copy of a shard that this node owns now."""
-        copy, owned = self._store.superseded[shard], self._store.owned[shard]
-        if copy.state is owned.state and not copy.earlier.without(identities_of(owned.state)).count():
-            del self._store.superseded[shard]
-            return
-        history = self.repairs.history(shard)
-        if history.status == "owner" and self._takes_back(copy, history):
-            # The owned state started from a replica and the former copy has the whole history: exchange them.
-            del self._store.superseded[shard]
-            self._store.step_down(shard)
-            self._own_again(shard, copy, owned.term)
-            return
-        for _, entry in await self._settle(shard, copy, history) if history.status == "owner" else ():
-            item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
-            if await self.repairs.add(as_message(shard, entry), item, self._swarm.node_id) == "refused":
-                self._store.log.forget(shard, entry.identity)
+    async def _send(self, owner: Contact, batch: list[Logged]) -> list[int]:
+        """Have the owner add deltas; the places of those that it will never take. Raises `TransportError`."""
+        deltas = [_as_message(shard, entry) for shard, entry in batch]
+        if owner.node_id == self._swarm.node_id:
+            refused = []
+            for place, (shard, entry) in enumerate(batch):
+                item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
+                if await self._add(deltas[place], item) == "refused":
+                    refused.append(place)
+            return refused
+        size = sum(len(entry.payload) for _, entry in batch)
+        self._counters.bytes_sent += size
+        body = list_if_small(self._bodies(batch), size)
+        async with self._rpc.request("mend", owner, OfferedDeltas(deltas), body) as answer:
+            return self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
 
-    def _report_lost(self, shard: int, copy: SupersededCopy, lost: list[Span]) -> None:
-        count = sum(high - low + 1 for _, _, low, high in lost)
+    def _bodies(self, batch: list[Logged]) -> Iterator[Buffer]:
+        is_batch = self._store.holds_values
+        for shard, entry in batch:
+            yield from logged_frames(shard, bytes(entry.payload), entry.codec, entry.identity.step, is_batch=is_batch)
+
+    def _report_lost(self, shard: int, copy: SupersededCopy, lost: Applied) -> None:
+        count = lost.count()
         # Promise 5: what the log does not reach is counted.
         self._counters.lost_in_splits += count - copy.reported
         if count > copy.reported:
-            named = [f"{node.hex()[:8]}/{inc}:{low}-{high}" for node, inc, low, high in lost[:MAX_LISTED]]
+            spans = _by_span(lost)[:MAX_LISTED]
+            named = [f"{node.hex()[:8]}/{start}:{low}-{high}" for node, start, ((low, high),) in spans]
             reach = round(self._store.log.reach_s, 1)
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
         copy.reported = count
-        self._mended += 1
-        self._mended_lost += count
-        self._mended_at = self._clock.monotonic()
+        self._mended.append(count)
 
     def _report_stored(self, shard: int, count: int) -> None:
         """How many deltas a copy from this node's disk had that its shard goes on without."""
@@ -307,18 +316,94 @@ class SplitReconciler:
             self._counters.lost_in_restarts += count
             self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
 
-    def _report_mended(self, now: float) -> None:
-        if self._mended and now - self._mended_at >= OCCASION_S:
-            self._log.info("split_mended", shards=self._mended, lost=self._mended_lost)
-            self._mended = self._mended_lost = 0
+    # -- answers to the other side ------------------------------------------------------------------------------
 
-    async def _send(self, owner: Contact, batch: list[tuple[int, LogEntry]]) -> None:
-        message = OfferedDeltas([as_message(shard, entry) for shard, entry in batch])
+    async def _on_offer(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
+        shards = [shard for shard in message.shards if shard < len(self._store)]
+        body = (buffer for shard in shards for buffer in record_frames(shard, self.history(shard)))
+        return Response(encode(ShardList(shards)), body)
+
+    def history(self, shard: int) -> OwnedHistory:
+        """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
+        owned = self._store.owned.get(shard)
+        if owned is None:
+            return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
+        # Promise 1: what its backup may lack counts for nothing yet.
+        if owned.moving or lacks_backup(self._view, owned):
+            return OwnedHistory(shard, "retry")
+        state = owned.state
+        known = identities_of(state)
+        return OwnedHistory(
+            shard,
+            "owner",
+            owned.term,
+            state.era_step,
+            Term(*state.era_term),
+            known.rows(),
+            known_count=state.known_count,
+            unlisted=state.unlisted,
+            before=known.before,
+        )
+
+    async def _on_offered_deltas(
+        self, sender: Contact, message: OfferedDeltas, stream: AsyncIterator[Buffer]
+    ) -> Response:
+        outcomes, reader = list[PushStatus](), FrameReader(stream)
+        for logged in message.deltas:
+            if logged.shard >= len(self._store):
+                break
+            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
+            self._counters.bytes_received += len(item.encoded)
+            outcomes.append(await self._add(logged, item))
+        if added := outcomes.count("ok"):
+            self._counters.repaired += added
+            self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
+        refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
+        return Response(encode(OfferedDeltasAnswer(added, refused)))
+
+    async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> PushStatus:
+        """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
+        # Promise 7.
+        if logged.step > MAX_BELIEVED:
+            return "refused"
+        weight = logged.weight
+        if self._settings.weight != "sum":
+            weight = self._view.merged_weight(weight, logged.workers)  # each side had counted its own workers alone
+        push = Push(
+            node=logged.node,
+            incarnation=logged.incarnation,
+            step=logged.step,
+            base_step=logged.step,
+            weight=weight,
+            shards=[logged.shard],
+        )
+        (result,) = await self._deltas.accept(push, [item])
+        return result.status
+
+    async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
+        shard, log = message.shard, self._store.log
+        work = VALUES_PER_ROW * len(message.identities)
+        found = await off_loop(self._executor, work, log.those_of, log.entries(shard), message.identities)
+        batch = first_batch([(shard, entry) for entry in found])
+        answer = FoundDeltas([_as_message(*one) for one in batch])
         size = sum(len(entry.payload) for _, entry in batch)
-        self._counters.bytes_sent += size
-        body = list_if_small(logged_bodies(batch, is_batch=self._store.holds_values), size)
-        async with self._rpc.request("mend", owner, message, body) as answer:
-            for place in self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused:
-                if place < len(batch):
-                    shard, entry = batch[place]
-                    self._store.log.forget(shard, entry.identity)
+        return Response(encode(answer), list_if_small(self._bodies(batch), size))
+
+
+def first_batch(deltas: list[Logged]) -> list[Logged]:
+    """The first of these deltas, as many as one request carries; one at least."""
+    size = 0
+    for count, (_, entry) in enumerate(deltas[:MAX_DELTAS]):
+        size += len(entry.payload)
+        if count and size > MAX_BATCH_BYTES:
+            return deltas[:count]
+    return deltas[:MAX_DELTAS]
+
+
+def _by_span(identities: Applied) -> Identities:
+    """A row for each range: a difference of sets has more ranges of one start than a row of a message."""
+    return [(node, start, [span]) for node, start, ranges in identities.rows() for span in ranges]
+
+
+def _as_message(shard: int, entry: LogEntry) -> LoggedDelta:
+    return LoggedDelta(shard, *entry.identity, entry.weight, max(1.0, entry.workers))

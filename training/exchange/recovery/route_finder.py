@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import TransportError
-from training.exchange.jobs import RebalanceRequests
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.rpc import ExchangeRpc
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView

@@ -112,7 +112,7 @@ class ShardStore:
         backed = self.backed.get(shard)
         if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
             # Another pair took over without this node. A newer term of its own owner does not end the backup role. Only
-            # the owner knows whether it has another backup, and it sends `Release` then.
+            # the owner knows whether it has another backup: it is asked (`training.exchange.backup`).
             del self.backed[shard]
             self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
@@ -184,6 +184,13 @@ class ShardStore:
         self.ownership.assign(shard, term, me)
         return owned
 
+    def outranked(self) -> dict[int, Term]:
+        """The shards owned here of which a higher term was seen than this owner's, with that term. While a hand-over is
+        unanswered it is unknown which node owns the shard: that is resolved first."""
+        fence = self.ownership.fence
+        mine = {shard: owned.term for shard, owned in self.owned.items() if not owned.moving}
+        return {shard: fence(shard) for shard, term in mine.items() if fence(shard) > term}
+
     def step_down(self, shard: int) -> None:
         """Stop owning the shard and keep its copy as superseded, for `SplitReconciler` to offer its deltas."""
         self._keep_superseded(shard, (owned := self.owned.pop(shard)).term, owned.state)
@@ -225,13 +232,12 @@ class ShardStore:
         self.owned[shard].promised = term.number
         return term
 
-    def promote_learner(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> Contact | None:
-        """Make a learner that has caught up the backup, under its promised term; returns the former backup."""
+    def promote_learner(self, shard: int, backup: Contact, term: Term, me: Contact, now: float) -> None:
+        """Make a learner that has caught up the backup, under its promised term."""
         owned = self.owned[shard]
-        former, owned.backup, owned.learner = owned.backup, backup, None
+        owned.backup, owned.learner = backup, None
         owned.term, owned.since = term, now
         self.ownership.assign(shard, term, me)
-        return former
 
     def drop_backup(self, shard: int, me: Contact, *above: Term) -> None:
         """Continue alone under a new term, so that a state that the backup may still have ranks below later ones. The
@@ -298,38 +304,22 @@ class ShardStore:
         backed.state, backed.promised, backed.base = state, promised, None
         return True
 
-    def release(self, shard: int, term: Term, owner: Contact) -> bool:
-        """The owner has another backup under a newer term: drop the copy."""
-        backed = self.backed.get(shard)
-        if backed is None or backed.owner.node_id != owner.node_id or not term > backed.term:
-            return False
-        if backed.promised is not None and backed.promised >= term:
-            return False  # released as a former backup, but a learner again since
-        del self.backed[shard]
-        return self.note_owner(shard, term, owner)
-
-    def relies_on(self, shard: int, node_id: bytes) -> bool:
-        """Whether a node is the backup or the learner of a shard owned here."""
-        owned = self.owned.get(shard)
-        return owned is not None and any(contact.node_id == node_id for contact in owned.targets())
-
     def drop_unconfirmed(self, info: OwnerInfo, owner: Contact, attempt: int) -> None:
         """The owner does not rely on this copy, which was of this catch-up when it was asked. Either it has another
-        backup, or none yet, or another node owns the shard: the copy is offered to that one."""
+        backup, or another node owns the shard: the copy is offered to that one."""
         backed = self.backed.get(info.shard)
         if backed is None or backed.owner.node_id != owner.node_id:
             return
-        if info.owner == owner.node_id:
-            is_given_up = not backed.is_active and backed.attempt == attempt and info.term >= backed.term
-            if is_given_up:
-                # A catch-up of which the owner had no answer. It is under the owner's present term, so that no release
-                # ends it; and the owner, which does not wait for it any more, will promote it no more.
-                del self.backed[info.shard]
-                self.note_owner(info.shard, info.term, owner)
-            else:
-                self.release(info.shard, info.term, owner)
-        else:
+        if info.owner != owner.node_id:
             self.note_owners([info])
+            return
+        promised = ZERO_TERM if backed.promised is None else backed.promised
+        # A learner that the owner has given up may be under its present term. The owner promotes it no more. A backup
+        # that is a learner again since it asked, or was promoted since, stays.
+        is_given_up = not backed.is_active and backed.attempt == attempt and info.term >= backed.term
+        if is_given_up or info.term > max(backed.term, promised):
+            del self.backed[info.shard]
+            self.note_owner(info.shard, info.term, owner)
 
     def accept_forward(
         self, shard: int, term: Term, item: BufferedDelta, folded_step: int, sender: bytes
@@ -377,7 +367,7 @@ class ShardStore:
         if not state.knows(item.identity):
             item.add_to(state, self.rule)
             if self.log.seconds and item.is_logged:
-                self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec, momentum=item.momentum)
+                self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec)
 
     def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> None:
         """Add a delta that no other node will request: not buffered, logged or measured, and `delta` is not kept."""

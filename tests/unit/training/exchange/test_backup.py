@@ -1,4 +1,4 @@
-"""Requests to a backup: forwards, catch-up, hand-over and release, and the answers that name the known owner.
+"""Requests to a backup: forwards, catch-up and hand-over, and the answers that name the known owner.
 
 Confirmation: a backup that receives nothing asks its owner, and drops or offers its copy.
 """
@@ -17,13 +17,13 @@ from overlay.transport import RequestRejected, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
-from tests.harness.stubs.exchange_services import publisher_of
+from tests.harness.stubs.exchange_services import backup_of_node
 from training.encoding.codecs import as_bytes
 from training.encoding.frames import Part, frames
-from training.exchange.backup import CONFIRM_AFTER_S, BackupConfirmation, BackupHandler
+from training.exchange.backup import CONFIRM_AFTER_S, BackupHandler
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
 from training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
-from training.exchange.ownership_messages import HandOver, Learn, Release, ShardList, TransferResult
+from training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
 from training.exchange.peer_score import NONSENSE
 from training.exchange.run_state import Phase
 from training.exchange.store import state_stream
@@ -38,7 +38,7 @@ OWNER, ME = contact("a"), contact("b")
 def handler_of(store: ShardStore, sent: SentDeltas | None = None) -> tuple[ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [OWNER])
     context = context_of(swarm, store)
-    BackupHandler(context, publisher_of(context), sent or SentDeltas()).register()
+    backup_of_node(context, sent)
     return swarm, context
 
 
@@ -271,37 +271,16 @@ def test_a_hand_over_from_a_node_that_is_not_the_owner_is_refused() -> None:
     run(scenario())
 
 
-def test_a_release_ends_the_backup_role() -> None:
-    """Under a newer term of its owner."""
-
-    async def scenario() -> None:
-        store = backup_of("b", "a")
-        swarm, _ = handler_of(store)
-
-        assert (await swarm.deliver("release", OWNER, Release([claim(2)]), TransferResult)).taken == [0]
-        assert not store.backed
-
-    run(scenario())
-
-
-def test_an_owner_that_is_ignored_keeps_its_backup() -> None:
-    """It has sent nonsense: its release is refused, and so is a new copy for it. An owner that
-    releases this node again and again is only unlucky with the others that it chooses."""
+def test_an_owner_that_is_ignored_gets_no_backup() -> None:
+    """It has sent nonsense, and counts as gone: its backup takes over, and no node catches up for it."""
 
     async def scenario() -> None:
         store = store_of("b")
         swarm, context = handler_of(store)
-        for number in range(3 * NONSENSE):
-            await learned(swarm, store, 2 * number + 1)
-            await swarm.deliver("release", OWNER, Release([claim(2 * number + 3)]), TransferResult)
-            assert not store.backed
-            await asyncio.sleep(1.0)
-        assert not context.view.score.is_ignored(OWNER.node_id)
         await learned(swarm, store, 99)
         for _ in range(NONSENSE):
-            context.nonsense(OWNER.node_id, "value")
+            context.view.score.nonsense(OWNER.node_id, "value")
             await asyncio.sleep(1.0)
-        assert (await swarm.deliver("release", OWNER, Release([claim(101)]), TransferResult)).taken == []
         assert store.backed[0].is_active
         assert context.view.is_gone(OWNER.node_id)
         assert (await swarm.deliver("learn", OWNER, Learn([claim(102)], [103]), TransferResult)).taken == []
@@ -389,27 +368,29 @@ def test_a_former_owner_that_nobody_can_dial_backs_nothing_up() -> None:
     run(scenario())
 
 
-def confirmation_of(store: ShardStore, me: Contact = ME) -> tuple[BackupConfirmation, ScriptedSwarm, Any]:
+def confirmation_of(store: ShardStore, me: Contact = ME) -> tuple[BackupHandler, ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(me, [OWNER, contact("c")])
     context = context_of(swarm, store)
-    return BackupConfirmation(context), swarm, context
+    return backup_of_node(context), swarm, context
 
 
 def test_a_copy_that_has_not_changed_for_a_while_is_asked_about_once_an_interval() -> None:
-    """A delta, or a new term, starts the interval again."""
+    """From one look to the next; a delta, or a new term, in between says that the owner relies on it."""
 
     async def scenario() -> None:
         store = backup_of("b", "a")
         confirmation, _, _ = confirmation_of(store)
-        assert confirmation.due() == {}
 
-        await asyncio.sleep(CONFIRM_AFTER_S)
+        async def after_an_interval() -> dict[bytes, tuple[Contact, list[int]]]:
+            assert confirmation.due() == {}
+            await asyncio.sleep(CONFIRM_AFTER_S)
+            return confirmation.due()
+
+        assert await after_an_interval() == {}
         store.accept_forward(0, term(1, "a"), delta(1), 0, IDS["a"])
-        assert confirmation.due() == {}
-
-        await asyncio.sleep(CONFIRM_AFTER_S)
-        assert confirmation.due() == {IDS["a"]: (OWNER, [0])}
-        assert confirmation.due() == {}
+        assert await after_an_interval() == {}
+        for _ in range(2):
+            assert await after_an_interval() == {IDS["a"]: (OWNER, [0])}
 
     run(scenario())
 
@@ -420,6 +401,7 @@ def test_an_owner_that_is_gone_or_has_restarted_is_not_asked() -> None:
     async def scenario() -> None:
         store = backup_of("b", "a")
         confirmation, swarm, _ = confirmation_of(store)
+        await asyncio.sleep(CONFIRM_AFTER_S)
         confirmation.due()
         swarm.gone.append(IDS["a"])
         await asyncio.sleep(CONFIRM_AFTER_S)
@@ -427,6 +409,7 @@ def test_an_owner_that_is_gone_or_has_restarted_is_not_asked() -> None:
 
         swarm.gone.clear()
         store.on_restart(IDS["a"], ME)
+        await asyncio.sleep(CONFIRM_AFTER_S)
         assert confirmation.due() == {}
 
     run(scenario())
@@ -479,7 +462,8 @@ def test_an_owner_that_does_not_answer_changes_nothing() -> None:
 
 
 def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
-    """To any other node it names itself, or the owner it knows."""
+    """To any other node it names itself, or the owner it knows. Without a backup it confirms every copy: no other one
+    has what was acknowledged."""
 
     async def scenario() -> None:
         store = owner_of("a")
@@ -492,7 +476,8 @@ def test_an_owner_confirms_its_backup_and_its_learner_only() -> None:
         assert (answer.taken, [info.shard for info in answer.others]) == ([0], [1])
         answer = await swarm.deliver("backing", contact("d"), question, TransferResult)
         assert (answer.taken, [info.owner for info in answer.others]) == ([], [IDS["a"], IDS["c"]])
-        assert store_of("d").redirect(0) is None
+        store.drop_backup(0, OWNER)
+        assert (await swarm.deliver("backing", ME, question, TransferResult)).taken == [0]
 
     run(scenario())
 

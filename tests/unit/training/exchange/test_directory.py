@@ -117,7 +117,7 @@ def test_a_shard_without_an_owner_is_asked_for_and_its_first_candidate_takes_ove
 
         assert sorted(to.node_id for name, to, _ in swarm.requests if name == "where_is") == [IDS["b"], IDS["c"]]
         assert [(to, decode(payload, ShardList).shards) for name, to, payload in swarm.requests[2:]] == [(B, [2])]
-        assert not context.rebalance.has_orphans
+        assert context.rebalance.collect_orphans() == []
 
     run(scenario())
 

@@ -26,9 +26,9 @@ from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S
 from training.exchange.client.pull import PullClient
 from training.exchange.context import ExchangeContext
-from training.exchange.jobs import RebalanceRequests
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.peer_score import PeerScore
+from training.exchange.rebalance_requests import RebalanceRequests
 from training.exchange.run_state import RunState
 from training.exchange.store.ownership import KnownOwner, Ownership
 from training.exchange.store.records import Owned

@@ -203,7 +203,7 @@ def test_a_search_for_owners_exchanges_what_both_know() -> None:
         answer = await swarm.deliver("where_is", PEER, question, LocateOwnersAnswer)
 
         assert [(known.shard, known.term) for known in answer.known] == [(0, term(1, "a")), (1, term(3, "c"))]
-        assert context.rebalance.collect_challenges() == {0: term(6, "b")}
+        assert context.store.outranked() == {0: term(6, "b")}
 
     run(scenario())
 

@@ -268,7 +268,7 @@ def test_a_fence_above_the_owner_is_a_challenge() -> None:
         swarm.answers["forward"] = forwarded("fenced", term(5, "c"))
 
         assert await replicate(replicator, 0) == [PushResult.retry(0, "backup_silent")]
-        assert context.rebalance.collect_challenges() == {0: term(5, "c")}
+        assert context.store.outranked() == {0: term(5, "c")}
 
     run(scenario())
 

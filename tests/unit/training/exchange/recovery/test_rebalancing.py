@@ -1,4 +1,7 @@
-"""The rebalancer: which jobs a tick starts, and how a leaving node gives its shards away."""
+"""The rebalancer: which jobs a tick starts, and how a leaving node gives its shards away.
+
+Jobs: one of a kind or target at a time, failures logged, and a tick after those that took time.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import msgspec
 import numpy as np
 
 from overlay.peers import Activity, Contact
+from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
@@ -17,10 +21,10 @@ from tests.harness.stubs.exchange_context import (
     context_of,
     deltas_of,
     directory_of,
-    resending_of,
+    records_of,
     until,
 )
-from tests.harness.stubs.exchange_services import publisher_of
+from tests.harness.stubs.exchange_services import failover_of, moves_of, publisher_of
 from training.encoding.codecs import as_bytes
 from training.exchange.context import ExchangeContext
 from training.exchange.directory import shard_key
@@ -29,12 +33,12 @@ from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
 from training.exchange.recovery.rebalancing import (
     RANKED_AT_ONCE,
-    TENURE_MOVES,
-    UNMEASURED_BYTES_PER_S,
     VALUES_TENURE_S,
+    JobKind,
+    Jobs,
     Rebalancer,
+    duty,
 )
-from training.exchange.recovery.reconciliation import SplitReconciler
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.terms import Term
 from training.settings import ExchangeSettings
@@ -54,24 +58,27 @@ def rebalancer_of(
         "learn": TransferResult([0], []),
         "state": TransferResult([0], []),
         "hand_over": TransferResult([0], []),
-        "release": TransferResult([0], []),
     }
     for name, answer in {**usual, **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=settings)
-    deltas, directory = deltas_of(context), directory_of(context)
-    return (
-        Rebalancer(
-            context,
-            directory,
-            deltas,
-            SplitReconciler(context, directory, deltas),
-            publisher_of(context),
-            resending_of(context),
-        ),
-        swarm,
-        context,
+    deltas, directory, publisher = deltas_of(context), directory_of(context), publisher_of(context)
+    rebalancer = Rebalancer(
+        swarm=context.swarm,
+        store=store,
+        view=context.view,
+        run=context.run,
+        rpc=context.rpc,
+        rebalance=context.rebalance,
+        directory=directory,
+        publisher=publisher,
+        moves=moves_of(context, publisher, deltas),
+        failover=failover_of(context, directory),
+        duties={},
+        settings=settings,
+        environment=context.environment,
     )
+    return rebalancer, swarm, context
 
 
 def test_an_owner_without_a_backup_adds_the_best_candidate_as_learner() -> None:
@@ -272,7 +279,7 @@ def test_a_slow_owner_gives_a_shard_to_its_faster_backup_and_copies_nothing() ->
 
     async def scenario(capacities: dict[bytes, int]) -> list[str]:
         store = store_of("a")
-        rebalancer, swarm, context = rebalancer_of(store, release=TransferResult([0], []))
+        rebalancer, swarm, context = rebalancer_of(store)
         now = context.environment.clock.monotonic()
         store.own(0, zeros(store), term(1, "a"), ME, now, by_handover=False, backup=B)
         swarm.candidate_list = [C, B, ME]
@@ -287,21 +294,18 @@ def test_a_slow_owner_gives_a_shard_to_its_faster_backup_and_copies_nothing() ->
         assert run(scenario(equal)) == [f"state {fastest[:1]!r}"]
 
 
-def test_a_table_of_values_is_kept_no_longer_than_its_move_takes_a_few_times() -> None:
-    """A joiner has its share of small tables soon; on a slow line a large one is kept longer, up to `tenure_s`."""
+def test_a_table_of_values_is_handed_over_soon() -> None:
+    """A joiner has its share of small tables after a moment."""
 
     async def scenario() -> None:
-        store = owner_of("a")
-        rebalancer, _, _ = rebalancer_of(store)
-        owned = store.owned[0]
-        assert rebalancer._tenure_s(owned) == 5.0
-
-        owned.state.table = ValueTable()
-        assert rebalancer._tenure_s(owned) == VALUES_TENURE_S
-        owned.state.table.size_bytes = int(UNMEASURED_BYTES_PER_S) // 4
-        assert rebalancer._tenure_s(owned) == VALUES_TENURE_S + TENURE_MOVES / 4
-        owned.state.table.size_bytes *= 100
-        assert rebalancer._tenure_s(owned) == 5.0
+        store = store_of("a")
+        rebalancer, _, context = rebalancer_of(store)
+        state, now = zeros(store), context.environment.clock.monotonic()
+        state.table = ValueTable()
+        owned = store.own(0, state, term(1, "a"), ME, now, by_handover=True, backup=B)
+        assert rebalancer._is_kept(owned)
+        await asyncio.sleep(VALUES_TENURE_S)
+        assert not rebalancer._is_kept(owned)
 
     run(scenario())
 
@@ -375,5 +379,143 @@ def test_an_owner_that_nobody_can_dial_any_more_gives_its_shards_away_at_once() 
         swarm.is_eligible = False
         await rebalancer.tick()
         await until(lambda: bool(swarm.sent("hand_over", HandOver)))
+
+    run(scenario())
+
+
+def test_a_duty_is_done_with_what_is_due() -> None:
+    """Nothing is due: no job begins."""
+
+    async def scenario() -> None:
+        found, done = ["this"], []
+
+        async def work(what: list[str]) -> None:
+            done.append(what)
+
+        due = duty(lambda: found, work)
+        job = due()
+        assert job is not None
+        await job()
+        assert done == [["this"]]
+        found.clear()
+        assert due() is None
+
+    run(scenario())
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def jobs_of_a_node() -> Jobs:
+    context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+    return Jobs(context.rebalance, context.environment)
+
+
+def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
+    """The second is ignored until the first has ended."""
+
+    async def scenario() -> None:
+        jobs = jobs_of_a_node()
+        ran: list[str] = []
+
+        def work(name: str) -> None:
+            async def one() -> None:
+                ran.append(name)
+                await asyncio.sleep(1.0)
+
+            jobs.start(JobKind(name), one, b"b" if name in ("hand_over", "teach") else b"")
+
+        for name in ("teach", "hand_over", "mend", "mend", "confirm"):
+            work(name)
+        await asyncio.sleep(2.0)
+        assert ran == ["teach", "mend", "confirm"]
+
+        work("hand_over")
+        await asyncio.sleep(0.1)
+        assert ran == ["teach", "mend", "confirm", "hand_over"]
+        await jobs.stop()
+
+    run(scenario())
+
+
+def test_a_failed_job_is_logged_and_only_one_that_took_time_wakes_the_rebalancer() -> None:
+    """A job that fails at once would otherwise be started again without end."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs, clock = Jobs(context.rebalance, context.environment), context.environment.clock
+
+        async def fails(after_s: float) -> None:
+            if after_s:
+                await asyncio.sleep(after_s)
+            raise TransportError("timeout", contact("b").address, "was silent")
+
+        jobs.start(JobKind.ADD_LEARNER, lambda: fails(0.0), b"b")
+        began = clock.monotonic()
+        await context.rebalance.wait(3.0)
+        assert clock.monotonic() - began == 3.0
+
+        jobs.start(JobKind.HAND_OVER, lambda: fails(1.0), b"c")
+        await context.rebalance.wait(3.0)
+        assert clock.monotonic() - began == 4.0
+        failed = [record.fields["kind"] for record in records_of(context) if record.event == "shard_move_failed"]
+        assert failed == ["teach", "hand_over"]
+
+    run(scenario())
+
+
+def test_every_job_that_took_time_wakes_the_rebalancer() -> None:
+    """The next tick finds what it has changed."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs, clock = Jobs(context.rebalance, context.environment), context.environment.clock
+        for kind in JobKind:
+            began = clock.monotonic()
+            jobs.start(kind, lambda: asyncio.sleep(0.5))
+            await context.rebalance.wait(3.0)
+            assert clock.monotonic() - began == 0.5
+
+    run(scenario())
+
+
+def test_stop_cancels_what_is_running() -> None:
+    """Nothing is left behind."""
+
+    async def scenario() -> None:
+        jobs = jobs_of_a_node()
+        ended = []
+
+        async def forever() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        jobs.start(JobKind.RECONCILE, forever)
+        await asyncio.sleep(0.1)
+        await jobs.stop()
+        assert ended == [True]
+
+    run(scenario(), strict=True)
+
+
+def test_a_job_with_a_fault_of_this_node_is_logged_and_may_begin_again() -> None:
+    """It is an error that names the job: a fault of another node is only a warning."""
+
+    async def scenario() -> None:
+        context = context_of(ScriptedSwarm(contact("a")), store_of("a"))
+        jobs = Jobs(context.rebalance, context.environment)
+        for _ in range(2):
+
+            async def fails() -> None:
+                raise KeyError(3)
+
+            jobs.start(JobKind.HAND_OVER, fails, b"b")
+            await asyncio.sleep(0.1)
+
+        found = [(record.event, record.level, record.fields) for record in records_of(context)]
+        fields = {"service": "hand_over", "error": "KeyError(3)"}
+        assert found == [("exchange_service_failed", "error", fields)] * 2
 
     run(scenario())

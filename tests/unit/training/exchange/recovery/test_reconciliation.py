@@ -1,11 +1,15 @@
-"""Two owners of one shard after a split: the deltas of both are in the surviving copy, once, or are reported lost."""
+"""Two owners of one shard after a split: the deltas of both are in the surviving copy, once, or are reported lost.
+
+And what a node answers to the other side: histories, deltas that it adds, and deltas of its log.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,14 +17,27 @@ from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of, records_of
-from tests.harness.stubs.exchange_services import reads_of
+from tests.harness.stubs.exchange_services import reads_of, reconciler_of
+from tests.harness.swarms.exchange_overlay import chunks
+from training.encoding.frames import FrameReader
 from training.exchange.context import ExchangeContext
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.ownership_messages import FindDeltas
-from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S, OCCASION_S, SplitReconciler
+from training.exchange.messages import LocateOwners, LocateOwnersAnswer, decode, read_record
+from training.exchange.owner.delta_item import logged_frames
+from training.exchange.ownership_messages import (
+    FindDeltas,
+    FoundDeltas,
+    LoggedDelta,
+    OfferedDeltas,
+    OfferedDeltasAnswer,
+    OwnedHistory,
+    ShardList,
+)
+from training.exchange.recovery import reconciliation
+from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S
 from training.exchange.store.records import StoredState
 from training.exchange.store.repair_log import RepairLog, to_mend
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import MAX_BELIEVED, OwnerInfo
 from training.settings import ExchangeSettings
 from training.shards.applied import Applied
 
@@ -38,7 +55,7 @@ class Side:
         deltas, directory = deltas_of(self.context), directory_of(self.context)
         deltas.register()
         reads_of(self.context).register()
-        self.reconciler = SplitReconciler(self.context, directory, deltas)
+        self.reconciler = reconciler_of(self.context, directory, deltas)
 
     @property
     def value(self) -> float:
@@ -66,13 +83,6 @@ async def reconcile(*sides: Side) -> None:
             await side.reconciler.reconcile()
 
 
-async def mended(side: Side) -> list[dict[str, Any]]:
-    """What the node says when the occasion is over."""
-    await asyncio.sleep(OCCASION_S)
-    side.reconciler.due()
-    return side.events("split_mended")
-
-
 def test_the_deltas_of_both_sides_are_added_once() -> None:
     """The lower term steps down and offers what only it has; the delta that both have is not added again."""
 
@@ -81,7 +91,7 @@ def test_the_deltas_of_both_sides_are_added_once() -> None:
         await reconcile(high, low)
 
         assert (high.value, 0 in low.store.owned, low.store.superseded) == (321.0, False, {})
-        assert await mended(low) == [{"shards": 1, "lost": 0}]
+        assert low.events("split_mended") == [{"shards": 1, "lost": 0}]
         assert high.context.counters.repaired == 1
 
         await reconcile(high, low)
@@ -90,22 +100,17 @@ def test_the_deltas_of_both_sides_are_added_once() -> None:
     run(scenario())
 
 
-def test_the_shards_of_one_occasion_are_one_event() -> None:
-    """A restart of all nodes mends dozens of shards within a moment: one event at its end, and one per occasion."""
+def test_the_shards_that_one_round_settles_are_one_event() -> None:
+    """A restart of all nodes mends dozens of shards within a moment."""
 
     async def scenario() -> None:
-        low = split(log_bytes=0)[1]
-        low.store.step_down(0)
-        (copy,) = low.store.superseded.values()
-        for shard, lost in (0, []), (1, [(IDS["x"], 1, 3, 4)]), (2, []):
-            low.reconciler._report_lost(shard, dataclasses.replace(copy), lost)
-            await asyncio.sleep(OCCASION_S / 2)
-            low.reconciler.due()
-        assert low.events("split_mended") == []
-        assert await mended(low) == [{"shards": 3, "lost": 2}]
+        high, low = split(log_bytes=0)
+        for side, number in ((high, 5), (low, 3)):
+            name = "a" if side is high else "b"
+            side.store.own(1, zeros(side.store, 1), term(number, name), contact(name), 0.0, by_handover=False)
+        await reconcile(high, low)
 
-        low.reconciler._report_lost(4, copy, [])
-        assert (await mended(low))[1:] == [{"shards": 1, "lost": 0}]
+        assert low.events("split_mended") == [{"shards": 2, "lost": 1}]
 
     run(scenario())
 
@@ -172,7 +177,7 @@ def from_replica(side: Side, unlisted: int) -> None:
     state.applied.add(delta(2, 20.0).identity)
     side.store.log = RepairLog(1 << 20, 600.0)
     side.reconciler.due()  # sets the clock of the log
-    side.store.log.add(0, delta(2, 20.0).identity, 1.0, delta(2, 20.0).encoded(), "float32", momentum=True)
+    side.store.log.add(0, delta(2, 20.0).identity, 1.0, delta(2, 20.0).encoded(), "float32")
 
 
 def test_the_side_with_the_history_takes_the_shard_back_from_a_replica() -> None:
@@ -306,8 +311,8 @@ def test_a_copy_that_is_settled_while_another_one_is_ends_nothing() -> None:
         _, low = superseded_twice()
         turns: list[int] = []
 
-        async def settle(shard: int, *_: Any) -> list[Any]:
-            turns.append(shard)
+        async def settle(_copy: Any, history: OwnedHistory) -> list[Any]:
+            turns.append(history.shard)
             low.store.superseded.pop(1)
             return []
 
@@ -317,3 +322,162 @@ def test_a_copy_that_is_settled_while_another_one_is_ends_nothing() -> None:
         assert turns == [0]
 
     run(scenario())
+
+
+class Owner:
+    """Node a, which owns shards 0 and 1 under term 5; b owns shard 2. Both train, b is at step 10."""
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self.store = ShardStore(IDS["a"], BOUNDS, PARAMETERS, SUM, RepairLog(1 << 20, 600.0))
+        for shard in range(2):
+            self.store.own(shard, zeros(self.store, shard), term(5, "a"), contact("a"), 0.0, by_handover=False)
+        self.store.note_owner(2, term(3, "b"), contact("b"))
+        self.swarm = ScriptedSwarm(contact("a"), [contact("b")])
+        self.set_step(10)
+        self.context = context_of(self.swarm, self.store, settings=settings)
+        self.context.run.step = 10
+        deltas = deltas_of(self.context)
+        self.reconciler = reconciler_of(self.context, directory_of(self.context), deltas)
+
+    def set_step(self, step: int) -> None:
+        """Node b announces this step."""
+        self.swarm.peers[IDS["b"]].step, self.swarm.peers[IDS["b"]].incarnation = step, 1
+
+    @property
+    def value(self) -> float:
+        return float(self.store.owned[0].state.value[0])
+
+    async def offered(self, *messages: LoggedDelta) -> tuple[int, list[int]]:
+        """How many of these deltas were added, and which are refused for ever."""
+        body = [bytes(one) for logged in messages for one in frames(logged)]
+        message = OfferedDeltas(list(messages))
+        answer = await self.swarm.deliver("mend", contact("b"), message, OfferedDeltasAnswer, body)
+        return answer.added, answer.refused
+
+
+def frames(logged: LoggedDelta) -> Any:
+    values = delta(logged.step, 1.0).delta
+    return logged_frames(logged.shard, values.tobytes(), "float32", logged.step, is_batch=False)
+
+
+def logged(step: int = 3, *, node: str = "b", incarnation: int = 1, shard: int = 0) -> LoggedDelta:
+    return LoggedDelta(shard, IDS[node], incarnation, step, 1.0, 2.0)
+
+
+def play(scenario: Callable[[Owner], Awaitable[None]], settings: ExchangeSettings = SETTINGS) -> None:
+    async def main() -> None:
+        await scenario(Owner(settings))
+
+    run(main())
+
+
+def test_an_owner_tells_which_deltas_it_has() -> None:
+    """With its term and era; who does not own the shard names the owner that it knows."""
+
+    async def scenario(owner: Owner) -> None:
+        owner.store.add(0, delta(1))
+        history = owner.reconciler.history(0)
+        assert (history.status, history.term) == ("owner", term(5, "a"))
+        assert history.known_deltas().rows() == owner.store.owned[0].state.applied.rows()
+        assert owner.reconciler.history(2).status == "not_owner"
+        assert owner.reconciler.history(2).owner_info == OwnerInfo.of(2, term(3, "b"), contact("b"))
+
+    play(scenario)
+
+
+def test_an_owner_that_cannot_tell_now_is_asked_again() -> None:
+    """While its shard is held, or has no backup though the run has backups."""
+
+    async def scenario(owner: Owner) -> None:
+        assert owner.reconciler.history(0).status == "retry"
+        owner.store.owned[0].backup = contact("b")
+        assert owner.reconciler.history(0).status == "owner"
+        owner.store.owned[0].moving = True
+        assert owner.reconciler.history(0).status == "retry"
+
+    play(scenario, msgspec.structs.replace(SETTINGS, replicas=1))
+
+
+def test_an_answer_has_the_histories_of_all_shards_asked_about() -> None:
+    """Shards that there are not are passed over."""
+
+    async def scenario(owner: Owner) -> None:
+        answer = await owner.swarm.respond("offer", contact("b"), ShardList([0, 9, 1]))
+        reader = FrameReader(chunks([bytes(one) for one in answer.body]))
+        for shard in decode(answer.head, ShardList).shards:
+            history = await read_record(reader, shard, OwnedHistory)
+            assert (history.shard, history.status) == (shard, "owner")
+        assert decode(answer.head, ShardList).shards == [0, 1]
+
+    play(scenario)
+
+
+def test_what_the_owner_lacks_is_added_once() -> None:
+    """It is counted and logged; offered again, it changes nothing."""
+
+    async def scenario(owner: Owner) -> None:
+        assert await owner.offered(logged(3), logged(4)) == (2, [])
+        assert owner.value == 2.0
+        assert owner.context.counters.repaired == 2
+        (record,) = [one for one in records_of(owner.context) if one.event == "deltas_repaired"]
+        assert record.fields == {"count": 2, "source": IDS["b"].hex()[:8]}
+        await owner.offered(logged(3))
+        assert owner.value == 2.0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("step", [10**9, MAX_BELIEVED + 1])
+def test_a_step_that_no_node_reaches_is_refused(step: int) -> None:
+    """Under an identity that is still to be used a wrong delta would take the place of the true one."""
+
+    async def scenario(owner: Owner) -> None:
+        assert await owner.offered(logged(step)) == (0, [0])
+        assert owner.value == 0.0
+
+    play(scenario)
+
+
+def test_deltas_of_a_shard_that_there_is_not_end_the_request() -> None:
+    """Those before it are added."""
+
+    async def scenario(owner: Owner) -> None:
+        assert await owner.offered(logged(3), logged(4, shard=9), logged(5)) == (1, [])
+        assert owner.value == 1.0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("weight", "workers", "expected"), [("sum", 6.0, 1 / 3), ("population", 6.0, 1 / 6), ("population", 2.0, 1 / 3)]
+)
+def test_a_delta_is_weighed_among_the_workers_of_both_sides(weight: Any, workers: float, expected: float) -> None:
+    """It was weighed by 1/3 among three workers; a smaller number now does not raise it. A sum stays a sum."""
+
+    async def scenario(owner: Owner) -> None:
+        owner.swarm.worker_count = workers
+        await owner.offered(LoggedDelta(0, IDS["b"], 1, 1, 1 / 3, 3.0))
+        assert owner.value == pytest.approx(expected)
+
+    play(scenario, msgspec.structs.replace(SETTINGS, weight=weight))
+
+
+def test_who_searches_for_deltas_gets_those_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their weights and frames, until the answer is full; none of a shard that there is not."""
+
+    async def scenario(owner: Owner) -> None:
+        for step in (1, 2, 3):
+            owner.store.log.add(0, delta(step).identity, 0.5, delta(step).delta.tobytes(), "float32")
+        wanted = [(IDS["x"], 1, [(2, 9)])]
+
+        async def found(shard: int) -> list[LoggedDelta]:
+            answer = await owner.swarm.deliver("seek", contact("b"), FindDeltas(shard, wanted), FoundDeltas)
+            return list(answer.deltas)
+
+        assert [(one.step, one.weight) for one in await found(0)] == [(2, 0.5), (3, 0.5)]
+        assert await found(1) == []
+        assert await found(9) == []
+        monkeypatch.setattr(reconciliation, "MAX_BATCH_BYTES", 31)
+        assert [one.step for one in await found(0)] == [2]
+
+    play(scenario)

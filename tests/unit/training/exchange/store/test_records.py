@@ -31,12 +31,13 @@ def test_only_the_present_learner_is_removed() -> None:
 
 
 def test_a_learner_replaces_the_backup_under_a_new_term() -> None:
-    """The former backup is returned, to be released."""
+    """And is a learner no more."""
     store = owner_of("a")
     record = store.owned[0]
     record.backup, record.learner = B, C
 
-    assert store.promote_learner(0, C, term(4, "a"), contact("a"), 9.0) == B
+    store.promote_learner(0, C, term(4, "a"), contact("a"), 9.0)
+
     assert (record.backup, record.learner, record.term, record.since) == (C, None, term(4, "a"), 9.0)
 
 

@@ -91,7 +91,7 @@ def test_a_comparison_separates_logged_deltas_from_lost_ones() -> None:
     found = compare(SupersededCopy(term(1, "a"), store.owned[0].state), winner, store.log.entries(0))
 
     assert [entry.identity.step for entry in found.wanted] == [4, 5]
-    assert found.lost == [(IDS["x"], 1, 1, 1)]
+    assert found.lost.rows() == [(IDS["x"], 1, [(1, 1)])]
 
 
 def test_the_entries_that_another_node_lists_are_found() -> None:

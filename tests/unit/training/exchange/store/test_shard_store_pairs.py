@@ -1,4 +1,4 @@
-"""Owner and backup of a shard in the store: forwards, pending deltas, promotion, release and hand-over."""
+"""Owner and backup of a shard in the store: forwards, pending deltas, promotion and hand-over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from overlay.addresses import Address
 from overlay.peers import Contact
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.terms import ZERO_TERM
+from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import ZERO_TERM, OwnerInfo
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
 
@@ -77,38 +78,44 @@ def test_a_claim_of_another_owner_ends_the_backup_role() -> None:
 
 
 def test_a_newer_term_of_its_owner_leaves_a_backup() -> None:
-    """Only the owner knows whether it has another backup, and sends `Release` then."""
+    """Only the owner knows whether it has another backup, and says so when it is asked."""
     store = backup_of("b", "a")
 
     assert store.note_owner(0, term(5, "a"), contact("a"))
     assert store.backed[0].is_active
 
 
-def test_a_release_ends_the_backup_role() -> None:
-    """Under the newer term of its own owner; that term becomes the known one."""
+def told(store: ShardStore, number: int, sender: str = "a") -> None:
+    """The owner says under this term that it does not rely on the copy."""
+    owner = contact(sender)
+    store.drop_unconfirmed(OwnerInfo.of(0, term(number, sender), owner), owner, 0)
+
+
+def test_an_owner_with_another_backup_ends_the_backup_role() -> None:
+    """Under its newer term, which becomes the known one."""
     store = backup_of("b", "a")
 
-    assert store.release(0, term(2, "a"), contact("a"))
+    told(store, 2)
     assert 0 not in store.backed
     assert store.ownership.known_owners[0].term == store.ownership.fence(0) == term(2, "a")
 
 
 @pytest.mark.parametrize(("number", "sender"), [(3, "a"), (2, "a"), (5, "c")])
-def test_a_release_that_is_late_or_of_another_node_is_ignored(number: int, sender: str) -> None:
+def test_an_answer_that_is_late_or_of_another_node_is_ignored(number: int, sender: str) -> None:
     """Under a term that is not newer, or from a node that is not the owner."""
     store = backup_of("b", "a", 3)
 
-    assert not store.release(0, term(number, sender), contact(sender))
+    told(store, number, sender)
     assert store.backed[0].is_active
 
 
-def test_a_release_of_a_former_backup_does_not_end_a_later_catch_up() -> None:
-    """Released under term 2, but a learner for term 3 before the message arrived."""
+def test_an_answer_to_a_former_backup_does_not_end_a_later_catch_up() -> None:
+    """It was none under term 2, but is a learner for term 3 before the answer arrives."""
     store = store_of("b")
-    store.begin_catch_up(0, term(1, "a"), contact("a"))
+    store.begin_catch_up(0, term(1, "a"), contact("a"), 3)
     store.take_state(0, term(3, "a"), contact("a"), zeros(store))
 
-    assert not store.release(0, term(2, "a"), contact("a"))
+    told(store, 2)
     assert store.backed[0].promised == term(3, "a")
 
 
@@ -245,12 +252,12 @@ def test_no_term_is_promised_twice() -> None:
 
 
 def test_a_promotion_gives_the_owner_the_promised_term() -> None:
-    """A new backup, no learner, the former backup to be released, and a new tenure."""
+    """A new backup, no learner, and a new tenure."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
     promised = store.promise(0)
 
-    assert store.promote_learner(0, contact("c"), promised, contact("a"), 7.0) == contact("b")
+    store.promote_learner(0, contact("c"), promised, contact("a"), 7.0)
 
     owned = store.owned[0]
     assert (owned.backup, owned.learner, owned.term, owned.since) == (contact("c"), None, promised, 7.0)

@@ -1,4 +1,4 @@
-"""Learners: forwarded deltas first, the state beside them, then the backup under the promised term."""
+"""A new backup: forwarded deltas first, the state beside them, then the promised term. A hand-over to the backup."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 
 from overlay.transport import TransportError
-from tests.harness.builders.stores import BOUNDS, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, until
-from tests.harness.stubs.exchange_services import publisher_of
+from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_services import backup_of_node, moves_of, publisher_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
-from training.exchange.backup import BackupHandler
 from training.exchange.context import ExchangeContext
-from training.exchange.jobs import Jobs
 from training.exchange.messages import encode, read_record
-from training.exchange.own_deltas import SentDeltas
-from training.exchange.ownership_messages import Learn, Release, ShardList, StateHead, TransferResult
-from training.exchange.recovery.handover import BATCH_S, Learners
+from training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
+from training.exchange.recovery.moves import BATCH_S, ShardMoves
 from training.exchange.store.replica import NO_POSITION, Position
 from training.exchange.store.shard_store import ShardStore
 from training.settings import ExchangeSettings
@@ -31,13 +28,23 @@ from training.settings import ExchangeSettings
 ME, LEARNER, FORMER = contact("a"), contact("b"), contact("c")
 
 
-def learners_of(**answers: Answer) -> tuple[Learners, ShardStore, ScriptedSwarm, ExchangeContext]:
+class Drain:
+    """Deltas in flight: they land, or do not within the time."""
+
+    def __init__(self, lands: bool = True) -> None:
+        self.lands = lands
+
+    async def drained(self, _shards: list[int], _timeout_s: float) -> bool:
+        return self.lands
+
+
+def teaching(**answers: Answer) -> tuple[ShardMoves, ShardStore, ScriptedSwarm, ExchangeContext]:
     store = owner_of("a", 4)
     swarm = ScriptedSwarm(ME, [LEARNER, FORMER])
     for name, answer in {"learn": TransferResult([0], []), "state": TransferResult([0], []), **answers}.items():
         swarm.answers[name] = lambda *_, answer=answer: answer
     context = context_of(swarm, store, settings=ExchangeSettings(codec="float32", pull_codec="int8"))
-    return Learners(context, Jobs(context.rebalance, context.environment), publisher_of(context)), store, swarm, context
+    return moves_of(context, publisher_of(context), cast(Any, Drain())), store, swarm, context
 
 
 async def head_sent(swarm: ScriptedSwarm) -> StateHead:
@@ -49,8 +56,8 @@ def test_a_learner_that_has_the_state_is_the_backup_under_the_promised_term() ->
     """The request, the state and the new term name the same number."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of()
-        await learners.add_learner(LEARNER, [0])
+        moves, store, swarm, _ = teaching()
+        await moves.copy(LEARNER, [0])
 
         assert [name for name, _, _ in swarm.requests] == ["learn", "state"]
         owned = store.owned[0]
@@ -66,7 +73,7 @@ def test_deltas_are_forwarded_to_the_learner_while_its_state_is_sent() -> None:
     """It is a target from the moment of the snapshot; a delta added then is not in the snapshot."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of()
+        moves, store, swarm, _ = teaching()
         during = []
 
         def take_state(*_: object) -> Answer:
@@ -75,7 +82,7 @@ def test_deltas_are_forwarded_to_the_learner_while_its_state_is_sent() -> None:
             return TransferResult([0], [])
 
         swarm.answers["state"] = take_state
-        await learners.add_learner(LEARNER, [0])
+        await moves.copy(LEARNER, [0])
 
         assert during == [[LEARNER]]
         assert (await head_sent(swarm)).version == 0
@@ -90,13 +97,13 @@ def test_a_failed_request_leaves_no_learner(failing: str) -> None:
 
     async def scenario() -> None:
         silence = TransportError("timeout", LEARNER.address, "was silent")
-        learners, store, swarm, _ = learners_of(**{failing: silence})
+        moves, store, swarm, _ = teaching(**{failing: silence})
         with pytest.raises(TransportError):
-            await learners.add_learner(LEARNER, [0])
+            await moves.copy(LEARNER, [0])
         assert (store.owned[0].learner, store.owned[0].backup) == (None, None)
 
         swarm.answers[failing] = lambda *_: TransferResult([0], [])
-        await learners.add_learner(LEARNER, [0])
+        await moves.copy(LEARNER, [0])
         assert [learn.attempts for learn in swarm.sent("learn", Learn)] == [[5], [6]]
         assert store.owned[0].term == term(6, "a")
 
@@ -107,14 +114,14 @@ def test_a_promise_is_void_once_the_term_has_risen() -> None:
     """While the learner answered, the owner raised its term: no snapshot is sent under the old promise."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of()
+        moves, store, swarm, _ = teaching()
 
         def learn(*_: object) -> Answer:
             store.drop_backup(0, ME, term(9, "x"))
             return TransferResult([0], [])
 
         swarm.answers["learn"] = learn
-        await learners.add_learner(LEARNER, [0])
+        await moves.copy(LEARNER, [0])
 
         assert [name for name, _, _ in swarm.requests] == ["learn"]
         assert store.owned[0].backup is None
@@ -122,48 +129,18 @@ def test_a_promise_is_void_once_the_term_has_risen() -> None:
     run(scenario())
 
 
-def test_the_former_backup_is_released() -> None:
-    """It may free its memory; its copy ranks below the new backup's."""
+def test_the_former_backup_stays_until_its_successor_has_the_state() -> None:
+    """A learner that refuses the state is none."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of(release=TransferResult([0], []))
+        moves, store, swarm, _ = teaching(state=TransferResult([], []))
         store.owned[0].backup = FORMER
-        await learners.add_learner(LEARNER, [0])
-        await until(lambda: bool(swarm.sent("release", Release)))
-
-        assert store.owned[0].backup == LEARNER
-        (release,) = swarm.sent("release", Release)
-        assert [info.term for info in release.shards] == [term(5, "a")]
-
-    run(scenario())
-
-
-def test_a_former_backup_is_released_from_all_shards_of_a_copy_at_once() -> None:
-    """One small request instead of many behind each other on a full line."""
-
-    async def scenario() -> None:
-        both = TransferResult([0, 1], [])
-        learners, store, swarm, _ = learners_of(learn=both, state=both, release=both)
-        store.own(1, zeros(store, 1), term(4, "a"), ME, 0.0, by_handover=False)
-        store.owned[0].backup = store.owned[1].backup = FORMER
-        await learners.add_learner(LEARNER, [0, 1])
-        await until(lambda: bool(swarm.sent("release", Release)))
-        (release,) = swarm.sent("release", Release)
-        assert [info.shard for info in release.shards] == [0, 1]
-
-    run(scenario())
-
-
-def test_a_learner_that_refuses_the_state_releases_no_backup() -> None:
-    """The former backup stays until its successor has the state."""
-
-    async def scenario() -> None:
-        learners, store, swarm, _ = learners_of(state=TransferResult([], []), release=TransferResult([0], []))
-        store.owned[0].backup = FORMER
-        await learners.add_learner(LEARNER, [0])
+        await moves.copy(LEARNER, [0])
 
         assert (store.owned[0].backup, store.owned[0].learner) == (FORMER, None)
-        assert swarm.sent("release", Release) == []
+        swarm.answers["state"] = lambda *_: TransferResult([0], [])
+        await moves.copy(LEARNER, [0])
+        assert store.owned[0].backup == LEARNER
 
     run(scenario())
 
@@ -173,10 +150,10 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
     """Two bytes a value and no more, from which it makes every bit; without that value, or with another, the whole."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of()
+        moves, store, swarm, _ = teaching()
         value = np.array([0.1, -0.2, 1e-3, 7.0], np.float32)
         store.owned[0].state.value[:] = value
-        publisher = learners._publisher
+        publisher = moves._publisher
         await publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
         published = publisher.published(0)
         assert published is not None
@@ -184,14 +161,14 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         there = store_of("b")
         receiver = ScriptedSwarm(LEARNER, [ME])
         at_learner = context_of(receiver, there)
-        BackupHandler(at_learner, publisher_of(at_learner), SentDeltas()).register()
+        backup_of_node(at_learner)
         at_learner.replica.slice_of(0)[:] = published.value
         if holds:
             at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))
         swarm.linked[LEARNER.node_id] = receiver
 
         bodies = sizes_of(swarm)
-        await learners.add_learner(LEARNER, [0])
+        await moves.copy(LEARNER, [0])
 
         assert store.owned[0].backup == LEARNER
         state = there.backed[0].state
@@ -223,35 +200,118 @@ def test_a_chain_that_has_gone_on_is_no_base() -> None:
     """The learner names the first value of a chain of which the owner has another by now: it is sent the whole."""
 
     async def scenario() -> None:
-        learners, store, swarm, _ = learners_of(learn=TransferResult([0], [], [b"another!"]))
-        await learners._publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
-        await learners.add_learner(LEARNER, [0])
+        moves, store, swarm, _ = teaching(learn=TransferResult([0], [], [b"another!"]))
+        await moves._publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
+        await moves.copy(LEARNER, [0])
         assert (await head_sent(swarm)).chain == b""
         assert store.owned[0].backup == LEARNER
 
     run(scenario())
 
 
-def test_states_are_sent_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not more than `BATCH_BYTES` at a time, by what each takes, and at least one shard;
-    where nothing waits for the copies, not more than the line carries in `BATCH_S`."""
+def test_one_batch_is_sent_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most `BATCH_BYTES`, and no more than the line carries in `BATCH_S`, by what each shard takes; at least one.
+    A batch of which the learner takes nothing holds up no other."""
 
     async def scenario() -> None:
-        learners, store, swarm, context = learners_of(learn=TransferResult([], []))
+        moves, store, swarm, context = teaching()
         for shard in (1, 2, 3):
             store.own(shard, zeros(store, shard), term(4, "a"), ME, 0.0, by_handover=False)
         store.owned[0].state.momentum = np.zeros(4, np.float32)
         everything = list(range(len(BOUNDS)))
-        assert learners.batch(everything) == everything
+
+        async def asked() -> list[list[int]]:
+            swarm.requests.clear()
+            await moves.copy(LEARNER, everything)
+            return [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]
+
+        assert await asked() == [everything]
         line = context.swarm.line
         for rate, expected in ((44.0, 1), (48.0, 2), (64.0, 3), (80.0, 4), (1.0, 1)):
             line.upload = cast(Any, SimpleNamespace(bytes_per_s=rate / BATCH_S))
-            assert len(learners.batch(everything)) == expected, rate
+            assert await asked() == [everything[:expected]], rate
 
         line.upload = cast(Any, SimpleNamespace(bytes_per_s=None))
-        monkeypatch.setattr("training.exchange.recovery.handover.BATCH_BYTES", 48)
-        await learners.add_learner(LEARNER, everything)
-        asked = [[info.shard for info in learn.shards] for learn in swarm.sent("learn", Learn)]
-        assert asked == [[0, 1], [2, 3]]
+        monkeypatch.setattr("training.exchange.recovery.moves.BATCH_BYTES", 48)
+        assert await asked() == [[0, 1]]
+        swarm.answers["learn"] = lambda *_: TransferResult([], [])
+        assert await asked() == [[0, 1], [2, 3]]
+
+    run(scenario())
+
+
+def handover_of(
+    answer: Answer, drain: Drain | None = None, settings: ExchangeSettings | None = None
+) -> tuple[ShardMoves, ShardStore, ScriptedSwarm]:
+    store = owner_of("a", 4)
+    store.owned[0].backup = LEARNER
+    swarm = ScriptedSwarm(ME, [LEARNER])
+    swarm.answers["hand_over"] = lambda *_: answer
+    context = context_of(swarm, store, settings=settings)
+    return moves_of(context, publisher_of(context), cast(Any, drain or Drain())), store, swarm
+
+
+def test_a_backup_that_accepts_is_the_owner_and_this_node_its_backup() -> None:
+    """Under a new term of this node's, which the message names."""
+
+    async def scenario() -> None:
+        handover, store, swarm = handover_of(TransferResult([0], []))
+        await handover.hand_over(LEARNER, [0])
+
+        assert 0 not in store.owned
+        assert store.backed[0].owner == LEARNER
+        (message,) = swarm.sent("hand_over", HandOver)
+        assert [info.term for info in message.shards] == [term(5, "a")] == [store.backed[0].term]
+
+    run(scenario())
+
+
+def test_a_refusal_costs_the_backup_its_role() -> None:
+    """It lacks something: the shard stays here, under a new term that its copy ranks below."""
+
+    async def scenario() -> None:
+        handover, store, _ = handover_of(TransferResult([], []))
+        await handover.hand_over(LEARNER, [0])
+
+        assert store.owned[0].backup is None
+        assert not store.owned[0].moving
+        assert store.owned[0].term > term(5, "a")
+
+    run(scenario())
+
+
+def test_without_an_answer_the_shard_stays_in_motion() -> None:
+    """It is unknown which node owns it: no delta is added until another request is answered."""
+
+    async def scenario() -> None:
+        handover, store, _ = handover_of(TransportError("timeout", LEARNER.address, "was silent"))
+        with pytest.raises(TransportError):
+            await handover.hand_over(LEARNER, [0])
+        assert store.owned[0].moving
+
+    run(scenario())
+
+
+def test_deltas_in_flight_stop_a_hand_over() -> None:
+    """It is given up without a request, and deltas are added again."""
+
+    async def scenario() -> None:
+        handover, store, swarm = handover_of(TransferResult([0], []), Drain(lands=False))
+        await handover.hand_over(LEARNER, [0])
+        assert swarm.requests == []
+        assert not store.owned[0].moving
+
+    run(scenario())
+
+
+def test_only_the_backup_of_a_shard_receives_it() -> None:
+    """The backup may have changed since the tick that planned the hand-over."""
+
+    async def scenario() -> None:
+        handover, store, swarm = handover_of(TransferResult([0], []))
+        await handover.hand_over(contact("c"), [0, 1])
+        assert swarm.requests == []
+        assert store.owned[0].backup is not None
+        assert store.owned[0].backup.node_id == IDS["b"]
 
     run(scenario())
