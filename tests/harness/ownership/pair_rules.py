@@ -99,7 +99,7 @@ class PairRules:
         back = node.back
         if back is None:
             return state
-        if term > back.term and back.owner != owner:
+        if back.owner != owner and term > max(back.term, back.promised or ZERO):
             state = self.keep_superseded(self.put(state, place, back=None), place, back.counts)
         elif back.counts is not None and term == back.promised:
             back = back._replace(term=term, promised=None, buffered=frozenset())
@@ -261,6 +261,8 @@ class PairRules:
         if (message.term < node.fence and self.has("fence")) or node.own is not None:
             return state
         back = node.back
+        if back is not None and back.owner != message.source and message.term < (back.promised or ZERO):
+            return state
         if (
             back is not None
             and back.owner == message.source

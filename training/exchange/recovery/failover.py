@@ -283,7 +283,7 @@ class Failover:
                 self._store.note_owner(shard, copy.term, contact)
                 return None
             if copy.term >= mine.term:
-                await self._tell(contact, LocateOwners([shard], [], [Fence(shard, self._store.ownership.fence(shard))]))
+                await self._tell(contact, LocateOwners([shard], [], [Fence(shard, mine.fence)]))
                 return None
         pulled = self._replica.pulled_version(shard)
         in_use = {found.term for _, found in others if found.role != "learner"} | ({pulled[0]} if pulled else set())

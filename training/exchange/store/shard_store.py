@@ -110,9 +110,11 @@ class ShardStore:
                 return True
             self.step_down(shard)
         backed = self.backed.get(shard)
-        if backed is not None and term > backed.term and backed.owner.node_id != owner.node_id:
-            # Another pair took over without this node. A newer term of its own owner does not end the backup role. Only
-            # the owner knows whether it has another backup: it is asked (`training.exchange.backup`).
+        is_others = backed is not None and backed.owner.node_id != owner.node_id
+        if backed is not None and is_others and term > max(backed.term, self.promised_here(shard)):
+            # Another pair took over without this node. Promise 1: below the term promised to this learner its owner may
+            # have used that term, and count on this copy. A newer term of its own owner does not end the backup role:
+            # only the owner knows whether it has another backup, and it is asked (`training.exchange.backup`).
             del self.backed[shard]
             self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
@@ -258,14 +260,16 @@ class ShardStore:
     def begin_catch_up(self, shard: int, term: Term, owner: Contact, attempt: int | None = None) -> bool:
         """Begin to buffer live deltas of a shard whose state will follow.
 
-        False if a higher term is known or this node owns the shard. False too if a later `attempt` of the same owner
-        arrived first: its buffered deltas would be lost.
+        False if a higher term is known, or promised by another owner, or if this node owns the shard. False too if a
+        later `attempt` of the same owner arrived first: its buffered deltas would be lost.
         """
         if not 0 <= shard < len(self.bounds):
             return False
         if not self.ownership.admits(shard, term):
             return False
         former = self.backed.get(shard)
+        if former is not None and former.owner.node_id != owner.node_id and term < self.promised_here(shard):
+            return False
         same = former is not None and former.owner.node_id == owner.node_id and not former.owner_restarted
         if former is not None and same and attempt is not None and attempt <= former.attempt:
             return False
@@ -311,6 +315,8 @@ class ShardStore:
         if backed is None or backed.owner.node_id != owner.node_id:
             return
         if info.owner != owner.node_id:
+            del self.backed[info.shard]
+            self._keep_superseded(info.shard, backed.term, backed.state)
             self.note_owners([info])
             return
         promised = ZERO_TERM if backed.promised is None else backed.promised

@@ -119,6 +119,26 @@ def test_an_answer_to_a_former_backup_does_not_end_a_later_catch_up() -> None:
     assert store.backed[0].promised == term(3, "a")
 
 
+def test_a_learner_that_was_promised_more_than_a_claim_keeps_its_role() -> None:
+    """After a split two owners raise their terms to one number. The learner of the higher one may be its backup by now:
+    nobody else takes the copy from it, and it learns from nobody else. What its own owner says ends that."""
+    store = store_of("b")
+    store.begin_catch_up(0, term(8, "c"), contact("c"), 9)
+    store.take_state(0, term(9, "c"), contact("c"), zeros(store))
+    state = store.backed[0].state
+
+    assert store.note_owner(0, term(9, "a"), contact("a"))
+    assert not store.begin_catch_up(0, term(9, "a"), contact("a"), 10)
+    assert store.backed[0].state is state
+    store.drop_unconfirmed(OwnerInfo.of(0, term(9, "a"), contact("a")), contact("c"), 9)
+    assert not store.backed
+    assert store.superseded[0].state is state
+
+    store.begin_catch_up(0, term(9, "c"), contact("c"), 10)
+    store.note_owner(0, term(11, "a"), contact("a"))
+    assert not store.backed
+
+
 def test_a_claim_under_its_own_term_leaves_a_backup() -> None:
     """Only the owner's address has changed."""
     store = backup_of("b", "a", 3)
