@@ -55,8 +55,13 @@ class Applied:
         """Add an identity; a second time changes nothing."""
         key, step = (identity.node, identity.incarnation), identity.step
         ranges = self._rows[key] = self._rows.pop(key, [])
-        if ranges and step == ranges[-1][1] + 1:  # nearly always
-            ranges[-1] = (ranges[-1][0], step)
+        if ranges and step > ranges[-1][1]:  # nearly always
+            if step == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], step)
+            else:
+                ranges.append((step, step))
+            if len(ranges) > self.MAX_RANGES:
+                ranges[:2] = [(ranges[0][0], ranges[1][1])]
         elif identity not in self:
             # One that was on its way while its row was dropped: what was in that row counts as applied.
             below = self._unlisted_below(key)
