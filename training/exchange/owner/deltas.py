@@ -115,7 +115,7 @@ class DeltaHandler:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "shape") for shard in push.shards])))
         self._view.compare_count(push.node, push.workers)
         workers = self._view.worker_count()
-        intake = PushIntake(push, self._received(push, stream), self.accept, self._malformed)
+        intake = PushIntake(push, self._received(push, stream), self.accept, self._malformed, self._has_targets)
         results = await intake.results(KEEP_ALIVE_INTERVAL_S)
         if results is None:
             return Response(encode(PushAnswer([], workers)), intake)
@@ -136,6 +136,10 @@ class DeltaHandler:
     def _malformed(self, push: Push, shards: Iterable[int], error: BadFrame) -> list[PushResult]:
         self._log.warning("delta_malformed", source=push.node.hex()[:8], reason=str(error))
         return [self._validator.refuse(shard, "malformed") for shard in shards]
+
+    def _has_targets(self, shard: int) -> bool:
+        owned = self._store.owned.get(shard)
+        return owned is not None and owned.has_targets
 
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
         """Validate, replicate and add the shards of one delta. Also called for the node's own shards."""

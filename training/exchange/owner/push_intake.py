@@ -26,8 +26,9 @@ KEEP_ALIVE_INTERVAL_S = 0.25
 class PushIntake:
     """One push on its way in, and the body of its answer where that is a stream (`training.exchange.messages`).
 
-    `accept` adds some of the `items`; `refuse` answers for the shards that are malformed. The work ends when `results`
-    is cancelled or the body is closed; what was added stays.
+    `accept` adds some of the `items`; `refuse` answers for the shards that are malformed. A shard without a backup
+    (`has_targets`) is added as it comes. The work ends when `results` is cancelled or the body is closed; what was
+    added stays.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class PushIntake:
         items: AsyncIterator[IncomingDelta],
         accept: Callable[[Push, list[IncomingDelta]], Awaitable[list[PushResult]]],
         refuse: Callable[[Push, list[int], BadFrame], list[PushResult]],
+        has_targets: Callable[[int], bool],
     ) -> None:
         self._push = push
         self._items = items
         self._accept = accept
         self._refuse = refuse
+        self._has_targets = has_targets
         self._results: dict[int, PushResult] = {}
         self._fresh: list[PushResult] = []
         self._is_fresh = asyncio.Event()
@@ -98,6 +101,9 @@ class PushIntake:
         try:
             async for item in self._items:
                 received += 1
+                if not self._has_targets(item.shard):
+                    await self._add([item])  # while it is in the processor's cache
+                    continue
                 began_s = began_s if items else now()
                 items.append(item)
                 is_full = sum(one.delta.size for one in items) >= VALUES_PER_PART // (PARTS_AT_ONCE + 1)

@@ -22,14 +22,14 @@ from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, P
 class Owner:
     """Receives a shard of four values every `read_s`, and takes `accept_s` to add a part."""
 
-    def __init__(self, read_s: float, accept_s: float, *, shards: int = 6, bad: int = -1):
+    def __init__(self, read_s: float, accept_s: float, *, shards: int = 6, bad: int = -1, has_targets: bool = True):
         self.read_s, self.accept_s, self.bad = read_s, accept_s, bad
         self.push = Push(IDS["x"], 1, 1, 0, 1.0, list(range(shards)))
         self.read_at: list[float] = []
         self.parts: list[list[int]] = []
         self.adding = self.most_adding = 0
         self.added: list[int] = []
-        self.intake = PushIntake(self.push, self.items(), self.accept, self.refuse)
+        self.intake = PushIntake(self.push, self.items(), self.accept, self.refuse, lambda _shard: has_targets)
 
     async def items(self) -> AsyncIterator[IncomingDelta]:
         for shard in self.push.shards:
@@ -81,6 +81,17 @@ def test_a_part_that_fills_slowly_is_closed() -> None:
         await asyncio.gather(slow.intake.results(None), quick.intake.results(None))
         assert slow.parts == [[0, 1], [2, 3], [4, 5]]
         assert quick.parts == [[0, 1], [2, 3], [4, 5]]
+
+    run(scenario())
+
+
+def test_shards_without_a_backup_are_added_as_they_come() -> None:
+    """Each by itself, and none waits for another."""
+
+    async def scenario() -> None:
+        owner = Owner(0.0, 0.0, shards=3, has_targets=False)
+        assert len(await owner.intake.results(None) or ()) == 3
+        assert owner.parts == [[0], [1], [2]]
 
     run(scenario())
 
@@ -145,7 +156,7 @@ def test_closing_ends_the_work() -> None:
             raise ConnectionResetError("gone")
             yield
 
-        broken = PushIntake(owner.push, failing(), owner.accept, owner.refuse)
+        broken = PushIntake(owner.push, failing(), owner.accept, owner.refuse, lambda _shard: True)
         with pytest.raises(ConnectionResetError):
             await broken.results(None)
 
