@@ -270,6 +270,11 @@ class Overlay:
         """Last failure by bootstrap address."""
         return self._joining.attempts
 
+    @property
+    def refusal(self) -> str:
+        """Why this node has no peers: every bootstrap belongs to another swarm. Empty where it is not so."""
+        return self._joining.refusal
+
     def remembered(self) -> list[str]:
         """Addresses of peers stored on disk, most recently seen first."""
         return [str(address) for address in self._joining.remembered()]

@@ -54,6 +54,8 @@ class Joining:
         self._log = environment.log
         self._callbacks: list[Callable[[], None]] = []
         self._bootstraps: list[str] = []
+        #: Why this node has no peers: every bootstrap belongs to another swarm. Empty where it is not so.
+        self.refusal = ""
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
         """Call `callback` after every contact with the swarm through a dialled node."""
@@ -108,28 +110,27 @@ class Joining:
 
     async def keep_connected(self) -> None:
         """Dial again when all peers are gone, or all that could own a shard, and there is any address to dial."""
-        refusal = ""
         while True:
             await asyncio.sleep(RECONNECT_INTERVAL_S)
             genesis = self._local.genesis
             if genesis is None or self._members.detector.leaving:
                 continue
             if len(self._members.peers):
-                refusal = ""
+                self.refusal = ""
                 if not any(peer.eligible for peer in self._members.peers):
                     await self._meet(genesis, is_noted=True)
                 continue
             others = self.known_addresses()
             if not others and not self._bootstraps:
                 continue
-            if not refusal:
+            if not self.refusal:
                 self._log.info("table_empty", dialling=len(others) + len(self._bootstraps))
             try:
                 await self._arrive(await self._dialer.dial(self._bootstraps, self.known_addresses, genesis))
             except NotThisSwarm as error:
-                if str(error) != refusal:
+                if str(error) != self.refusal:
                     self._log.warning("not_this_swarm", reason=str(error))
-                refusal = str(error)
+                self.refusal = str(error)
 
     async def heal_partitions(self) -> None:
         """Dial an address of an unknown node every minute; if it is of this swarm, connect to its side."""

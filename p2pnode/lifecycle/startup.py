@@ -42,6 +42,7 @@ MANIFEST_RETRY_S = 0.2
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
 BOOTSTRAP_HINT = "it dials them until one answers; see that they run, or give the address of another member"
+NEW_SWARM_HINT = "start this node again: it has no model yet, and joins the swarm that is there now"
 WAITING_HINT = (
     "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
     "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
@@ -361,6 +362,9 @@ class Startup:
                         warned.add(peer.node_id)
                         log = self._log.warning
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
+            if self._overlay.refusal and self._directory.genesis is None:
+                # Its swarm was given up before it had a model, and nothing of it is kept here.
+                raise UserError(self._overlay.refusal, NEW_SWARM_HINT, ExitCode.MISMATCH)
             now = self._environment.clock.monotonic()
             if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named

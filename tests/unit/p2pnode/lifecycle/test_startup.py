@@ -21,7 +21,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S, Startup
 from p2pnode.lifecycle.state_directory import GENESIS_FILE
 from tests.harness.builders.peers import heartbeat
-from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
+from tests.harness.environment.simulated import ListLog, MemoryDisk, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
@@ -417,7 +417,7 @@ def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(mon
     async def scenario() -> None:
         environment: Any = SimpleNamespace(clock=VirtualClock(), log=NoLog(), reopens=False)
         directory: Any = SimpleNamespace(record=DirectoryRecord(founder=False))
-        overlay: Any = SimpleNamespace(members=lambda: list(peers))
+        overlay: Any = SimpleNamespace(members=lambda: list(peers), refusal="")
         nothing: Any = None
         startup = Startup(Config(), environment, directory, overlay, nothing, nothing)
         for number in (1, 2):
@@ -479,6 +479,28 @@ def test_a_founder_that_has_told_others_of_its_swarm_opens_it_in_its_next_start(
         assert again.overlay.genesis == joiner.living.overlay.genesis
 
     simulate(scenario, make_trainer)
+
+
+def test_a_joiner_of_a_swarm_that_was_given_up_ends_and_joins_the_next() -> None:
+    """Its founder begins anew on an empty disk, before it had a model: the joiner says so instead of waiting."""
+
+    async def scenario(swarm: Swarm) -> None:
+        swarm.start("n0")
+        joiner = swarm.start("n1", bootstrap="n0")
+        await swarm.until(lambda: joiner.living.overlay.genesis is not None, within_s=4, what="it has entered")
+        await swarm.kill("n0")
+        swarm.hosts["n0"].disk = MemoryDisk()
+        founder = swarm.start("n0").living
+        assert joiner.task is not None
+        with pytest.raises(UserError, match="belongs to another swarm") as refused:
+            async with asyncio.timeout(60):
+                await joiner.task
+        assert refused.value.exit_code == ExitCode.MISMATCH
+
+        again = swarm.start("n1", bootstrap="n0").living
+        await swarm.until(lambda: (again.state, founder.state) == ("training", "training"), within_s=60, what="both")
+
+    simulate(scenario, lambda name: StubTrainer(name, start_s=5.0))
 
 
 def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
