@@ -286,8 +286,8 @@ class SwarmValues:
                 return [await answer for _, answer in started]
         except TimeoutError:
             left = [place for place, (_, answer) in enumerate(started) if answer.cancelled() or not answer.done()]
-            named = ", ".join(repr(decode_key(keys[place])) for place in left[:3]) if keys else "keys of shards"
-            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            named = ", ".join(repr(decode_key(keys[place])) for place in left[:3]) if keys else "the keys of shards"
+            more = f" and {len(left) - 3} more" if keys and len(left) > 3 else ""
             raise StoreUnavailable(f"no owner has answered for {named}{more} within {TIMEOUT_S:g} s") from None
         finally:
             for shard, answer in started:
