@@ -139,7 +139,7 @@ class ValueHandler:
     async def accept(self, sender: bytes, updates: Sequence[tuple[int, KeyUpdate]]) -> list[PushResult]:
         """Apply updates, and answer each; within `ANSWER_S`."""
         answers, turn = [], LoopYielder()
-        #: Updates of one origin are applied in their order: behind one that is to come again all are.
+        # Promise 15: updates of one origin are applied in their order.
         behind: dict[int, PushResult] = {}
         for shard, update in updates:
             answer = behind.get(shard) or self._begin(sender, shard, update)
