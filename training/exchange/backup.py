@@ -204,10 +204,10 @@ class BackupHandler:
         if not chain or published:
             return b""
         await self._rpc.turns.take(self._store.size(shard))
-        if self._replica.position_of(shard) != (chain, 0) or not self._store.is_learning(shard, owner.node_id):
+        if self._replica.position_of(shard) != (chain, 0):
             return b""
-        self._store.note_base(shard, chain, self._replica.slice_of(shard))
-        return chain
+        is_noted = self._store.note_base(shard, owner.node_id, chain, self._replica.slice_of(shard))
+        return chain if is_noted else b""
 
     async def _on_state(self, sender: Contact, message: ShardList, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)

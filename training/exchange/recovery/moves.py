@@ -151,14 +151,14 @@ class ShardMoves:
         for shard in shards:
             owned = self._store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
-                owned.begin_move()
+                owned.moving = True
                 # A term above all that this node has had or promised.
                 new_owners.append(OwnerInfo.of(shard, self._store.promise(shard), to))
         # Promise 4: a move waits for what is in flight, and for no more.
         if not await self._deltas.drained([info.shard for info in new_owners], DRAIN_S):
             for info in new_owners:
                 if (owned := self._store.owned.get(info.shard)) is not None:
-                    owned.cancel_move()
+                    owned.moving = False
             return
         # During the drain a shard may have been lost, or may have lost its backup.
         new_owners = [info for info in new_owners if self._is_moving(info)]

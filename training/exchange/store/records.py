@@ -47,13 +47,6 @@ class Owned:
         """After a take-over: the state ranks by this term until its first delta."""
         self.first_copy = term, self.state.known_count
 
-    def begin_move(self) -> None:
-        """Add no new delta until the hand-over has an answer."""
-        self.moving = True
-
-    def cancel_move(self) -> None:
-        self.moving = False
-
     # -- targets ------------------------------------------------------------------------------------------------
 
     @property

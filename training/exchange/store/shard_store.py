@@ -280,14 +280,14 @@ class ShardStore:
         self.backed[shard] = Backed(owner=owner, term=term, attempt=attempt or 0)
         return True
 
-    def is_learning(self, shard: int, owner: bytes) -> bool:
-        """Whether this node waits for the state of a shard from this owner."""
+    def note_base(self, shard: int, owner: bytes, chain: bytes, value: Vector) -> bool:
+        """This node holds the first published value of a chain: the owner may send the state as what that lacks. False
+        if it waits for no state from this owner."""
         backed = self.backed.get(shard)
-        return backed is not None and backed.state is None and backed.owner.node_id == owner
-
-    def note_base(self, shard: int, chain: bytes, value: Vector) -> None:
-        """A learner holds the first published value of a chain: the state may be sent as what that lacks."""
-        self.backed[shard].base = chain, value.copy()
+        if backed is None or backed.state is not None or backed.owner.node_id != owner:
+            return False
+        backed.base = chain, value.copy()
+        return True
 
     def base(self, shard: int, chain: bytes) -> Vector | None:
         """The first published value of a chain, as this learner held it when its catch-up began."""

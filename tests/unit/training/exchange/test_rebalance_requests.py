@@ -43,7 +43,7 @@ def test_only_a_higher_term_challenges_an_owner() -> None:
         requests.challenge([Fence(0, term(5, "x"))])  # no news
         await requests.wait(5.0)
         assert clock() - began == 5.0
-        store.owned[0].begin_move()
+        store.owned[0].moving = True
         assert store.outranked() == {}
 
     run(scenario())

@@ -67,13 +67,13 @@ def test_a_shard_that_moves_takes_no_batch() -> None:
         accepting = asyncio.create_task(owner.accept(update(1)))
         await asyncio.sleep(0)
         # After the turn that starts the round, and before the round.
-        loop.call_soon(owner.store.owned[0].begin_move)
+        loop.call_soon(setattr, owner.store.owned[0], "moving", True)
         (result,) = await accepting
         assert (result.status, result.reason, owner.value()) == ("retry", LATER, None)
         assert await owner.deltas.drained([0], 1.0)
         (result,) = await owner.accept(update(1))
         assert (result.status, owner.value()) == ("retry", None)
-        owner.store.owned[0].cancel_move()
+        owner.store.owned[0].moving = False
         (result,) = await owner.accept(update(1))
         assert (result.status, owner.value()) == ("ok", 1)
 
@@ -99,7 +99,7 @@ def test_an_update_that_became_known_while_it_waited_is_not_applied_again() -> N
 
     async def scenario() -> None:
         owner, other = ValueOwner(), ValueOwner()
-        owner.store.owned[0].begin_move()
+        owner.store.owned[0].moving = True
         waiting = owner.rounds.enqueue(0, update(1, 5), update(1, 5).identity)
         await asyncio.sleep(0.1)
         assert waiting.result is None

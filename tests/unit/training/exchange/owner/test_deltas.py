@@ -233,7 +233,7 @@ def test_a_closed_node_and_a_moving_shard_start_no_delta(phase: Phase, moving: b
         handler, _, context = handler_of(store)
         context.run.enter(phase)
         if moving:
-            store.owned[0].begin_move()
+            store.owned[0].moving = True
 
         (result,) = await handler.accept(push_of(), [item_of()])
 
@@ -324,7 +324,7 @@ def test_own_deltas_of_unreplicated_shards_are_added_at_once() -> None:
         refused = handler.add_unreplicated(push_of(2, node="a"), 0, np.full(4, np.nan, np.float32))
         assert refused == PushResult.refused(0, "not_finite")
 
-        store.owned[0].begin_move()
+        store.owned[0].moving = True
         assert handler.add_unreplicated(push_of(3, node="a"), 0, OWN_PART) is None
         assert handler.replicator.take_merged() == {IDS["a"]: 1}
         assert handler.replicator.take_merged() == {}

@@ -148,10 +148,10 @@ def test_a_shard_that_moves_keeps_its_published_version() -> None:
         publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         store.add(0, delta(1))
-        store.owned[0].begin_move()
+        store.owned[0].moving = True
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).published == 0
-        store.owned[0].cancel_move()
+        store.owned[0].moving = False
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).published == 1
 
@@ -380,7 +380,7 @@ def test_what_is_computed_while_the_shard_begins_to_move_is_not_published() -> N
         context.environment.executor.delay_s = 1.0
         task = asyncio.create_task(publisher.publish(ASKER, [(0, NO_POSITION)]))
         await asyncio.sleep(0.5)
-        store.owned[0].begin_move()
+        store.owned[0].moving = True
         await task
         assert position(publisher).published == 0
 
