@@ -191,8 +191,9 @@ class DeltaReplicator:
 
         To the node that the delta came from only its identity goes, unless it answered that it keeps it no more.
         """
-        # Promise 11: what a repair brings may have been rounded for a log, and is not what its origin has.
-        is_origin = to.node_id == push.node and not any(item.repair for item, _ in pairs)
+        # Promise 11: what a repair brings may have been rounded for a log. Of named values no node keeps a batch.
+        is_repair = any(item.repair for item, _ in pairs)
+        is_origin = to.node_id == push.node and not is_repair and not self._store.holds_values
         with_body = {item.shard: item for item, _ in pairs if not is_origin or item.shard in lacking}
         # As sent: term and promise may change before the answer arrives.
         sent = {item.shard: (owned, _receipt(item.shard, to, owned)) for item, owned in pairs}
