@@ -71,7 +71,7 @@ class Outbox:
         self._log = environment.log
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
-        #: One delivery at a time is sent to an owner.
+        #: Promise 10: a line carries the oldest delivery first, so one at a time is sent to an owner.
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         #: Why deltas wait.
         self.obstacles = Obstacles()
