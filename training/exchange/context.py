@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from overlay.environment import Environment
-from overlay.peers import Contact
 from training.codec_choice import CodecChoice
 from training.cooperative import LoopTurns
 from training.exchange.rebalance_requests import RebalanceRequests
@@ -63,14 +62,3 @@ class ExchangeContext:
     def turns(self) -> LoopTurns:
         """The turns of the loop, which all passes over values and messages share."""
         return self.rpc.turns
-
-    def nonsense(self, node: bytes, reason: str) -> None:
-        """See `PeerScore.nonsense`."""
-        self.view.score.nonsense(node, reason)
-
-    def me(self) -> Contact:
-        return Contact(self.swarm.node_id, self.swarm.address)
-
-    def jitter(self) -> float:
-        """A factor of 0.5 to 1.5, so that many nodes do not retry at the same moments."""
-        return self.environment.entropy.random.uniform(0.5, 1.5)

@@ -374,7 +374,7 @@ class Exchange:
         context = self.context
         self.reconciler.on_change(change)
         if change.kind == "restarted":
-            context.store.on_restart(change.node_id, context.me())
+            context.store.on_restart(change.node_id, context.rpc.me)
         if change.kind in ("restarted", "returned"):
             self.sent.doubt(change.node_id)
         if change.kind in ("up", "restarted", "returned", "moved", "dead"):
@@ -401,7 +401,7 @@ class Exchange:
     async def found(self) -> int:
         """Own every shard that has no known owner, with the present replica as its initial value; returns how many."""
         now = self.context.environment.clock.monotonic()
-        me, yielder, executor = self.context.me(), LoopYielder(), self.context.environment.executor
+        me, yielder, executor = self.context.rpc.me, LoopYielder(), self.context.environment.executor
         founded = 0
         for shard in range(len(self.store)):
             if has_known_owner(self.store, shard):

@@ -168,7 +168,7 @@ def test_another_ownership_of_the_shard_has_another_chain() -> None:
         state = store.owned[0].state
         store.step_down(0)
         assert publisher.published(0) is None
-        store.own(0, state, term(5, "a"), context.me(), 0.0, by_handover=False)
+        store.own(0, state, term(5, "a"), context.rpc.me, 0.0, by_handover=False)
         assert publisher.published(0) is None
         await publisher.publish(ASKER, [(0, NO_POSITION)])
         assert position(publisher).chain != before.chain
