@@ -244,10 +244,12 @@ class SplitReconciler:
             return []  # offered in the next round
         if self._store.superseded.get(shard) is not copy:
             return []
-        if copy.is_stored:
-            self._report_stored(shard, max(0, lost.count() - history.unlisted))
-        else:
+        if not copy.is_stored:
             self._report_lost(shard, copy, lost)
+        # Promise 6: what the shard goes on without is counted.
+        elif count := max(0, lost.count() - history.unlisted):
+            self._counters.lost_in_restarts += count
+            self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
         if unclear and not copy.is_stored:
             copy.wait_for_another_owner(history.term, self._clock.monotonic())
         else:
@@ -308,13 +310,6 @@ class SplitReconciler:
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
         copy.reported = count
         self._mended.append(count)
-
-    def _report_stored(self, shard: int, count: int) -> None:
-        """How many deltas a copy from this node's disk had that its shard goes on without."""
-        if count:
-            # Promise 6.
-            self._counters.lost_in_restarts += count
-            self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
 
     # -- answers to the other side ------------------------------------------------------------------------------
 
