@@ -250,7 +250,7 @@ class SplitReconciler:
         elif count := max(0, lost.count() - history.unlisted):
             self._counters.lost_in_restarts += count
             self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
-        if unclear and not copy.is_stored:
+        if unclear and not copy.is_stored and lost.count():
             copy.wait_for_another_owner(history.term, self._clock.monotonic())
         else:
             del self._store.superseded[shard]

@@ -242,6 +242,21 @@ def test_a_copy_waits_for_another_owner_as_long_as_its_log_reaches() -> None:
     run(scenario())
 
 
+def test_a_copy_of_which_an_era_has_all_waits_for_nobody() -> None:
+    """It has nothing to offer."""
+
+    async def scenario() -> None:
+        high, low = split()
+        from_replica(high, 1)
+        state = high.store.owned[0].state
+        state.era_term = (4, IDS["a"])
+        state.applied.merge(low.store.owned[0].state.applied)
+        await reconcile(high, low)
+        assert low.store.superseded == {}
+
+    run(scenario())
+
+
 def test_an_older_copy_takes_no_shard_back_from_a_replica_that_has_more() -> None:
     """The replica has three deltas and the history two: it goes on, and nothing of the older copy is lost or added."""
 
