@@ -25,6 +25,7 @@ from training.exchange.owner.replication import DeltaReplicator, not_owned
 from training.exchange.run_state import RunState
 from training.exchange.store.records import Owned
 from training.exchange.store.shard_store import ShardStore
+from training.exchange.terms import Term
 from training.settings import ExchangeSettings
 from training.shards.applied import DeltaId
 from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
@@ -236,13 +237,13 @@ class ValueRounds(ShardTasks):
     async def check_backups(self) -> None:
         """Send the backups of shards to which nothing was added for `CHECK_S` an empty batch, again and again: one that
         has lost its copy says so, and the shard gets another. Until cancelled."""
-        former: dict[int, tuple[Owned, int]] = {}
+        former: dict[int, tuple[Term, int]] = {}
         while True:
             await asyncio.sleep(CHECK_S * self._environment.entropy.random.uniform(0.5, 1.5))
-            present = {shard: (owned, owned.state.version) for shard, owned in self._store.owned.items()}
+            present = {shard: (owned.term, owned.state.version) for shard, owned in self._store.owned.items()}
             quiet = [
                 shard
-                for shard, (owned, _) in present.items()
+                for shard, owned in self._store.owned.items()
                 if owned.backup is not None and shard not in self.busy and former.get(shard) == present[shard]
             ]
             former = present

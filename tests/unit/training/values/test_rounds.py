@@ -13,7 +13,7 @@ from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import records_of
 from tests.unit.training.values.value_owner import ValueOwner
 from training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
-from training.exchange.messages import ForwardAnswer, ForwardResult, Push, PushResult
+from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.shards.applied import DeltaId
 from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
@@ -258,6 +258,41 @@ def test_a_hand_over_waits_for_the_batch_on_its_way() -> None:
         assert owner.value() == 1
         (result,) = await accepting
         assert result.status == "ok"
+
+    run(scenario())
+
+
+def test_the_origin_of_a_batch_is_sent_the_one_that_stands_for_it() -> None:
+    """As a backup it has no copy of that: it is another batch of the same identity."""
+
+    async def scenario() -> None:
+        owner = ValueOwner()
+        owner.swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "ok")])
+        owner.store.owned[0].backup = contact("b")
+        batch = ValueBatch(1, [update(1, 5)], [])
+        item = IncomingDelta.of_batch(0, encode_batch(batch), batch)
+        assert (await owner.values.repair(DeltaId(IDS["b"], 1, 9), item)).status == "ok"
+        forwards = owner.swarm.sent("forward", Forward)
+        assert [(one.node, one.shards[0].has_it) for one in forwards] == [(IDS["a"], False), (IDS["b"], False)]
+        assert owner.swarm.bodies["forward"]
+
+    run(scenario())
+
+
+def test_a_shard_that_is_owned_anew_is_not_taken_for_a_quiet_one() -> None:
+    """The check of backups goes on."""
+
+    async def scenario() -> None:
+        owner = ValueOwner()
+        owner.swarm.answers["forward"] = lambda _to, _payload: ForwardAnswer([ForwardResult(0, "ok")])
+        checking = asyncio.create_task(owner.rounds.check_backups())
+        for number in (3, 5):
+            owner.store.step_down(0)
+            owner.own(0, number)
+            owner.store.owned[0].backup = contact("b")
+            await asyncio.sleep(1.5 * CHECK_S)
+        assert not checking.done()
+        checking.cancel()
 
     run(scenario())
 
