@@ -333,6 +333,7 @@ def test_a_node_that_joins_gets_its_share_of_the_keys() -> None:
             while not joined.store.owned:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.2)
         await few.whole()
+        await few.without_former_backups()
         assert sum(len(one.state.table.entries) for one in joined.store.owned.values() if one.state.table) > 20
         assert len(await few.store("b").get_many(keys)) == 400
         assert sorted(await few.store("c").keys()) == sorted(keys)
@@ -351,6 +352,7 @@ def test_a_shard_that_lost_both_copies_begins_empty() -> None:
         await few.start("a", "b", "c", "d")
         keys = [f"k{number}" for number in range(60)]
         await few.store("d").update([ValueUpdate(key, 1, 0, "add") for key in keys])
+        await few.without_former_backups()
         owner = few.owner("k0")
         assert owner.exchange is not None
         backup = owner.exchange.store.owned[shard_of(encode_key("k0"), SHARDS)].backup

@@ -84,6 +84,7 @@ def test_a_set_that_owner_or_backup_dies_in_counts_once(who: str, moment: str) -
         few.world.observers.append(strike)
         await few.store(other).update([ValueUpdate(key, 10, 0, "add"), ValueUpdate(key, 100, 0, "add")])
         assert struck
+        await asyncio.sleep(struck[0])  # the victim reads no more
         await few.whole()
         for reader in few.world.running():
             assert await few.store(reader.name).get(key) == Stamped(111, 0)

@@ -66,6 +66,16 @@ class Few:
             while not is_whole():  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.1)
 
+    async def without_former_backups(self, within_s: float = 30.0) -> None:
+        """No node keeps a copy of a shard that it backed up once."""
+
+        def copies() -> int:
+            return sum(len(one.exchange.store.backed) for one in self.world.running() if one.exchange is not None)
+
+        async with asyncio.timeout(within_s):
+            while copies() > SHARDS:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.1)
+
     async def leave(self, name: str, within_s: float = 2.0) -> tuple[int, int]:
         """A node leaves as a daemon does; what it could not hand over."""
         member = self.world.members[name]
