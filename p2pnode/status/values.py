@@ -22,7 +22,7 @@ def values_status(exchange: Exchange | None) -> ValuesStatus | None:
     return ValuesStatus(
         keys=sum(len(table.entries) for table in tables),
         bytes=sum(table.size_bytes for table in tables),
-        limit_bytes=exchange.context.settings.value_bytes,
+        limit_bytes=exchange.settings.value_bytes,
         updates=rounds.applied,
         refused=rounds.refused,
         reads=handler.reads,

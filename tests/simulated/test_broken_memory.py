@@ -59,7 +59,7 @@ def play(seed: int, scenario: Callable[[Swarm], Awaitable[None]]) -> Swarm:
             await scenario(swarm)
             await settle(swarm)
             for host in swarm.running():
-                assert np.isfinite(host.living.exchange.context.replica.vector).all()
+                assert np.isfinite(host.living.exchange.replica.vector).all()
         finally:
             await swarm.stop()
 

@@ -110,7 +110,7 @@ def check_followers(world: World, *, within: float = NEAR) -> int:
         x = owning.store.owned[shard].state.value
         assert float(np.abs(x - published.value).max()) < within
         for member in world.running():
-            replica = exchange_of(member).context.replica
+            replica = exchange_of(member).replica
             if replica.position_of(shard) == (published.chain, published.version):
                 assert replica.slice_of(shard).tobytes() == published.value.tobytes()
                 count += 1
@@ -158,7 +158,7 @@ def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
         counters = exchange_of(late).counters
         assert (counters.followed, counters.chains_entered) == (0, SHARDS)
         for shard in range(SHARDS):
-            assert exchange_of(late).context.replica.position_of(shard).published > 0
+            assert exchange_of(late).replica.position_of(shard).published > 0
         await training.steps(2)
         await training.rest()
 
@@ -235,14 +235,14 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
             shard: StoredState(term, state.copy(), clean=False)
             for shard, term, state in exchange.store.states_to_save()
         }
-        vector, versions = exchange.context.replica.vector.copy(), exchange.versions()
+        vector, versions = exchange.replica.vector.copy(), exchange.versions()
         theirs = dict.fromkeys(exchange.store.owned)
         chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
         world.kill(name)
         await asyncio.sleep(0.5)
         member = await world.start(name)
         exchange = exchange_of(member)
-        exchange.context.replica.vector[:] = vector
+        exchange.replica.vector[:] = vector
         exchange.offer(0, versions, states)
         other = next(one for one in world.running() if one is not member)
         await exchange.join(other.contact)
@@ -266,7 +266,7 @@ def chain_of(world: World, shard: int) -> bytes:
 
 def corrupt(member: Member, shard: int) -> None:
     """A bit of the replica changes without anybody's doing."""
-    exchange_of(member).context.replica.slice_of(shard).view(np.uint32)[7] ^= np.uint32(1 << 20)
+    exchange_of(member).replica.slice_of(shard).view(np.uint32)[7] ^= np.uint32(1 << 20)
 
 
 def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whole() -> None:
@@ -301,12 +301,12 @@ def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica() -> Non
         serving, victim = owner(world, shard), next(one for one in world.running() if one is not owner(world, shard))
         assert serving.overlay is not None
         handle, damaged = serving.overlay.handlers["pull"], []
-        before = exchange_of(victim).context.replica.slice_of(shard).copy()
+        before = exchange_of(victim).replica.slice_of(shard).copy()
         seen = []
 
         async def damaging(sender, payload, stream):  # type: ignore[no-untyped-def]
             if sender.node_id == victim.contact.node_id:
-                seen.append(exchange_of(victim).context.replica.slice_of(shard).copy())
+                seen.append(exchange_of(victim).replica.slice_of(shard).copy())
             response = await handle(sender, payload, stream)
             buffers = [bytearray(buffer) for buffer in response.body]
             if sender.node_id == victim.contact.node_id and buffers and not damaged:
@@ -320,7 +320,7 @@ def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica() -> Non
         assert damaged
         assert exchange_of(victim).counters.chain_mismatches == 1
         assert len(seen) >= 2
-        assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).context.replica.slice_of(shard).tobytes())
+        assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).replica.slice_of(shard).tobytes())
         await training.rest()
         assert check_followers(world) == 4 * SHARDS
 
@@ -337,7 +337,7 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         owning = owner(world, 0)
         asking = next(one for one in world.running() if one is not owning)
         wanted = [[0, [0, b""], 0]]
-        genesis = exchange_of(owning).context.genesis
+        genesis = bytes.fromhex(exchange_of(owning).manifest.genesis)
         old_pull = genesis + msgspec.msgpack.encode([1, "float32", wanted])
         assert owning.overlay is not None
         response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
@@ -357,7 +357,7 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         owning.overlay.handlers["pull"] = old_owner
         await training.steps(1)
         await training.rest()
-        replica = exchange_of(asking).context.replica
+        replica = exchange_of(asking).replica
         assert replica.position_of(0) == NO_POSITION
         x = exchange_of(owning).store.owned[0].state.value
         assert float(np.abs(replica.slice_of(0) - x).max()) < 0.1
@@ -383,7 +383,7 @@ def test_whole_values_have_no_chain(codec: CodecName) -> None:
             x = exchange_of(owner(world, shard)).store.owned[shard].state.value
             for member in world.running():
                 await exchange_of(member).pull(training.step)
-                off = np.abs(exchange_of(member).context.replica.slice_of(shard) - x)
+                off = np.abs(exchange_of(member).replica.slice_of(shard) - x)
                 assert float(off.max()) <= (0.0 if codec == "float32" else float(np.abs(x).max()) / 128)
 
     simulate(scenario, codec=codec)
@@ -400,7 +400,7 @@ def test_a_final_pull_brings_the_value_itself() -> None:
         for shard in range(SHARDS):
             x = exchange_of(owner(world, shard)).store.owned[shard].state.value
             for member in world.running():
-                assert exchange_of(member).context.replica.slice_of(shard).tobytes() == x.tobytes()
+                assert exchange_of(member).replica.slice_of(shard).tobytes() == x.tobytes()
 
     simulate(scenario)
 

@@ -91,7 +91,7 @@ def swarm_of(
 
         await swarm.until(done, within_s=600, what="all steps")
         await swarm.until(
-            lambda: all(host.node.exchange.context.run.passed_step >= steps for host in swarm.hosts.values()),
+            lambda: all(host.node.exchange.run.passed_step >= steps for host in swarm.hosts.values()),
             within_s=30,
             what="the last barrier",
         )

@@ -367,7 +367,7 @@ def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
         # One that is being written would have the values of before.
         await swarm.until(lambda: _no_checkpoint_is_due(swarm, 3.0), within_s=20, what="a moment between checkpoints")
         for host in swarm.running():
-            store, replica = host.living.exchange.store, host.living.exchange.context.replica
+            store, replica = host.living.exchange.store, host.living.exchange.replica
             states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
             for state in states:
                 if state is not None:

@@ -386,7 +386,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
             await member.exchange.close(1.0)
             exchange = member.exchange
             parts = state_files.encode(
-                exchange.context.genesis, exchange.store.states_to_save(), clean=exchange.is_clean()
+                bytes.fromhex(exchange.manifest.genesis), exchange.store.states_to_save(), clean=exchange.is_clean()
             )
             saved[member.name] = b"".join(parts)
         for name in "abc":

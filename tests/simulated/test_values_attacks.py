@@ -178,7 +178,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
             await few.store("b").set(f"k{number}", number)
         before = few.world.members["a"].exchange
         assert before is not None
-        parts = state_files.encode(before.context.genesis, before.store.states_to_save(), clean=False)
+        parts = state_files.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
         saved = b"".join(parts)
         few.world.kill("a")
         with pytest.raises(StoreUnavailable, match="'k3'"):
@@ -187,7 +187,9 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
         assert not worker.exchange.store.owned
         again = await few.world.start("a")
         assert again.exchange is not None
-        again.exchange.offer(0, [], state_files.decode(saved, before.context.genesis, [(0, 0)] * SHARDS, 0))
+        again.exchange.offer(
+            0, [], state_files.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
+        )
         await again.exchange.join(worker.contact)
         found = await few.store("b").get_many([f"k{number}" for number in range(16)])
         assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}

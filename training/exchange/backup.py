@@ -20,7 +20,7 @@ from overlay.transport import Buffer, Response, TransportError
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import FrameReader, Part, read_encoded
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import (
     Forward,

@@ -18,7 +18,7 @@ from training.exchange.backup import BackupHandler
 from training.exchange.client.outbox import Outbox
 from training.exchange.client.pull import PullClient, PullReport
 from training.exchange.client.push import PushClient, PushReport
-from training.exchange.context import Counters, ExchangeContext
+from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.fence_file import FenceFile
 from training.exchange.own_deltas import SentDeltas
@@ -72,119 +72,92 @@ class Exchange:
         incarnation: int,
         environment: Environment,
     ) -> None:
-        genesis = bytes.fromhex(manifest.genesis)
-        log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
-        layout = manifest.layout
-        self.store = store = ShardStore(swarm.node_id, manifest.bounds(), layout.parameter_total, manifest.rule, log)
-        run = RunState(incarnation)
-        score = PeerScore(swarm.node_id, environment.clock, environment.log)
+        self.manifest, self.settings, self.environment = manifest, settings, environment
+        self.synchronous = synchronous = manifest.barrier_family == "bsp"
         # Without a staleness no delta is too old.
-        stale_limit = None if staleness is None else max(10, 4 * staleness)
-        self.context = context = ExchangeContext(
-            swarm=swarm,
-            environment=environment,
-            genesis=genesis,
-            settings=settings,
-            synchronous=manifest.barrier_family == "bsp",
-            stale_limit=stale_limit,
-            store=store,
-            replica=Replica(replica, store.bounds),
-            run=run,
-            view=SwarmView(
-                swarm,
-                environment.clock,
-                run,
-                score,
-                has_steps=not store.holds_values,
-                has_backups=bool(settings.replicas),
-            ),
-            rpc=ExchangeRpc(swarm=swarm, genesis=genesis, clock=environment.clock, score=score),
-            rebalance=RebalanceRequests(store),
-            codec=CodecChoice(settings),
-        )
-        self.manifest = manifest
-        self.stale_limit, self.synchronous = stale_limit, context.synchronous
-        self.view, self.codec = context.view, context.codec
-        self._run = run
-        self._is_alone = not settings.enabled
-        self._log = environment.log
-        self._replica = context.replica
-        self._fences = FenceFile(store.ownership, genesis, environment)
-        view, counters, rpc = context.view, context.counters, context.rpc
+        self.stale_limit = stale_limit = None if staleness is None else max(10, 4 * staleness)
+        self._is_alone, has_backups = not settings.enabled, bool(settings.replicas)
+        self._log, clock = environment.log, environment.clock
+        genesis, parameters = bytes.fromhex(manifest.genesis), manifest.layout.parameter_total
+        log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
+        self.store = store = ShardStore(swarm.node_id, manifest.bounds(), parameters, manifest.rule, log)
+        self.replica = Replica(replica, store.bounds)
+        self.run, self.counters, self.sent = RunState(incarnation), Counters(), SentDeltas()
+        run, counters = self.run, self.counters
+        score = PeerScore(swarm.node_id, clock, environment.log)
+        has_steps = not store.holds_values
+        self.view = view = SwarmView(swarm, clock, run, score, has_steps=has_steps, has_backups=has_backups)
+        self.rpc = rpc = ExchangeRpc(swarm=swarm, genesis=genesis, clock=clock, score=score)
+        self.rebalance = rebalance = RebalanceRequests(store)
+        self.codec = codec = CodecChoice(settings)
+        self._swarm, self._fences = swarm, FenceFile(store.ownership, genesis, environment)
         self.deltas = DeltaHandler(
             swarm=swarm,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
             stale_limit=stale_limit,
             settings=settings,
             store=store,
             view=view,
             run=run,
             rpc=rpc,
-            rebalance=context.rebalance,
-            codec=context.codec,
+            rebalance=rebalance,
+            codec=codec,
             counters=counters,
             environment=environment,
         )
-        self.sent = SentDeltas()
         self.publisher = Publisher(
             store=store,
-            replica=context.replica,
-            view=context.view,
+            replica=self.replica,
+            view=view,
             environment=environment,
-            choose=lambda: change_codec(settings, context.codec.codec),
+            choose=lambda: change_codec(settings, codec.codec),
             sparse_values=settings.sparse_values,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
         )
-        has_backups = bool(settings.replicas)
         self.backup = BackupHandler(
             swarm=swarm,
             store=store,
-            replica=context.replica,
-            view=context.view,
+            replica=self.replica,
+            view=view,
             run=run,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
+            rpc=rpc,
+            rebalance=rebalance,
             publisher=self.publisher,
             sent=self.sent,
-            counters=context.counters,
+            counters=counters,
             has_backups=has_backups,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
             environment=environment,
         )
         self.directory = OwnerDirectory(
-            swarm=swarm,
-            store=store,
-            view=context.view,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
-            environment=environment,
+            swarm=swarm, store=store, view=view, rpc=rpc, rebalance=rebalance, environment=environment
         )
         self.final_values = FinalValues(
             swarm=swarm,
             store=store,
-            view=context.view,
-            rpc=context.rpc,
+            view=view,
+            rpc=rpc,
             directory=self.directory,
-            rebalance=context.rebalance,
+            rebalance=rebalance,
             environment=environment,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
         )
-        inspector = ShardInspector(store, context.counters, context.rebalance, environment)
+        inspector = ShardInspector(store, counters, rebalance, environment)
         self.reads = ReadHandler(
             store=store,
-            replica=context.replica,
+            replica=self.replica,
             run=run,
-            view=context.view,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
-            counters=context.counters,
+            view=view,
+            rpc=rpc,
+            rebalance=rebalance,
+            counters=counters,
             final_values=self.final_values,
             publisher=self.publisher,
             inspector=inspector,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
         )
         self.codec_control = CodecControl(
-            context.codec, swarm.line, environment.log, self._step_shape, is_beside=not context.synchronous
+            codec, swarm.line, environment.log, self._step_shape, is_beside=not synchronous
         )
         self.outbox = Outbox(
             sent=self.sent,
@@ -199,13 +172,13 @@ class Exchange:
         )
         self.push_client = PushClient(
             node_id=swarm.node_id,
-            synchronous=context.synchronous,
+            synchronous=synchronous,
             settings=settings,
             store=store,
             view=view,
             run=run,
-            codec=context.codec,
-            turns=context.turns,
+            codec=codec,
+            turns=rpc.turns,
             outbox=self.outbox,
             directory=self.directory,
             deltas=self.deltas,
@@ -218,7 +191,7 @@ class Exchange:
             store=store,
             view=view,
             rpc=rpc,
-            rebalance=context.rebalance,
+            rebalance=rebalance,
             replicator=self.deltas.replicator,
             in_flight=self.deltas.in_flight,
             directory=self.directory,
@@ -231,62 +204,55 @@ class Exchange:
         self.pull_client = PullClient(
             swarm=swarm,
             store=store,
-            replica=context.replica,
+            replica=self.replica,
             run=run,
-            view=context.view,
-            rpc=context.rpc,
+            view=view,
+            rpc=rpc,
             directory=self.directory,
             final_values=self.final_values,
             inspector=inspector,
-            counters=context.counters,
+            counters=counters,
             environment=environment,
             settings=settings,
-            codec=context.codec,
-            synchronous=context.synchronous,
+            codec=codec,
+            synchronous=synchronous,
         )
         self.reconciler = SplitReconciler(
             swarm=swarm,
             store=store,
-            view=context.view,
+            view=view,
             run=run,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
+            rpc=rpc,
+            rebalance=rebalance,
             directory=self.directory,
             deltas=self.deltas,
-            counters=context.counters,
+            counters=counters,
             settings=settings,
             environment=environment,
         )
         moves = ShardMoves(
             swarm=swarm,
             store=store,
-            rpc=context.rpc,
+            rpc=rpc,
             deltas=self.deltas,
             publisher=self.publisher,
-            counters=context.counters,
+            counters=counters,
             has_backups=has_backups,
             environment=environment,
         )
-        routes = RouteFinder(
-            swarm=swarm,
-            store=store,
-            view=context.view,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
-            environment=environment,
-        )
+        routes = RouteFinder(swarm=swarm, store=store, view=view, rpc=rpc, rebalance=rebalance, environment=environment)
         self._failover = Failover(
             swarm=swarm,
             store=store,
-            replica=context.replica,
+            replica=self.replica,
             run=run,
-            view=context.view,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
+            view=view,
+            rpc=rpc,
+            rebalance=rebalance,
             directory=self.directory,
             routes=routes,
             environment=environment,
-            is_synchronous=context.synchronous,
+            is_synchronous=synchronous,
         )
         resending = Resending(
             swarm=swarm,
@@ -302,10 +268,10 @@ class Exchange:
         self.rebalancer = Rebalancer(
             swarm=swarm,
             store=store,
-            view=context.view,
+            view=view,
             run=run,
-            rpc=context.rpc,
-            rebalance=context.rebalance,
+            rpc=rpc,
+            rebalance=rebalance,
             directory=self.directory,
             publisher=self.publisher,
             moves=moves,
@@ -321,37 +287,33 @@ class Exchange:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    @property
-    def counters(self) -> Counters:
-        return self.context.counters
-
     def versions(self) -> list[tuple[Term, int]]:
         """(term, version) of the replica's copy of every shard."""
-        return self._replica.versions()
+        return self.replica.versions()
 
     def reading(self, pause: Callable[[], None]) -> ReplicaReading:
         """The replica, for a thread to write to disk (`pause`: see `ReplicaReading`)."""
-        return ReplicaReading(self._replica.copy() if self._is_alone else self._replica, pause)
+        return ReplicaReading(self.replica.copy() if self._is_alone else self.replica, pause)
 
     def add_alone(self, delta: Vector) -> bool:
         """Add a delta to the replica of a node that exchanges nothing; False for one out of range, left out."""
         if is_in_range := is_delta_in_range(delta):
-            self._replica.vector += delta
+            self.replica.vector += delta
         return is_in_range
 
     def begin_at(self, step: int) -> None:
         """Set the step to start from: that of the restored checkpoint."""
-        self._run.step = step
+        self.run.step = step
 
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
-        self._run.advance(step)
+        self.run.advance(step)
         self.view.invalidate()
 
     async def start(self) -> None:
         """Serve requests and start the background work."""
-        self.context.swarm.on_change(self._on_change)
-        self.context.rpc.serve_indirect()
+        self._swarm.on_change(self._on_change)
+        self.rpc.serve_indirect()
         for handlers in (self.deltas, self.reads, self.backup, self.reconciler, self.final_values):
             handlers.register()
         services = {
@@ -371,27 +333,26 @@ class Exchange:
 
     def _on_change(self, change: PeerChange) -> None:
         """A member has come, gone, or changed."""
-        context = self.context
         self.reconciler.on_change(change)
         if change.kind == "restarted":
-            context.store.on_restart(change.node_id, context.rpc.me)
+            self.store.on_restart(change.node_id, self.rpc.me)
         if change.kind in ("restarted", "returned"):
             self.sent.doubt(change.node_id)
         if change.kind in ("up", "restarted", "returned", "moved", "dead"):
-            context.view.score.forget(change.node_id)
+            self.view.score.forget(change.node_id)
         if change.kind == "dead":
-            context.rpc.found_dead(change.node_id)
+            self.rpc.found_dead(change.node_id)
         if change.kind in ("dead", "left", "eligible", "up", "returned", "restarted"):
-            context.view.invalidate()
-            context.rebalance.wake()
+            self.view.invalidate()
+            self.rebalance.wake()
 
     # -- the start: a node has what its disk gives, and founds, resumes or joins the swarm -------------------------
 
     def offer(self, step: int, versions: list[tuple[Term, int]], states: dict[int, StoredState]) -> None:
         """What this node's disk has, before `start`: its step, the versions of the shards in the replica, and whole
         states. They count as copies in take-overs until the owners are known."""
-        self._run.step = step
-        self._replica.restore_versions(versions)
+        self.run.step = step
+        self.replica.restore_versions(versions)
         self.store.offer_stored(states)
 
     def delay_takeover(self, seconds: float) -> None:
@@ -400,22 +361,22 @@ class Exchange:
 
     async def found(self) -> int:
         """Own every shard that has no known owner, with the present replica as its initial value; returns how many."""
-        now = self.context.environment.clock.monotonic()
-        me, yielder, executor = self.context.rpc.me, LoopYielder(), self.context.environment.executor
+        now = self.environment.clock.monotonic()
+        me, yielder, executor = self.rpc.me, LoopYielder(), self.environment.executor
         founded = 0
         for shard in range(len(self.store)):
             if has_known_owner(self.store, shard):
                 continue
             await yielder.after(self.store.size(shard))
-            former, version = self._replica.version_of(shard)
-            values = self._replica.slice_of(shard)
+            former, version = self.replica.version_of(shard)
+            values = self.replica.slice_of(shard)
             state = await off_loop(executor, values.size, self.store.fresh_state, shard, values, version=version)
             if has_known_owner(self.store, shard):
                 continue  # another node claimed it meanwhile
             term = self.store.next_term(shard, former)
             self.store.own(shard, state, term, me, now, by_handover=False)
             if not self.store.holds_values:
-                self._replica.set_version(shard, term, version)
+                self.replica.set_version(shard, term, version)
             founded += 1
         return founded
 
@@ -426,7 +387,7 @@ class Exchange:
         nodes = 1 + await self._failover.resume(expected, wait_s)
         founded = await self.found()
         if not self.store.holds_values:
-            await self.pull_client.pull(self._run.step, deadline_s=RELAXED_PULL_S)
+            await self.pull_client.pull(self.run.step, deadline_s=RELAXED_PULL_S)
         lost = self._failover.lost_in_restart()
         self.counters.lost_in_restarts += (count := sum(lost.values()))
         log = self._log.info if clean and not count else self._log.warning
@@ -449,9 +410,9 @@ class Exchange:
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
         report = PullReport(0, [], [])
         if not self.store.holds_values:
-            clock, counters = self.context.environment.clock, self.counters
+            clock, counters = self.environment.clock, self.counters
             began, before_bytes = clock.monotonic(), counters.bytes_received
-            report = await self.pull_client.pull(self._run.step, deadline_s=None)
+            report = await self.pull_client.pull(self.run.step, deadline_s=None)
             self.codec_control.received(counters.bytes_received - before_bytes, clock.monotonic() - began)
         self._settle()
         return report
@@ -480,7 +441,7 @@ class Exchange:
     ) -> PushReport:
         """Push a delta that was trained in `train_s` seconds, in the codec that its line carries; see
         `PushClient.push`."""
-        control, clock = self.codec_control, self.context.environment.clock
+        control, clock = self.codec_control, self.environment.clock
         if train_s:
             control.trained(train_s)
         control.before_push()
@@ -491,7 +452,7 @@ class Exchange:
 
     async def pull(self, step: int) -> PullReport:
         """Bring the replica up to date after the barrier of `step`."""
-        deadline_s = DETECTION_BOUND_S if self.context.synchronous else RELAXED_PULL_S
+        deadline_s = DETECTION_BOUND_S if self.synchronous else RELAXED_PULL_S
         return await self.pull_client.pull(step, deadline_s=deadline_s)
 
     def _step_shape(self) -> StepShape:
@@ -503,7 +464,7 @@ class Exchange:
             nodes=self.view.worker_count(),
             owned=sum(map(store.size, store.owned)) / total,
             backed=sum(map(store.size, store.backed)) / total,
-            sparse_values=self.context.settings.sparse_values,
+            sparse_values=self.settings.sparse_values,
         )
 
     def take_merged(self) -> dict[bytes, int]:
@@ -533,13 +494,13 @@ class Exchange:
 
     async def close(self, timeout_s: float) -> None:
         """Refuse new deltas, wait at most `timeout_s` for those in flight, and then add none."""
-        self._run.enter(Phase.CLOSED)
+        self.run.enter(Phase.CLOSED)
         await self.deltas.drained(list(self.store.owned), timeout_s)
-        self._run.enter(Phase.DRAINED)
+        self.run.enter(Phase.DRAINED)
 
     def is_clean(self) -> bool:
         """Whether this node is closed and `ShardStore.states_to_save` has every delta that it acknowledged."""
-        return self._run.is_drained and all(stored.clean for stored in self.store.stored.values())
+        return self.run.is_drained and all(stored.clean for stored in self.store.stored.values())
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""

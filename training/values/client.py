@@ -21,7 +21,7 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import PushResult
 from training.exchange.owner.replication import DeltaReplicator

@@ -17,7 +17,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, Response
 from training.cooperative import VALUES_PER_ROW, VALUES_PER_UPDATE, LoopYielder
 from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import PushResult, encode, record_frames
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import lacks_backup, not_owned

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from overlay.environment import Environment
 from training.cooperative import VALUES_PER_UPDATE, LoopYielder
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import DeltaReplicator, not_owned

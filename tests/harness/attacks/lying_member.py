@@ -185,8 +185,8 @@ class History:
                 return f"shard {shard} has the values {owned.state.value}"
         for one in members:
             exchange = _running(one)[0]
-            if not np.isfinite(exchange.context.replica.vector).all():
-                return f"the replica of {one.name} is {exchange.context.replica.vector}"
+            if not np.isfinite(exchange.replica.vector).all():
+                return f"the replica of {one.name} is {exchange.replica.vector}"
             if exchange.store.superseded:
                 return f"{one.name} has superseded copies of {list(exchange.store.superseded)}"
             if len(exchange.outbox.steps) > 1:
@@ -225,7 +225,7 @@ class History:
     def _save(self, member: Member) -> Saved:
         exchange, overlay = _running(member)
         parts = state_files.encode(GENESIS, exchange.store.states_to_save(), clean=False)
-        replica = exchange.context.replica
+        replica = exchange.replica
         return Saved(replica.versions(), replica.vector.copy(), b"".join(parts), overlay.step)
 
     def _read(self, saved: Saved) -> dict[int, StoredState]:
@@ -241,7 +241,7 @@ class History:
             member = await world.start(name)
             exchange, overlay = _running(member)
             saved = self._saved[name]
-            exchange.context.replica.vector[:] = saved.replica
+            exchange.replica.vector[:] = saved.replica
             exchange.delay_takeover(30.0)
             exchange.offer(saved.step, saved.versions, self._read(saved))
             overlay.eligible = name == HONEST[0]

@@ -42,7 +42,7 @@ class Standing:
 
 
 def _replica(host: Host) -> Vector:
-    return host.living.exchange.context.replica.vector.copy()
+    return host.living.exchange.replica.vector.copy()
 
 
 def _whole_step(host: Host) -> int:

@@ -127,7 +127,7 @@ class HistoryChecks(HistoryFaults):
         """Nodes at one position of a chain hold the same bits, near to the owner's value; owners hold their own."""
         held: dict[tuple[int, Position], tuple[str, Vector]] = {}
         for name, exchange in exchanges.items():
-            replica = exchange.context.replica
+            replica = exchange.replica
             for shard in range(SHARDS):
                 mine, position = replica.slice_of(shard), replica.position_of(shard)
                 if position != NO_POSITION:
@@ -144,7 +144,7 @@ class HistoryChecks(HistoryFaults):
     def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:
         for shard in range(SHARDS):
             owner, state = self._owner(shard)
-            pulled, exact = exchange.context.replica.slice_of(shard), state.value
+            pulled, exact = exchange.replica.slice_of(shard), state.value
             rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
             # A node copies what it owns: exact, even if it has handed the shard over since.
             if np.array_equal(pulled, rounded) or np.array_equal(pulled, exact):
@@ -157,7 +157,7 @@ class HistoryChecks(HistoryFaults):
         nothing is new for it, although it pulls whole values now."""
         owner, state = self._owner(shard)
         assert owner.exchange is not None
-        chain, replica = owner.exchange.publisher._chains.get(shard), exchange.context.replica
+        chain, replica = owner.exchange.publisher._chains.get(shard), exchange.replica
         if chain is None or chain.published.source.version != state.version:
             return False
         return np.array_equal(replica.slice_of(shard), chain.published.value)

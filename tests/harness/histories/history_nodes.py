@@ -72,7 +72,7 @@ class HistoryNodes:
         # is heard (docs/faults.md, what is not promised).
         if saved is not None:
             exchange.delay_takeover(TAKEOVER_DELAY_S)
-            exchange.context.replica.vector[:] = saved.replica
+            exchange.replica.vector[:] = saved.replica
             exchange.offer(saved.step, saved.versions, self._read(saved))
         member.worker = asyncio.create_task(
             self._live(member, sent, founder=founder, works=works, resumes=resumes), name=f"life-{name}"
@@ -118,7 +118,7 @@ class HistoryNodes:
                     sources = [node for node in sources if self.names[node] == self.resumed_by]
                 try:
                     if sources:
-                        peer = overlay.peers[exchange.context.environment.entropy.random.choice(sources)]
+                        peer = overlay.peers[exchange.environment.entropy.random.choice(sources)]
                         await exchange.join(peer.contact)
                         break
                 except TransportError:
@@ -137,7 +137,7 @@ class HistoryNodes:
         step = exchange.view.median_step()
         exchange.begin_at(step)
         overlay.step = step
-        replica = exchange.context.replica.vector
+        replica = exchange.replica.vector
         self.clocks.start(member.name, self._now(), replica)
         is_sum = self.plan.settings.weight == "sum"
         memory = np.empty(VALUES, np.float32)
@@ -180,7 +180,7 @@ class HistoryNodes:
         def keep_the_rest() -> None:
             np.subtract(progress, memory, out=progress)
 
-        identity = DeltaId(member.contact.node_id, exchange.context.run.incarnation, step)
+        identity = DeltaId(member.contact.node_id, exchange.run.incarnation, step)
         report = await exchange.push(step, base, weight, memory, on_sent=keep_the_rest)
         bounds = exchange.store.bounds
         self.ledger.returned(sent, identity, report.returned)
@@ -190,7 +190,7 @@ class HistoryNodes:
         exchange.begin_at(step)
         overlay.step = step
         await exchange.pull(step)
-        self.clocks.pulled(member.name, exchange.context.replica.vector, self.bounds, self._now())
+        self.clocks.pulled(member.name, exchange.replica.vector, self.bounds, self._now())
 
     def _now(self) -> float:
         return self.world.clock.monotonic()
@@ -200,8 +200,8 @@ class HistoryNodes:
         exchange = member.exchange
         assert exchange is not None
         held = exchange.store.states_to_save()
-        parts = state_files.encode(exchange.context.genesis, held, clean=clean)
-        replica = exchange.context.replica
+        parts = state_files.encode(bytes.fromhex(exchange.manifest.genesis), held, clean=clean)
+        replica = exchange.replica
         self.saved[member.name] = Saved(
             replica.versions(),
             replica.vector.copy(),

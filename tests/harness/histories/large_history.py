@@ -136,7 +136,7 @@ class LargeHistory:
                 sources = sorted(peer.node_id for peer in overlay.members() if peer.eligible)
                 try:
                     if sources:
-                        source = exchange.context.environment.entropy.random.choice(sources)
+                        source = exchange.environment.entropy.random.choice(sources)
                         await exchange.join(overlay.peers[source].contact)
                         break
                 except TransportError:
@@ -167,7 +167,7 @@ class LargeHistory:
             await asyncio.sleep(min(STEP_MOST_S, 0.2 + chance.expovariate(1.2)))
             step += 1
             delta = self.ledger.delta(node_id, member.starts, step)
-            identity, bounds = DeltaId(node_id, exchange.context.run.incarnation, step), exchange.store.bounds
+            identity, bounds = DeltaId(node_id, exchange.run.incarnation, step), exchange.store.bounds
             handed = delta if progress is None else delta + progress
             memory = handed.copy()
             self.ledger.handed_over(sent, step)

@@ -33,7 +33,7 @@ class LargeReplicas:
             exact = exchanges[owners[shard]].store.owned[shard].state.value
             rounded = codecs.decoded(bytes(codecs.encode(exact, codec)), codec, exact.size)
             for name, exchange in exchanges.items():
-                pulled = exchange.context.replica.slice_of(shard)
+                pulled = exchange.replica.slice_of(shard)
                 # A node copies what it owns: exact, even if it has handed the shard over since.
                 if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
                     raise self._ledger.broken(f"{name} has pulled shard {shard} of {owners[shard]}: other values")

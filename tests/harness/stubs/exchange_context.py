@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from tests.harness.swarms.exchange_swarm import StartEntropy
 from training.codec_choice import CodecChoice
 from training.exchange.client.outbox import Outbox
 from training.exchange.client.push import PushClient
-from training.exchange.context import ExchangeContext
+from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import decode, encode
 from training.exchange.own_deltas import SentDeltas
@@ -38,6 +39,7 @@ from training.exchange.store.replica import Replica
 from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings
+from training.swarm import Swarm
 
 GENESIS = b"g" * 16
 POLL_S = 0.01
@@ -180,6 +182,26 @@ class ScriptedSwarm:
         return await self.handlers[name](sender, GENESIS + encode(message), chunks(list(body)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeContext:
+    """What the services under test are given."""
+
+    swarm: Swarm
+    environment: Environment
+    genesis: bytes
+    settings: ExchangeSettings
+    synchronous: bool
+    stale_limit: int | None
+    store: ShardStore
+    replica: Replica
+    run: RunState
+    view: SwarmView
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    codec: CodecChoice
+    counters: Counters = field(default_factory=Counters)
+
+
 def context_of(
     swarm: ScriptedSwarm, store: ShardStore, *, synchronous: bool = False, settings: ExchangeSettings | None = None
 ) -> ExchangeContext:
@@ -281,7 +303,7 @@ def pusher_of(context: ExchangeContext, deltas: DeltaHandler | None = None) -> P
         view=context.view,
         run=context.run,
         codec=context.codec,
-        turns=context.turns,
+        turns=context.rpc.turns,
         outbox=outbox,
         directory=outbox._directory,
         deltas=deltas,
@@ -305,9 +327,9 @@ def resending_of(context: ExchangeContext, sent: SentDeltas | None = None) -> Re
     )
 
 
-def records_of(context: ExchangeContext) -> list[Record]:
-    """The events that were logged."""
-    return cast(ListLog, context.environment.log).records
+def records_of(owner: Any) -> list[Record]:
+    """The events that were logged where a context, or an exchange, says."""
+    return cast(ListLog, owner.environment.log).records
 
 
 async def until(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:

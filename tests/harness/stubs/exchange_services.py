@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.harness.stubs.exchange_context import directory_of, route_finder_of
+from tests.harness.stubs.exchange_context import ExchangeContext, directory_of, route_finder_of
 from training.encoding.codecs import CodecName
 from training.encoding.pull_codecs import change_codec
 from training.exchange.backup import BackupHandler
 from training.exchange.client.pull import PullClient
-from training.exchange.context import ExchangeContext
 from training.exchange.directory import OwnerDirectory
 from training.exchange.own_deltas import SentDeltas
 from training.exchange.owner.deltas import DeltaHandler

@@ -287,8 +287,7 @@ def train_together(scripts: dict[str, Callable[[], Any]], folder: Path, steps: i
                 if task.done():
                     task.result()
             return all(
-                host.living.exchange is not None and host.living.exchange.context.run.passed_step >= steps
-                for host in hosts
+                host.living.exchange is not None and host.living.exchange.run.passed_step >= steps for host in hosts
             )
 
         def left() -> bool:

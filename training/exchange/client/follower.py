@@ -12,7 +12,7 @@ from overlay.environment import Environment
 from training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import PullResult
 from training.exchange.owner.published import apply_all, whole
 from training.exchange.peer_score import Nonsense

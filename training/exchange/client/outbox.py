@@ -22,7 +22,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer, SizedBody, TransportError
 from training.cooperative import VALUES_PER_PART
 from training.encoding.frames import BadFrame, Part, encoded_frames, sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push, PushAnswer, PushResult, read_results
 from training.exchange.own_deltas import KEPT_BYTES, Delivery, Outgoing, SentDeltas

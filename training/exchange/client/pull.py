@@ -26,7 +26,7 @@ from training.encoding.pull_codecs import follows_chains, whole_codec
 from training.exchange.client.follower import ChainFollower
 from training.exchange.client.joiner_relief import JoinerRelief
 from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from training.exchange.owner.final_values import FinalValues

@@ -26,7 +26,7 @@ from training.cooperative import LoopTurns, ThreadPauses
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.exchange.client.outbox import Outbox
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import OwnerDirectory
 from training.exchange.messages import Push
 from training.exchange.own_deltas import Delivery, Outgoing

@@ -21,7 +21,7 @@ from training.cooperative import light
 from training.encoding import codecs
 from training.encoding.codecs import Vector
 from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import Push, PushAnswer, PushResult, encode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake

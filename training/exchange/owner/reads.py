@@ -14,7 +14,7 @@ from overlay.transport import Buffer, Response
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, Vector
 from training.encoding.frames import Part, framed_bytes, frames, sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,

@@ -15,7 +15,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import TransportError
 from training.encoding.frames import sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.validation import DeltaValidator

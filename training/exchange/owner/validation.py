@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from overlay.environment import Environment
 from training.cooperative import LoopYielder, off_loop
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.messages import Push, PushResult, RefusalReason
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.rebalance_requests import RebalanceRequests

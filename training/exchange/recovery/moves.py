@@ -19,7 +19,7 @@ from training.cooperative import LoopYielder
 from training.encoding import low_bits
 from training.encoding.codecs import Encoded, Vector
 from training.encoding.frames import sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.owner.deltas import DeltaHandler
 from training.exchange.owner.publishing import Publisher

@@ -21,7 +21,7 @@ from overlay.peers import Contact, PeerChange
 from overlay.transport import Buffer, Response, TransportError
 from training.cooperative import VALUES_PER_ROW, off_loop
 from training.encoding.frames import BadFrame, FrameReader, list_if_small
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from training.exchange.messages import (
     MAX_DELTAS,

@@ -14,7 +14,7 @@ from overlay.environment import Environment
 from overlay.peers import Contact
 from overlay.transport import Buffer, Response, TransportError
 from training.encoding.frames import Part, encoded_frames, sized
-from training.exchange.context import Counters
+from training.exchange.counters import Counters
 from training.exchange.directory import PARTNER_TIMEOUT_S
 from training.exchange.messages import PushStatus, encode
 from training.exchange.own_deltas import Acknowledged, AcknowledgedKey, SentDeltas

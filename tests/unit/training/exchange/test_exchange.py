@@ -90,7 +90,7 @@ def test_a_founder_owns_every_shard_with_the_replicas_values() -> None:
         report = await exchange.push(1, 0, 1.0, np.ones(VALUES, np.float32))
         assert (report.acknowledged, report.outstanding) == (SHARDS, 0)
         assert (await exchange.pull(1)).changed == SHARDS
-        assert exchange.context.replica.vector.tolist() == [value + 1.0 for value in range(VALUES)]
+        assert exchange.replica.vector.tolist() == [value + 1.0 for value in range(VALUES)]
         assert exchange.versions() == [(term(1, "a"), 1)] * SHARDS
         await exchange.stop()
 
@@ -133,7 +133,7 @@ def test_large_shards_are_founded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
-        executor, names = exchange.context.environment.executor, []
+        executor, names = exchange.environment.executor, []
         run_in_thread = executor.run
 
         async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_node_alone_adds_its_deltas_to_its_own_vector() -> None:
         for step in (1, 2):
             assert exchange.add_alone(np.full(VALUES, step / 4, np.float32))
         assert not exchange.add_alone(np.full(VALUES, np.nan, np.float32))
-        assert exchange.context.replica.vector.tolist() == [value + 0.75 for value in range(VALUES)]
+        assert exchange.replica.vector.tolist() == [value + 0.75 for value in range(VALUES)]
 
     run(scenario())
 
@@ -198,7 +198,7 @@ def test_the_stale_limit_follows_the_staleness(staleness: int | None, limit: int
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk(), staleness=staleness)
         assert exchange.stale_limit == limit
         assert not exchange.synchronous
-        assert exchange_of(ScriptedSwarm(ME), MemoryDisk(), barrier="bsp").context.synchronous
+        assert exchange_of(ScriptedSwarm(ME), MemoryDisk(), barrier="bsp").synchronous
 
     run(scenario())
 
@@ -225,7 +225,7 @@ def test_steps_and_incarnation_are_told_by_calls() -> None:
         assert exchange.view.median_step() == 6
         swarm.gone.clear()
 
-        exchange.context.run.incarnation = 3
+        exchange.run.incarnation = 3
         await exchange.push(7, 6, 1.0, np.ones(VALUES, np.float32))
         await asyncio.sleep(LASTING_S)
         await exchange.push(8, 7, 1.0, np.ones(VALUES, np.float32))
@@ -271,7 +271,7 @@ def test_fences_are_written_when_a_full_disk_has_room_again() -> None:
         await exchange.stop()
 
         assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(7, "x")
-        assert [record.event for record in records_of(exchange.context)] == ["fences_not_written"]
+        assert [record.event for record in records_of(exchange)] == ["fences_not_written"]
 
     run(scenario())
 
@@ -295,7 +295,7 @@ def test_a_service_that_had_a_fault_begins_again() -> None:
 
         assert len(ticks) > 3
         assert ticks[1] - ticks[0] >= 1.0
-        (record,) = records_of(exchange.context)
+        (record,) = records_of(exchange)
         assert (record.event, record.level) == ("exchange_service_failed", "error")
         assert record.fields == {"service": "rebalancer", "error": "KeyError(0)"}
 
@@ -315,7 +315,7 @@ def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete()
 
         assert exchange.is_clean()
         assert [shard for shard, _, _ in exchange.store.states_to_save()] == list(range(SHARDS))
-        assert exchange.context.run.is_drained
+        assert exchange.run.is_drained
 
     run(scenario())
 

@@ -45,7 +45,7 @@ class Calls:
 
 def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What `on_change` may tell others."""
-    calls, context = Calls(), exchange.context
+    calls, context = Calls(), exchange
     for owner, name in (
         (type(exchange.reconciler), "on_change"),
         (type(context.store), "on_restart"),
@@ -123,7 +123,7 @@ def test_a_service_that_fails_is_reported_and_begins_again() -> None:
         exchange.rebalancer.run = failing  # type: ignore[method-assign]
         await exchange.start()
         await asyncio.sleep(2 * FIRST_PAUSE_S)
-        found = [one.fields for one in records_of(exchange.context) if one.event == "exchange_service_failed"]
+        found = [one.fields for one in records_of(exchange) if one.event == "exchange_service_failed"]
         assert found == [{"service": "rebalancer", "error": "ValueError('a fault')"}]
         assert [at - runs[0] for at in runs] == [0.0, FIRST_PAUSE_S]
         assert not any(task.done() for task in exchange._tasks)

@@ -15,6 +15,7 @@ from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
     Answer,
+    ExchangeContext,
     ScriptedSwarm,
     context_of,
     outbox_of,
@@ -23,7 +24,6 @@ from tests.harness.stubs.exchange_context import (
 )
 from training.exchange.client import outbox as outbox_module
 from training.exchange.client.outbox import COPIED_BYTES, Outbox
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import SIGN_OF_LIFE, LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, piece_of
 from training.exchange.own_deltas import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
 from training.exchange.ownership_messages import TransferResult

@@ -18,6 +18,7 @@ from overlay.peers import Contact
 from overlay.transport import Buffer
 from tests.harness.environment.simulated import InlineExecutor, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.exchange_context import ExchangeContext
 from tests.harness.stubs.exchange_services import pull_client_of
 from tests.unit.training.test_checkpoint import Lines
 from training.codec_choice import CodecChoice
@@ -25,7 +26,6 @@ from training.cooperative import LoopTurns
 from training.encoding.frames import HEADER_BYTES, Part, frames
 from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S
 from training.exchange.client.pull import PullClient
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from training.exchange.peer_score import PeerScore
 from training.exchange.rebalance_requests import RebalanceRequests

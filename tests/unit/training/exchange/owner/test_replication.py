@@ -12,10 +12,9 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import Answer, ExchangeContext, ScriptedSwarm, context_of
 from training.encoding import codecs
 from training.encoding.codecs import CodecName, as_bytes
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
 from training.exchange.owner.delta_item import IncomingDelta
 from training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned

@@ -13,8 +13,7 @@ import pytest
 
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
-from training.exchange.context import ExchangeContext
+from tests.harness.stubs.exchange_context import ExchangeContext, ScriptedSwarm, context_of, records_of
 from training.exchange.messages import Push, PushResult
 from training.exchange.owner import validation
 from training.exchange.owner.delta_item import IncomingDelta

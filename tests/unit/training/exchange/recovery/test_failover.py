@@ -12,13 +12,13 @@ from overlay.transport import NOT_SERVED, TransportError
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
+    ExchangeContext,
     ScriptedSwarm,
     context_of,
     directory_of,
     records_of,
     route_finder_of,
 )
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
 from training.exchange.ownership_messages import CopyStatus, ShardList, SurveyAnswer, TransferResult
 from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover

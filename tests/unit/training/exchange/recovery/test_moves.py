@@ -13,11 +13,10 @@ import pytest
 from overlay.transport import TransportError
 from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_context import Answer, ExchangeContext, ScriptedSwarm, context_of
 from tests.harness.stubs.exchange_services import backup_of_node, moves_of, publisher_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from training.encoding.frames import HEADER_BYTES, FrameReader
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import encode, read_record
 from training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
 from training.exchange.recovery.moves import BATCH_S, ShardMoves

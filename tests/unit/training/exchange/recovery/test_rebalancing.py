@@ -17,6 +17,7 @@ from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
     Answer,
+    ExchangeContext,
     ScriptedSwarm,
     context_of,
     deltas_of,
@@ -26,7 +27,6 @@ from tests.harness.stubs.exchange_context import (
 )
 from tests.harness.stubs.exchange_services import failover_of, moves_of, publisher_of
 from training.encoding.codecs import as_bytes
-from training.exchange.context import ExchangeContext
 from training.exchange.directory import shard_key
 from training.exchange.messages import LocateOwnersAnswer, Push, decode
 from training.exchange.owner.delta_item import IncomingDelta

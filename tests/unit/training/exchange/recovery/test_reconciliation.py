@@ -16,11 +16,17 @@ import pytest
 from overlay.peers import PeerChange
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of, records_of
+from tests.harness.stubs.exchange_context import (
+    ExchangeContext,
+    ScriptedSwarm,
+    context_of,
+    deltas_of,
+    directory_of,
+    records_of,
+)
 from tests.harness.stubs.exchange_services import reads_of, reconciler_of
 from tests.harness.swarms.exchange_overlay import chunks
 from training.encoding.frames import FrameReader
-from training.exchange.context import ExchangeContext
 from training.exchange.messages import LocateOwners, LocateOwnersAnswer, decode, read_record
 from training.exchange.owner.delta_item import logged_frames
 from training.exchange.ownership_messages import (

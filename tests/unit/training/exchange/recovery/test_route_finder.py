@@ -9,8 +9,14 @@ from overlay.peers import Contact
 from overlay.transport import TransportError
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, records_of, route_finder_of
-from training.exchange.context import ExchangeContext
+from tests.harness.stubs.exchange_context import (
+    Answer,
+    ExchangeContext,
+    ScriptedSwarm,
+    context_of,
+    records_of,
+    route_finder_of,
+)
 from training.exchange.messages import Indirect, IndirectAnswer, decode
 from training.exchange.peer_score import FIRST_LOOK_S, UNREACHED_S
 from training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
