@@ -32,7 +32,7 @@ class PlainTrainer:
     def sent(self) -> None:
         """Every delta is the same."""
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         """It looks at no values."""
 
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002

@@ -138,12 +138,16 @@ class StepExchange:
         step = row["step"]
         base_step, awaited_from = await self._step_of_others()
         self._pulled_s = self._clock.monotonic()
-        held: Ranges = ()
+        held: set[int] = set()
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+            # What is unchanged lacks the delta still; one that was refused or returned will never be in it.
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
-            held = self._ranges({*pulled.missing, *unchanged, *self._exchange.outbox.shards})
+            held = {*pulled.missing, *unchanged, *self._exchange.outbox.shards}
+        # What an owner has published may be older than its state, and lack the delta that this has.
+        known = self._exchange.replica.version_of
+        lacking = {shard for shard, version in pushed.versions.items() if known(shard)[1] < version} - held
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
         if is_caught_up:
             # It was suspended or disconnected. It has the present values now, so it continues at the step of the
@@ -153,7 +157,8 @@ class StepExchange:
             self._swarm.announce(step=base_step)
         self.base_step = base_step
         moved_to = base_step if is_caught_up else None
-        await self._trainer.arrived(moved_to or step, held, self._ranges(pushed.returned))
+        returned = self._ranges(pushed.returned)
+        await self._trainer.arrived(moved_to or step, self._ranges(held), returned, self._ranges(lacking))
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
         row |= {

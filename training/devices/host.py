@@ -274,11 +274,11 @@ class HostTrainer:
         assert self._base is not None
         self._base.is_sent = True
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         """See `Trainer.arrived`."""
         assert self._base is not None
         async with self._at_work:
-            await self._environment.executor.run(self._base.enter, step, held, returned)
+            await self._environment.executor.run(self._base.enter, step, held, returned, lacking)
 
     # -- together with other nodes -------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class NodeBase:
         self.is_exchanging = True
         return True
 
-    def enter(self, step: int, held: Ranges, returned: Ranges) -> None:
+    def enter(self, step: int, held: Ranges, returned: Ranges, lacking: Ranges = ()) -> None:
         """See `Trainer.arrived`."""
         self._settle()
         for first, end in returned:
@@ -62,6 +62,8 @@ class NodeBase:
         for part, values, ahead in kept:
             self._shared[part] = values
             self._ahead[part] = ahead
+        for first, end in lacking:
+            self._ahead[first:end] = self._delta[first:end]
         self.is_exchanging, self.known_step = False, step
 
     def _settle(self) -> None:

@@ -88,15 +88,17 @@ RetryReason = Literal[
 
 
 class PushResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one shard of a push; `reason` for `refused` and `retry`, `where` for `redirect`.
+    """What became of one shard of a push; `reason` for `refused` and `retry`, `owner_info` for `redirect`.
 
-    A receiver accepts any reason, for a later version may have more of them.
+    A receiver accepts any reason, for a later version may have more of them. `version`: that of the owner's state with
+    the delta. What is pulled in an earlier one lacks it; 0: not said.
     """
 
     shard: ShardIndex
     status: PushStatus
     reason: Reason = ""
     owner_info: OwnerInfo | None = None
+    version: Number = 0
 
     @classmethod
     def refused(cls, shard: int, reason: RefusalReason) -> PushResult:

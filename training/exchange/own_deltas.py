@@ -70,6 +70,8 @@ class Delivery:
     acknowledged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     refused_shards: set[int] = field(default_factory=set)
+    #: The version of the owner's state of each acknowledged shard that has the delta.
+    versions: dict[int, int] = field(default_factory=dict)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
     task: asyncio.Task[None] | None = None

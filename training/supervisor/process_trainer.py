@@ -316,13 +316,13 @@ class ProcessTrainer:
         """See `Trainer.sent`."""
         self._send(messages.DeltaSent())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         """See `Trainer.arrived`."""
         session = self._session
         if session is None or session.failure is not None:
             return
         self._entered = asyncio.get_running_loop().create_future()
-        session.send(messages.ValuesArrived(step, list(held), list(returned)))
+        session.send(messages.ValuesArrived(step, list(held), list(returned), list(lacking)))
         # Under bsp no order is under way, and nobody else finds out that it hangs.
         await self._watch(session, self._entered, self._pace.limits(None))
 

@@ -22,7 +22,9 @@ from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 News = DeltaSent | ValuesArrived
 
-_NONE, _SENT, _ARRIVED, _RETURNED = range(4)
+_NONE, _SENT, _ARRIVED = range(3)
+#: Added to `_ARRIVED`.
+_RETURNED, _LACKING = 4, 8
 
 
 class ValueEntry:
@@ -72,25 +74,26 @@ class ValueEntry:
         if code == _SENT:
             self._model_vector.settle(self._share(self._delta))
             return True
-        if code == _RETURNED:
-            part = None
-            if isinstance(news, ValuesArrived):
-                part = np.zeros_like(self._delta)
-                for first, end in news.returned:
-                    part[first:end] = self._delta[first:end]
-            self._model_vector.take_back(self._share(part))
-        held = news.held if isinstance(news, ValuesArrived) else []
+        arrived = news if isinstance(news, ValuesArrived) else ValuesArrived(self.known_step)
+        if code & _RETURNED:
+            self._model_vector.take_back(self._share(self._part(arrived.returned)))
+        ahead = self._share(self._part(arrived.lacking)) if code & _LACKING else None
         with loads.load():
-            self._model_vector.enter(self._share(self._vector, held))
-        self.is_exchanging = False
-        if isinstance(news, ValuesArrived):
-            self.known_step = news.step
+            self._model_vector.enter(self._share(self._vector, arrived.held), ahead)
+        self.is_exchanging, self.known_step = False, arrived.step
         return True
 
-    def _share(self, values: Vector | None, held: Sequence[tuple[int, int]] = ()) -> Tensor:
+    def _part(self, ranges: Sequence[tuple[int, int]]) -> Vector:
+        """The delta in these ranges, and zeros elsewhere."""
+        part = np.zeros_like(self._delta)
+        for first, end in ranges:
+            part[first:end] = self._delta[first:end]
+        return part
+
+    def _share(self, values: Vector, held: Sequence[tuple[int, int]] = ()) -> Tensor:
         """On all ranks and their devices: `float32[total]` of rank 0, with the base in the ranges that are `held`."""
         base = self._model_vector.base
-        if not self._ranks.is_first or values is None:
+        if not self._ranks.is_first:
             found = torch.empty_like(base)
         else:
             found = torch.from_numpy(values).to(base.device, copy=bool(held))
@@ -106,4 +109,4 @@ def _code(news: News | None) -> int:
         case DeltaSent():
             return _SENT
         case ValuesArrived():
-            return _RETURNED if news.returned else _ARRIVED
+            return _ARRIVED + _RETURNED * bool(news.returned) + _LACKING * bool(news.lacking)

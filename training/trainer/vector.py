@@ -183,12 +183,16 @@ class ModelVector:
         self._ahead = []
 
     @torch.no_grad()
-    def enter(self, target: Tensor) -> None:
-        """Move base and model to where the base is `target`, `float32[total]` on the model's device.
+    def enter(self, target: Tensor, ahead: Tensor | None = None) -> None:
+        """Move base and model to where the base is `target`, `float32[total]` on the model's device; with `ahead`, what
+        the shared value `target` lacks of this node's delta, to their sum. `ahead` must not change before the next
+        `enter`.
 
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
-        self._ahead = []
+        self._ahead = [] if ahead is None else self._views(ahead)
+        if ahead is not None:
+            target = target + ahead
         for tensor, base, value in zip(self._tensors, self._bases, self._views(target), strict=True):
             if tensor.dtype == torch.float32 and tensor.device == base.device:
                 torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model

@@ -269,10 +269,11 @@ class Trainer(Protocol):
         """`delta` holds what goes to the owners of it; the rest stays with the trainer."""
         ...
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         """The exchange of the last delta has ended, and `vector` holds the shared values of `step`, which contain it,
-        but in the ranges `held`. The ranges `returned` of `delta` were not sent after all. Returns when the model has
-        moved to them, at the next optimiser step, or when the trainer has failed."""
+        but in the ranges `held`, which are not taken, and `lacking`, to which the trainer adds it. The ranges
+        `returned` of `delta` were not sent after all. Returns when the model has moved to them, at the next optimiser
+        step, or when the trainer has failed."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:

@@ -120,12 +120,14 @@ class DeltaSent(msgspec.Struct, frozen=True, tag="delta_sent"):
 class ValuesArrived(msgspec.Struct, frozen=True, tag="values_arrived"):
     """The exchange of the last delta has ended, and `vector` holds the shared values that contain it, those of `step`.
 
-    `held`: ranges of values that do not contain it yet. `returned`: ranges of `delta` that were not sent after all.
+    `held`: ranges of values that do not contain it yet, and are not taken. `lacking`: ranges that do not contain it
+    yet, and to which it is added. `returned`: ranges of `delta` that were not sent after all.
     """
 
     step: int
     held: list[tuple[int, int]] = []
     returned: list[tuple[int, int]] = []
+    lacking: list[tuple[int, int]] = []
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):

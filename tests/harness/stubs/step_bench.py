@@ -16,6 +16,7 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 from training.barriers.predicates import make_barrier
 from training.exchange.client.pull import PullReport
 from training.exchange.client.push import PushReport
+from training.exchange.terms import ZERO_TERM
 from training.progress import Progress
 from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from training.step_loop import StepLoop
@@ -50,6 +51,9 @@ class RecordingExchange:
         self.returned: tuple[int, ...] = ()
         self.missing: list[int] = []
         self.store = SimpleNamespace(bounds=[(0, 8)])
+        #: The version of the owner's state with the delta, and of what is pulled.
+        self.added_version = self.pulled_version = 0
+        self.replica = SimpleNamespace(version_of=lambda _shard: (ZERO_TERM, self.pulled_version))
         self.outbox = SimpleNamespace(shards=set())
         self.stale_limit, self.synchronous, self.codec = 10, False, SimpleNamespace(codec="bfloat16")
         self.view = SimpleNamespace(
@@ -81,7 +85,7 @@ class RecordingExchange:
         self.pushes.append((step, base_step, weight))
         self.history.append(("pushed", step))
         refused = {"not_finite": 1} if step in self.not_finite else {}
-        return PushReport(1, refused, 0, 8, {0} if refused else set(), self.returned)
+        return PushReport(1, refused, 0, 8, {0} if refused else set(), self.returned, {0: self.added_version})
 
     def add_alone(self, delta: Any) -> bool:
         self.vector += delta
@@ -107,14 +111,16 @@ class LoadingTrainer(StubTrainer):
         super().__init__("stub", 8, step_s=step_s)
         self.waits = False
         self.arrivals: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
+        self.lacking: list[list[tuple[int, int]]] = []
         self._history = history
 
     async def load(self, order: StepOrder) -> None:
         self._history.append(("began", order.step))
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
-        await super().arrived(step, held, returned)
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+        await super().arrived(step, held, returned, lacking)
         self.arrivals.append((step, list(held), list(returned)))
+        self.lacking.append(list(lacking))
         self._history.append(("entered", step))
 
 

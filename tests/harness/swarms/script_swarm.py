@@ -118,10 +118,10 @@ class ScriptTrainer(StubTrainer):
     def sent(self) -> None:
         self._send(messages.DeltaSent())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         if self._state != "running":
             return
-        self._send(messages.ValuesArrived(step, list(held), list(returned)))
+        self._send(messages.ValuesArrived(step, list(held), list(returned), list(lacking)))
         if self._trains:  # it waits for data, and takes the values at its next optimiser step
             self._entered.clear()
             await self._entered.wait()

@@ -69,8 +69,8 @@ class InlineTrainer:
     def sent(self) -> None:
         self.runner.apply(DeltaSent())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
-        self.runner.apply(ValuesArrived(step, list(held), list(returned)))
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+        self.runner.apply(ValuesArrived(step, list(held), list(returned), list(lacking)))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         return self.runner.evaluate(step)

@@ -269,7 +269,7 @@ class StubTrainer:
     def sent(self) -> None:
         self.progress -= self.delta
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = ()) -> None:
+    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
         for first, end in returned:
             self.progress[first:end] += self.delta[first:end]
         if returned and self.trained:

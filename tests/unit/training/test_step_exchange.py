@@ -99,6 +99,23 @@ def test_what_was_not_sent_is_progress_again_and_what_did_not_arrive_is_held() -
     run(scenario())
 
 
+def test_a_value_that_is_older_than_its_owners_state_lacks_the_delta() -> None:
+    """Owners publish values from time to time: what is pulled may be from before the push."""
+
+    async def scenario() -> None:
+        bench = bench_of(max_steps=3)
+        bench.exchange.added_version, bench.exchange.pulled_version = 5, 4
+        running = asyncio.create_task(bench.run())
+        await asyncio.sleep(1.7)
+        bench.exchange.pulled_version = 5
+        await running
+
+        assert bench.trainer.lacking == [[(0, 8)], [], []]
+        assert bench.trainer.arrivals == [(1, [], []), (2, [], []), (3, [], [])]
+
+    run(scenario())
+
+
 def test_a_trainer_that_crashes_begins_with_values_that_have_its_delta() -> None:
     """The exchange under way ends first; what was trained since the last delta is trained again."""
 

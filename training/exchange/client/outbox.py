@@ -292,6 +292,7 @@ class Outbox:
             item = delivery.unacknowledged.pop(result.shard)
             self.obstacles.clear(result.shard)
             if result.status == "ok":
+                delivery.versions[result.shard] = result.version
                 self._keep(delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()

@@ -49,8 +49,8 @@ LAST_SPARSE_VALUES = 1024
 @dataclass(frozen=True, slots=True)
 class PushReport:
     """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` and
-    `refused_shards` grow when one of these is refused later. `returned`: shards of which no byte was sent, and none
-    will be."""
+    `refused_shards` grow when one of these is refused later, and `versions` when one is acknowledged: the version of
+    the owner's state that has the delta. `returned`: shards of which no byte was sent, and none will be."""
 
     acknowledged: int
     refused: dict[str, int]
@@ -58,6 +58,7 @@ class PushReport:
     bytes_sent: int
     refused_shards: set[int] = field(default_factory=set)
     returned: tuple[int, ...] = ()
+    versions: dict[int, int] = field(default_factory=dict)
 
 
 class PushClient:
@@ -161,6 +162,7 @@ class PushClient:
             self._counters.bytes_sent - sent_before,
             delivery.refused_shards,
             returned,
+            delivery.versions,
         )
 
     def _note_apart(self) -> None:

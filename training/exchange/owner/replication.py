@@ -182,7 +182,7 @@ class DeltaReplicator:
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
             self._validator.note_added(identity, item)
-        return PushResult(item.shard, "ok")
+        return PushResult(item.shard, "ok", version=0 if self._synchronous else owned.state.version)
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: set[int]

@@ -52,6 +52,25 @@ def test_what_was_returned_is_progress_and_what_is_held_stays() -> None:
     run(scenario())
 
 
+def test_values_that_lack_the_delta_are_begun_from_with_it() -> None:
+    """Until values come that contain it."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0)]
+        host = host_of(devices, local_steps=2)
+        await host.start()
+        base = float(host.vector[0])
+        await host.train(order(1, 2))
+        host.sent()
+        host.vector += 10.0
+        await host.arrived(1, lacking=[(0, SIZE)])
+        await host.train(order(2, 2))
+        assert devices[0].began[1] - base == pytest.approx(12.0)
+        assert host.delta == pytest.approx(np.full(SIZE, 2.0))
+
+    run(scenario())
+
+
 def test_a_node_whose_progress_is_not_finite_takes_it_back() -> None:
     """It goes on from its base."""
 

@@ -385,6 +385,24 @@ def test_an_order_that_trains_nothing_leaves_schedules_where_they_are() -> None:
     assert rest.metrics["learning_rate"] == before.metrics["learning_rate"]
 
 
+def test_values_that_lack_the_delta_enter_with_it() -> None:
+    """What the node has trained stays in its model, though the value that was pulled is older."""
+    node = Node("Line")
+    order = partial(StepOrder, workers=1.0, is_first=True)
+    node.runner.train(order(1, 5))
+    before, first = node.vector.copy(), node.delta.copy()
+    node.vector += 100.0
+    total = len(node.vector)
+    node.runner.apply(DeltaSent())
+    node.runner.apply(ValuesArrived(1, lacking=[(1, total)]))
+    node.runner.train(order(1, 0))
+    model = np.zeros_like(before)
+    node.runner.model_vector.read(model)
+    np.testing.assert_allclose(model[0], before[0] + 100.0, atol=1e-4)
+    np.testing.assert_allclose(model[1:], before[1:] + 100.0 + first[1:], atol=1e-4)
+    np.testing.assert_allclose(node.delta, np.zeros(total), atol=1e-4)
+
+
 def test_values_that_are_held_stay_out_and_what_was_returned_stays_progress() -> None:
     """Per range of values: the last that the daemon has said of it counts."""
     node = Node("Line")

@@ -344,6 +344,11 @@ def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
     vector.settle(torch.from_numpy(delta))
     assert vector.is_ahead
     assert known() == shared.tolist()
+    lacks = torch.from_numpy(delta.copy())
+    vector.enter(torch.from_numpy(shared + 5.0), lacks)
+    assert vector.is_ahead
+    assert known() == (shared + 5.0).tolist()
+    assert values_of(vector) == (shared + 7.0).tolist()
     vector.enter(torch.from_numpy(shared + 7.0))
     assert not vector.is_ahead
     assert known() == (shared + 7.0).tolist()

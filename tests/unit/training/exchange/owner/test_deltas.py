@@ -60,14 +60,14 @@ async def pushed(swarm: ScriptedSwarm, push: Push, body: list[bytes], sender: Co
 
 
 def test_a_delta_is_added_once_however_often_it_is_sent() -> None:
-    """A retry is acknowledged under the same version."""
+    """The first answer says which version of the state has it, and a retry is acknowledged."""
 
     async def scenario() -> None:
         store = owner_of("a")
         _, swarm, _ = handler_of(store)
 
-        for _ in range(2):
-            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok")]
+        for version in (1, 0):
+            assert await pushed(swarm, push_of(), body_of(0)) == [PushResult(0, "ok", version=version)]
         assert store.owned[0].state.value.tolist() == [1.0] * 4
 
     run(scenario())
@@ -82,9 +82,9 @@ def test_a_delta_of_a_node_that_counts_fewer_workers_gets_the_owners_weight() ->
         swarm.worker_count = 6.0
         push = msgspec.structs.replace(push_of(), weight=0.5, workers=2.0)
 
-        for _ in range(2):
+        for version in (1, 0):
             answer = await swarm.deliver("push", OTHER, push, PushAnswer, body_of(0))
-            assert (answer.results, answer.workers) == ([PushResult(0, "ok")], 6.0)
+            assert (answer.results, answer.workers) == ([PushResult(0, "ok", version=version)], 6.0)
             await asyncio.sleep(LASTING_S)
         assert store.owned[0].state.value.tolist() == [pytest.approx(1 / 6)] * 4
         assert context.view.counts.lasting() == [(OTHER.node_id, 2.0)]
@@ -127,7 +127,7 @@ def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.M
 
         monkeypatch.setattr(context.environment.executor, "run", noted)
         retries = await asyncio.gather(*(pushed(swarm, push_of(), body_of(0)) for _ in range(3)))
-        assert retries == [[PushResult(0, "ok")]] * 3
+        assert [[one.status for one in results] for results in retries] == [["ok"]] * 3
         assert store.owned[0].state.value.tolist() == [1.0] * 4
         assert names == ["received"] * 3
         infinite = [bytes(buffer) for buffer in frames(0, np.full(4, np.inf, np.float32), "float32", Part.DELTA)]
@@ -301,7 +301,8 @@ def test_a_retry_waits_for_the_first_attempt() -> None:
 
         answer.set()
 
-        assert await first == await second == [PushResult(0, "ok")]
+        assert await first == [PushResult(0, "ok", version=1)]
+        assert await second == [PushResult(0, "ok")]
         assert await handler.drained([0], 0.1)
 
     run(scenario())
@@ -381,7 +382,7 @@ def test_a_delta_that_was_trained_apart_is_added_as_from_the_other_side_of_a_spl
         late = msgspec.structs.replace(push_of(base_step=1), weight=0.5, workers=2.0)
         assert await pushed(swarm, late, body_of(0)) == [PushResult(0, "refused", reason="late")]
         apart = msgspec.structs.replace(late, apart=True)
-        assert await pushed(swarm, apart, body_of(0)) == [PushResult(0, "ok")]
+        assert await pushed(swarm, apart, body_of(0)) == [PushResult(0, "ok", version=1)]
         state = store.owned[0].state
         assert state.value.tolist() == [value] * 4
         assert (state.momentum, state.sum_weight) == (None, 0.0)

@@ -82,7 +82,7 @@ def test_the_delta_is_added_after_its_backup_has_acknowledged_it() -> None:
 
         swarm.answers["forward"] = note
 
-        assert await replicate(replicator, 0) == [PushResult(0, "ok")]
+        assert await replicate(replicator, 0) == [PushResult(0, "ok", version=1)]
         assert added_at_forward == [False]
         (message,) = swarm.sent("forward", Forward)
         assert message.shards[0].term == term(1, "a")
@@ -250,7 +250,7 @@ def test_a_backup_that_does_not_know_the_shard_is_dropped() -> None:
         replicator, swarm, _ = replicator_of(store)
         swarm.answers["forward"] = forwarded("unknown")
 
-        assert await replicate(replicator, 0) == [PushResult(0, "ok")]
+        assert await replicate(replicator, 0) == [PushResult(0, "ok", version=1)]
         assert store.owned[0].backup is None
         assert store.owned[0].term == term(2, "a")
 
@@ -336,7 +336,7 @@ def test_a_backup_is_sent_no_delta_of_its_own(node: str, repair: bool, has_it: b
         store.owned[0].backup = B
         replicator, swarm, context = replicator_of(store, B)
 
-        assert await replicate_from(replicator, node, repair=repair) == [PushResult(0, "ok")]
+        assert await replicate_from(replicator, node, repair=repair) == [PushResult(0, "ok", version=1)]
         assert has_it_of(swarm) == [[has_it]]
         assert context.counters.bytes_sent == (0 if has_it else 16)
 
@@ -354,7 +354,7 @@ def test_a_backup_that_keeps_its_delta_no_more_is_sent_it() -> None:
             "lacks" if decode(payload, Forward).shards[0].has_it else "ok"
         )(to, payload)
 
-        assert await replicate_from(replicator, "b") == [PushResult(0, "ok")]
+        assert await replicate_from(replicator, "b") == [PushResult(0, "ok", version=1)]
         assert has_it_of(swarm) == [[True], [False]]
         assert (context.counters.bytes_sent, store.owned[0].backup) == (16, B)
 
