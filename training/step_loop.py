@@ -4,6 +4,11 @@ Of each step the trainer reports it takes the delta, unless the exchange of the 
 adds up, and the trainer goes on. It stands still for its barrier and for nothing else. Under bsp the barrier includes
 that the values of the step have entered the model. Progress, waiting and failures are logged and recorded in
 `Progress`, so that a waiting node can be distinguished from a slow one.
+
+A step has several states. It is *trained* when the trainer has reported it; the barrier asks with this number whether
+the next one may begin. It is *counted* when the delta that has it is pushed; the others are told this number. A delta's
+*base step* is the median counted step of the swarm when its node pulled last. The *known step* is the step whose pulled
+values the trainer has.
 """
 
 from __future__ import annotations
@@ -100,70 +105,6 @@ class StepLoop:
         self._failures = Failures(training.max_restarts)
         self._crash_loops = False
         self._on_trained: Callable[[Vector], None] = lambda _delta: None
-
-    # -- control ------------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Stop training after the current step; the node continues to own its shards."""
-        self.progress.paused = True
-        self._resumed.clear()
-
-    def resume(self) -> None:
-        self.progress.paused = False
-        self._resumed.set()
-
-    def end_by_goal(self) -> None:
-        """Another node has seen `until` hold in its evaluations of the shared model: end after this step."""
-        self._evaluations.end_by_goal()
-
-    @property
-    def best(self) -> BestMetrics:
-        """The best metrics of the shared model so far."""
-        return self._evaluations.best
-
-    def missing_evaluations(self) -> str:
-        """Why `until` cannot hold, if enough steps have passed to say so: nothing, or not its metric, is evaluated."""
-        return self._evaluations.missing(self.progress.step - self.first_step)
-
-    def restart_from(self, file: str) -> None:
-        """If the trainer has to be restarted, it restores this file."""
-        self._restore_file = file
-
-    def follow(self, records: RecordsInTurns) -> None:
-        """Tell these records which steps are counted, and end the run with them."""
-        self._records = records
-        self._steps.on_counted(records.count)
-
-    def on_trained(self, callback: Callable[[Vector], None]) -> None:
-        """Call `callback` with each delta, `float32[total]`, as the trainer has made it; replaces the previous one."""
-        self._on_trained = callback
-
-    async def finish_push(self, timeout_s: float) -> None:
-        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
-        it would be trained again under the same number."""
-        self._is_leaving = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._all_counted.wait()
-        except TimeoutError:
-            self._log.warning("step_cut_short", step=self.progress.step + 1)
-
-    async def counted(self) -> None:
-        """Wait until the last delta is pushed, and its step counted."""
-        await self._all_counted.wait()
-
-    def set_stalled(self, stalled: bool) -> None:
-        """Callback of the trainer's supervisor: the trainer hangs, or makes progress again."""
-        if stalled != self.progress.stalled:
-            self.progress.stalled = stalled
-            self._announce_activity()
-            if stalled:
-                self._log.warning("trainer_stalled", step=self.progress.step)
-            else:
-                self._log.info("trainer_moving", step=self.progress.step)
-
-    def _announce_activity(self) -> None:
-        self._swarm.announce(activity=self.progress.activity)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -317,6 +258,70 @@ class StepLoop:
         self._trained_step = max(self._trained_step, self.progress.step)
         self._turn_ended = None
         self._log.info("resumed", step=self.progress.step)
+
+    # -- control ------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop training after the current step; the node continues to own its shards."""
+        self.progress.paused = True
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        self.progress.paused = False
+        self._resumed.set()
+
+    def end_by_goal(self) -> None:
+        """Another node has seen `until` hold in its evaluations of the shared model: end after this step."""
+        self._evaluations.end_by_goal()
+
+    @property
+    def best(self) -> BestMetrics:
+        """The best metrics of the shared model so far."""
+        return self._evaluations.best
+
+    def missing_evaluations(self) -> str:
+        """Why `until` cannot hold, if enough steps have passed to say so: nothing, or not its metric, is evaluated."""
+        return self._evaluations.missing(self.progress.step - self.first_step)
+
+    def restart_from(self, file: str) -> None:
+        """If the trainer has to be restarted, it restores this file."""
+        self._restore_file = file
+
+    def follow(self, records: RecordsInTurns) -> None:
+        """Tell these records which steps are counted, and end the run with them."""
+        self._records = records
+        self._steps.on_counted(records.count)
+
+    def on_trained(self, callback: Callable[[Vector], None]) -> None:
+        """Call `callback` with each delta, `float32[total]`, as the trainer has made it; replaces the previous one."""
+        self._on_trained = callback
+
+    async def finish_push(self, timeout_s: float) -> None:
+        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
+        it would be trained again under the same number."""
+        self._is_leaving = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_counted.wait()
+        except TimeoutError:
+            self._log.warning("step_cut_short", step=self.progress.step + 1)
+
+    async def counted(self) -> None:
+        """Wait until the last delta is pushed, and its step counted."""
+        await self._all_counted.wait()
+
+    def set_stalled(self, stalled: bool) -> None:
+        """Callback of the trainer's supervisor: the trainer hangs, or makes progress again."""
+        if stalled != self.progress.stalled:
+            self.progress.stalled = stalled
+            self._announce_activity()
+            if stalled:
+                self._log.warning("trainer_stalled", step=self.progress.step)
+            else:
+                self._log.info("trainer_moving", step=self.progress.step)
+
+    def _announce_activity(self) -> None:
+        self._swarm.announce(activity=self.progress.activity)
 
     # -- the trainer --------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class BarrierWaiter:
         return asked_at
 
     async def wait(self, step: int, step_seconds: float) -> float:
-        """Wait until the node, which has completed `step`, may start the next one; returns the seconds waited."""
+        """Wait until the node, which has trained `step`, may start the next one; returns the seconds waited."""
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
@@ -134,6 +134,7 @@ class BarrierWaiter:
             if peer is not None
             and (self.barrier.is_enough(step, peer.step) or self._is_plausible(peer, step_seconds, now))
         ]
+        # Where none of the sample counts there is nobody to wait for, and the barrier passes.
         if self.barrier.passes(step, [peer.step for peer in counted]):
             return True
         slowest = min(counted, key=lambda peer: (peer.step, peer.node_id), default=None)
@@ -156,7 +157,7 @@ class BarrierWaiter:
 
     def _is_plausible(self, peer: Peer, step_seconds: float, now: float) -> bool:
         """Whether the peer has moved within the time that the steps of the other nodes explain."""
-        # Promise 3.
+        # Promise 3: nobody waits for a node that stands.
         idle_s = min(peer.last_heard, now) - max(peer.last_progress, self._began_at)
         if idle_s <= STALL_FLOOR_S:
             return True

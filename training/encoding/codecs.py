@@ -213,6 +213,7 @@ def _encode_piece(values: Vector, codec: CodecName, into: bytearray, at_byte: in
     if codec == "int4":
         int4.encode_piece(values, into, at_byte, rounded)
         return
+    assert codec == "int8", codec
     blocks = values.size // BLOCK_VALUES
     whole = blocks * BLOCK_VALUES
     if blocks:
@@ -262,6 +263,7 @@ def decode(data: Buffer, codec: CodecName, into: Vector) -> None:
     elif codec == "int4":
         int4.decode(view, into)
     else:
+        assert codec == "int8", codec
         _decode_blocks(view, into)
 
 

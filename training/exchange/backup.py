@@ -145,7 +145,7 @@ class BackupHandler:
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
             self._counters.bytes_received += len(encoded)
             delta, is_in_range = await turns.run(self._executor, size, _decoded_in_range, encoded, codec, size)
-            # Promise 7.
+            # Promise 7: values that are not finite or absurd change nothing.
             if not is_in_range:
                 self._log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=shard)
                 self._view.score.nonsense(sender.node_id, "forward")
@@ -155,7 +155,7 @@ class BackupHandler:
             delta = await turns.run(self._executor, size, codecs.decoded, encoded, codec, size)
         elif not self._has(identity, shard, sender):
             return "lacks"
-        # Promise 7.
+        # Promise 7: an absurd step changes nothing.
         if message.step > self._view.plausible_steps().furthest:
             return "unknown"
         return BufferedDelta(

@@ -451,7 +451,7 @@ class Exchange:
         return report
 
     async def pull(self, step: int) -> PullReport:
-        """Bring the replica up to date after the barrier of `step`."""
+        """Bring the replica up to date. Under bsp the barrier of `step` has passed; otherwise it may pass meanwhile."""
         deadline_s = DETECTION_BOUND_S if self.synchronous else RELAXED_PULL_S
         return await self.pull_client.pull(step, deadline_s=deadline_s)
 

@@ -47,10 +47,10 @@ def bare_model(model: nn.Module) -> nn.Module:
 class ModelVector:
     """The model's tensors in the vector's order. Raises `TrainerFailed` for a model that cannot be shared.
 
-    `base` is the shared value that this node knows and its own deltas that are not in that value; what the model has
-    beyond it is progress, which goes out with the next delta. A value that arrives moves model and base, and leaves
-    progress and the optimiser's moments as they are (`enter`). With `include_frozen` frozen parameters are in the
-    vector too, so that they may be unfrozen at any step.
+    The model is `base + progress`, and the base is `shared + ahead`: the shared value that this node knows, and its own
+    deltas that are not in that value. Progress goes out with the next delta. A value that arrives moves model and base,
+    and leaves progress and the optimiser's moments as they are (`enter`). With `include_frozen` frozen parameters are
+    in the vector too, so that they may be unfrozen at any step.
     """
 
     def __init__(self, model: nn.Module, *, include_frozen: bool = False) -> None:

@@ -206,7 +206,8 @@ class Outbox:
             shards = self._not_behind(delivery, theirs)
             items = [delivery.unacknowledged[shard] for shard in shards]
             if not items:
-                return not theirs
+                is_behind = bool(theirs)  # otherwise there was nothing left to send
+                return not is_behind
             # Promise 1: its owner may have it from now on, so it is sent until it is answered.
             for item in items:
                 item.is_started = True

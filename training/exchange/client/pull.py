@@ -127,7 +127,8 @@ class PullClient:
         return VALUE_BYTES * (values - missing), VALUE_BYTES * values, self._clock.monotonic() - self._download.began
 
     async def pull(self, step: int, *, deadline_s: float | None, is_final: bool = False) -> PullReport:
-        """Fetch every shard that changed, as of a node that has passed the barrier of `step`.
+        """Fetch every shard that changed. Owners show what is visible at `step`: under bsp, whose barrier has passed
+        then, the deltas of that step.
 
         A final pull fetches every shard, as float32, in bits that every other node gets too.
 
@@ -135,7 +136,7 @@ class PullClient:
         while one moves. With None it waits until all are there: a joiner cannot train on half a vector.
         """
         self._run.pass_barrier(step)
-        # Promise 3.
+        # Promise 3: nobody waits for owners that are out of reach.
         if deadline_s is not None and not (is_final or self._synchronous) and self._directory.is_apart():
             return PullReport(0, [], list(range(len(self._store))))
         began, is_joiners = self._clock.monotonic(), deadline_s is None
@@ -167,7 +168,7 @@ class PullClient:
 
         shards = list(job.waiting)
         owners, _ = self._directory.by_owner(shards)
-        # Promise 2.
+        # Promise 2: a joiner gets the model from whoever has it.
         relief = JoinerRelief(
             swarm=self._swarm,
             store=self._store,
@@ -283,7 +284,7 @@ class PullClient:
             for result in results:
                 if result.shard not in asked:
                     raise BadFrame(f"shard {result.shard} was not asked for")
-                # Promise 7.
+                # Promise 7: an absurd term or version changes nothing.
                 plausible = self._store.ownership.is_plausible
                 if not (plausible(result.term) and plausible(result.rank_term)):
                     raise BadFrame(f"shard {result.shard} under term {result.term.number}")
@@ -311,7 +312,7 @@ class PullClient:
             encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory)
             self._counters.bytes_received += len(encoded)
             await self._rpc.turns.take(light(size))
-            # Promise 7.
+            # Promise 7: values out of range change nothing.
             if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
                 raise BadFrame(f"shard {shard} has values out of range")
         if result.term < self._store.ownership.fence(shard):
@@ -335,7 +336,7 @@ class PullClient:
     async def _copy_own(self, shards: list[int], job: Job) -> None:
         """Copy the shards owned here into the replica. What is added to a shard during the copy has another version,
         and comes with the next pull."""
-        # Promise 11.
+        # Promise 11: the final value is one that the backup has to the bit.
         if job.is_final:
             await self._final_values.prepare(shards, job.step)
         for shard in shards:

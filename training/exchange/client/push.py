@@ -37,7 +37,6 @@ from training.exchange.store.shard_store import ShardStore
 from training.exchange.swarm_view import SwarmView
 from training.settings import ExchangeSettings
 from training.shards.delta_range import is_delta_in_range
-from training.shards.outer_rule import is_plain
 
 #: A thread encodes 390,000 values as bfloat16, int8 or int4 in 0.2 ms, as sparse in 0.5 ms: then it pauses less often.
 LIGHT_TURNS = 2
@@ -189,7 +188,7 @@ class PushClient:
 
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
         codec, most = self._codec.codec, self._settings.sparse_values
-        if is_apart and is_plain(codec):
+        if is_apart and codec == "sparse":
             codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
         if codec == "float32":
             bounds = ((shard, *self._store.bounds[shard]) for shard in shards)
@@ -203,7 +202,7 @@ class PushClient:
     async def _deliver(self, delivery: Delivery, *, waits: bool) -> tuple[int, ...]:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
         byte was sent, and none will be. Where it does not wait, all of them stay in the outbox."""
-        # Promise 3.
+        # Promise 3: no step waits for a silent owner longer than this.
         wait = delivery.wait = StepWait(None if self._synchronous else self._settings.push_deadline_s)
         self.outbox.add(delivery)
         done = asyncio.ensure_future(delivery.done.wait())
@@ -224,7 +223,7 @@ class PushClient:
 
     def _encode(self, delta: Vector, shards: list[int], codec: CodecName, sparse_values: int) -> list[Outgoing]:
         """Encode these shards, and leave in `delta` what the owners will decode."""
-        pauses = ThreadPauses(self._executor, 1 if is_plain(codec) else LIGHT_TURNS)
+        pauses = ThreadPauses(self._executor, 1 if codec == "sparse" else LIGHT_TURNS)
         outgoing = []
         for shard in shards:
             start, stop = self._store.bounds[shard]

@@ -192,7 +192,11 @@ class DeltaHandler:
     # -- own deltas of shards that no other node has --------------------------------------------------------------
 
     def unreplicated(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards that this node owns and need not replicate: own deltas may be added at once."""
+        """Those of the shards that this node owns and need not replicate: own deltas may be added at once.
+
+        A shard *has targets* where a backup or a learner gets its deltas. It *lacks a backup* where it has none and one
+        is expected. It is *unreplicated* where it has none, and none is expected.
+        """
         if self._view.expects_backups():
             return []  # promise 1: a shard without a backup is about to get one
         if self._store.rule.robust:
@@ -246,7 +250,7 @@ class DeltaHandler:
         # Promise 1: it may have been added before.
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
-        # Promise 7.
+        # Promise 7: an absurd step changes nothing.
         if push.step > self._view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         if repair and not push.apart:

@@ -108,6 +108,7 @@ class DeltaReplicator:
         lacking: set[int] = set()
         results: list[PushResult] = []
         remaining = items
+        # A round forwards what a target lacks; the next one adds what all targets have, unless they have changed.
         for _ in range(FORWARD_ROUNDS):
             groups: dict[Contact, list[Pair]] = {}
             forwarded: list[IncomingDelta] = []
@@ -203,7 +204,7 @@ class DeltaReplicator:
             step=push.step,
             weight=weight,
             synchronous=self._synchronous,
-            shards=[_forwarded(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
+            shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
         self._counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
@@ -254,7 +255,7 @@ def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
 
 
-def _forwarded(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
+def _head(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
     return Forwarded(
         item.shard,
         owned.term,

@@ -120,7 +120,7 @@ class Failover:
             if (best := await self._best_copy(shard, copies[shard])) is None:
                 continue
             copied, state = best
-            # Promise 7.
+            # Promise 7: a broken copy is no model.
             is_in_range = await off_loop(self._executor, state.value.size, state.is_in_range)
             # Promise 1: two owners of a shard would each acknowledge deltas. If meanwhile another node took the shard,
             # or this one became its owner or backup, the survey is void.
@@ -129,7 +129,7 @@ class Failover:
             if not is_in_range:
                 self._drop_broken(shard, copied)
                 continue
-            # Promise 6.
+            # Promise 6: after a restart of all no delta is on its way.
             if self._resuming and state.unlisted:
                 self._era_begins_again(shard, state)
             from_replica += state.era_step > 0
@@ -267,7 +267,7 @@ class Failover:
         self._store.note_owners(answer.known)
         is_plausible = self._store.ownership.is_plausible
         for copy in answer.statuses:
-            # Promise 7.
+            # Promise 7: an absurd term changes nothing.
             if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
                 found[copy.shard].append((contact, copy))
                 if self._resuming and is_joining:

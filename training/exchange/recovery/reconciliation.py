@@ -171,7 +171,7 @@ class SplitReconciler:
     async def _send_claims(self) -> None:
         """Tell one node what this one owns: this is how two owners of one shard learn of each other."""
         self._claimed_at, me = self._clock.monotonic(), self._rpc.me
-        # Promise 5.
+        # Promise 5: two owners of a shard learn of each other.
         claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
         known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
         self.returned = {node: None for node in self.returned if node in known}
@@ -358,7 +358,7 @@ class SplitReconciler:
 
     async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> PushStatus:
         """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
-        # Promise 7.
+        # Promise 7: an absurd step changes nothing.
         if logged.step > MAX_BELIEVED:
             return "refused"
         weight = logged.weight

@@ -37,7 +37,9 @@ NO_POSITION = Position(b"", 0)
 
 
 class Replica:
-    """`vector` is the trainer's shared memory, `float32[total]`. Pulls change it through `writing`, so that a thread
+    """The whole vector as this node has pulled it; the copies that `exchange.replicas` asks for are backups of shards.
+
+    `vector` is the trainer's shared memory, `float32[total]`. Pulls change it through `writing`, so that a thread
     that reads a shard for a checkpoint knows whether it has changed.
 
     A shard has a position in a chain while it holds that published value to the bit. Whatever else is recorded of it,

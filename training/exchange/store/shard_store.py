@@ -345,7 +345,7 @@ class ShardStore:
             learners = [one for one in self.backed.values() if not one.is_active]
             if sum(item.size_bytes for one in learners for item in one.buffered) > MAX_BUFFERED_BYTES:
                 return "unknown", fence
-            backed.buffered.append(item)
+            backed.buffered.append(item)  # a newer snapshot may still replace the state
         if state is not None:
             if not self.holds_values:
                 state.fold(folded_step, self.rule)
