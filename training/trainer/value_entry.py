@@ -77,9 +77,10 @@ class ValueEntry:
         arrived = news if isinstance(news, ValuesArrived) else ValuesArrived(self.known_step)
         if code & _RETURNED:
             self._model_vector.take_back(self._share(self._part(arrived.returned)))
-        ahead = self._share(self._part(arrived.lacking)) if code & _LACKING else None
+        # Only for the shared weights, so it takes no memory of the device.
+        lacking = self._share(self._part(arrived.lacking)).cpu() if code & _LACKING else None
         with loads.load():
-            self._model_vector.enter(self._share(self._vector, arrived.held), ahead)
+            self._model_vector.enter(self._share(self._vector, arrived.held, arrived.lacking), lacking)
         self.is_exchanging, self.known_step = False, arrived.step
         return True
 
@@ -90,15 +91,20 @@ class ValueEntry:
             part[first:end] = self._delta[first:end]
         return part
 
-    def _share(self, values: Vector, held: Sequence[tuple[int, int]] = ()) -> Tensor:
-        """On all ranks and their devices: `float32[total]` of rank 0, with the base in the ranges that are `held`."""
+    def _share(
+        self, values: Vector, held: Sequence[tuple[int, int]] = (), lacking: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """On all ranks and their devices: `float32[total]` of rank 0, with the base in the ranges that are `held`, and
+        with the delta in those that lack it."""
         base = self._model_vector.base
         if not self._ranks.is_first:
             found = torch.empty_like(base)
         else:
-            found = torch.from_numpy(values).to(base.device, copy=bool(held))
+            found = torch.from_numpy(values).to(base.device, copy=bool(held or lacking))
             for first, end in held:
                 found[first:end] = base[first:end]
+            for first, end in lacking:
+                found[first:end] += torch.from_numpy(self._delta[first:end]).to(base.device)
         return self._ranks.share_tensor(found)
 
 

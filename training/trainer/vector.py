@@ -82,6 +82,8 @@ class ModelVector:
         self._kept: Tensor | None = None
         # What the base has and the shared value lacks, in parts like the tensors; empty: nothing.
         self._ahead: list[Tensor] = []
+        #: The same of an earlier delta, which the shared value that entered last lacked. On the CPU.
+        self._lacking: list[Tensor] = []
         self._rounded = self._find_rounded()
 
     def _find_rounded(self) -> list[tuple[Tensor, Tensor]]:
@@ -147,7 +149,7 @@ class ModelVector:
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Load `vector`, `float32[total]`, into the model: it is the base, as rounded to the model's own types."""
-        self._ahead = []
+        self._ahead, self._lacking = [], []
         self._base.copy_(torch.from_numpy(vector))
         self.load_base()
 
@@ -183,16 +185,13 @@ class ModelVector:
         self._ahead = []
 
     @torch.no_grad()
-    def enter(self, target: Tensor, ahead: Tensor | None = None) -> None:
-        """Move base and model to where the base is `target`, `float32[total]` on the model's device; with `ahead`, what
-        the shared value `target` lacks of this node's delta, to their sum. `ahead` must not change before the next
-        `enter`.
+    def enter(self, target: Tensor, lacking: Tensor | None = None) -> None:
+        """Move base and model to where the base is `target`, `float32[total]` on the model's device. `lacking`: what in
+        it is a delta of this node that the shared value lacks, on the CPU; it must not change before the next `enter`.
 
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
-        self._ahead = [] if ahead is None else self._views(ahead)
-        if ahead is not None:
-            target = target + ahead
+        self._ahead, self._lacking = [], [] if lacking is None else self._views(lacking)
         for tensor, base, value in zip(self._tensors, self._bases, self._views(target), strict=True):
             if tensor.dtype == torch.float32 and tensor.device == base.device:
                 torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model
@@ -208,16 +207,17 @@ class ModelVector:
     @torch.no_grad()
     def load_shared(self) -> None:
         """Load the shared value that this node knows: the base without what that value lacks, to the rounding of one
-        addition."""
-        for tensor, base in zip(self._tensors, self._bases, strict=True):
-            tensor.copy_(base)
-        for tensor, base, part in zip(self._tensors, self._bases, self._ahead, strict=False):
-            tensor.copy_(torch.sub(base, part.to(base.device)))
+        addition or two."""
+        for place, (tensor, base) in enumerate(zip(self._tensors, self._bases, strict=True)):
+            value = base
+            for parts in filter(None, (self._ahead, self._lacking)):
+                value = torch.sub(value, parts[place].to(base.device))
+            tensor.copy_(value)
 
     @property
     def is_ahead(self) -> bool:
         """Whether the base has a delta that the shared value lacks."""
-        return bool(self._ahead)
+        return bool(self._ahead or self._lacking)
 
     # --- one of several trainers of a node ------------------------------------------------------------------------
 

@@ -184,6 +184,7 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
     node = Node(until_done)
     began, expected = node.vector.copy(), node.vector.copy()
     news: list[messages.FromDaemon] = []
+    late = np.zeros_like(expected)  # what the owners publish with the next values
 
     def speak() -> None:
         time.sleep(draw.choice([0.0, 0.0, 0.004, 0.02]))
@@ -196,12 +197,17 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
         if report.has_delta:
             assert not news
             expected[:] += node.delta
-            node.vector += node.delta
+            node.vector += node.delta + late
+            late[:] = 0.0
+            lacking = [(8, 16)] if draw.random() < 0.3 else []
+            for first, end in lacking:
+                late[first:end] = node.delta[first:end]
+            node.vector -= late
             part = [(0, 8)] if draw.random() < 0.3 else []
             for first, end in part:
                 node.vector[first:end] -= node.delta[first:end]
                 expected[first:end] -= node.delta[first:end]
-            news.extend([messages.DeltaSent(), messages.ValuesArrived(step, [], part)])
+            news.extend([messages.DeltaSent(), messages.ValuesArrived(step, [], part, lacking)])
 
     for step in range(1, 13):
         speak()
@@ -214,7 +220,7 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
     node.order(12, 0)
     report = node.next(messages.Trained).report
     assert report.has_delta
-    node.vector += node.delta
+    node.vector += node.delta + late
     expected += node.delta
     node.send(messages.RunEnded("max_steps", 10.0))
 

@@ -345,10 +345,16 @@ def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
     assert vector.is_ahead
     assert known() == shared.tolist()
     lacks = torch.from_numpy(delta.copy())
-    vector.enter(torch.from_numpy(shared + 5.0), lacks)
+    vector.enter(torch.from_numpy(shared + 7.0), lacks)
     assert vector.is_ahead
     assert known() == (shared + 5.0).tolist()
     assert values_of(vector) == (shared + 7.0).tolist()
+    stepped(model, 1.0)
+    vector.cut(delta)
+    vector.settle(torch.from_numpy(delta))
+    assert known() == (shared + 5.0).tolist()
+    stepped(model, -1.0)
+    vector.take_back(torch.from_numpy(delta))
     vector.enter(torch.from_numpy(shared + 7.0))
     assert not vector.is_ahead
     assert known() == (shared + 7.0).tolist()
