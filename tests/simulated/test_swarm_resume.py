@@ -154,7 +154,7 @@ def test_killed_all_at_once_no_delta_is_counted_twice(seed: int, late_s: float) 
         swarm.start("n3", bootstrap="n0")
         await swarm.until(lambda: len(swarm.running()) == 4 and min(steps(swarm)) >= 1, within_s=60, what="it resumes")
         resumed = {host.name: host.living.progress.step for host in swarm.running()}
-        assert min(resumed.values()) >= 4, (before, resumed)
+        assert min(resumed.values()) >= 3, (before, resumed)  # that of the first checkpoint
         await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="they go on")
         await settle(swarm)
         await asyncio.sleep(5.0)
