@@ -94,9 +94,9 @@ BREAKS: dict[int, Break] = {
         f"{SIMULATED}/test_swarm_training.py::test_a_late_joiner_starts_where_the_others_are",
     ),
     3: Break(
-        "overlay.membership.failure_detector:FailureDetector.on_timeout",
-        "a probe without an answer raises no suspicion",
-        returns([]),
+        "training.exchange.swarm_view:SwarmView.is_gone",
+        "no node ever counts as gone",
+        returns(False),
         f"{SIMULATED}/test_swarm_training.py::test_a_killed_owner_loses_nothing_that_was_acknowledged",
     ),
     4: Break(
@@ -136,8 +136,8 @@ BREAKS: dict[int, Break] = {
         "tests/unit/training/barriers/test_predicates.py::test_quantile_passes_when_that_share_is_far_enough",
     ),
     10: Break(
-        "overlay.line_rate:LineRate.window",
-        "no line is ever measured",
+        "training.codec_choice:CodecChoice.decide",
+        "the line does not decide on the codec",
         returns(False),
         f"{SIMULATED}/test_slow_start.py::test_behind_slow_lines_a_swarm_trains_from_its_first_step_on",
     ),
