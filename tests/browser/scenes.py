@@ -231,7 +231,6 @@ def fault() -> Scene:
             before.status.exchange,
             shards_without_backup=4,
             refused=12,
-            lost=3,
             shards_resigned=2,
             shards_to_mend=1,
         ),
