@@ -246,7 +246,7 @@ def _ours(
                 sent_bytes=sent[number],
                 log=said[number],
                 left=len(left[number]),
-                lost=_exchange(node).get("lost", 0),
+                lost=sum(_exchange(node).get(f"lost_in_{kind}", 0) for kind in ("splits", "restarts")),
                 started_s=started_s,
             )
             for number, node in enumerate(nodes)

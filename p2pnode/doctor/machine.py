@@ -21,7 +21,6 @@ LATE_S, TOO_LATE_S = 0.1, 1.0
 CLOCK_BOUND_S = 60.0
 #: Half of the bound: the other machine may be off by as much to the other side.
 CLOCK_WARNING_S = CLOCK_BOUND_S / 2
-SECRET_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class SecretFile(NamedTuple):
