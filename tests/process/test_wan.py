@@ -23,6 +23,8 @@ LINE = Cable(4.0, 4.0, delay_s=0.02)
 PARAMETERS = 120_000
 STEP_S = 0.7
 STEPS = 8
+#: Of each node, so that how far apart two of them are can be told.
+EXCHANGES = 3
 NODES = 3
 SHARDS = 16
 SETTINGS = {
@@ -62,8 +64,9 @@ def swarm(world: Wan, folder: Path) -> Iterator[list[LanNode]]:
             print(f"--- {node.name}, its end:", *said[-15:], sep="\n")
 
 
-def rows(node: LanNode) -> list[dict[str, Any]]:
-    return node.steps(1000)
+def exchanges(node: LanNode) -> list[dict[str, Any]]:
+    """The rows of its steps that had a delta."""
+    return [row for row in node.steps(1000) if "acknowledged" in row]
 
 
 @pytest.mark.slow
@@ -75,6 +78,7 @@ def test_slow_lines_delay_and_nothing_else(tmp_path: Path) -> None:
     try:
         with wan([LINE] * NODES, seed=5) as world, swarm(world, tmp_path) as nodes:
             until(lambda: all(len(noted(tmp_path / f"notes-{n}")) >= STEPS for n in range(NODES)), 60, "steps", nodes)
+            until(lambda: all(len(exchanges(node)) >= EXCHANGES for node in nodes), 60, "exchanges", nodes)
             for node in nodes:
                 node.post("/pause")
             until(
@@ -84,7 +88,7 @@ def test_slow_lines_delay_and_nothing_else(tmp_path: Path) -> None:
                 exchange = node.status()["exchange"]
                 lost = exchange["lost_in_splits"] + exchange["lost_in_restarts"]
                 assert (lost, exchange["refused"]) == (0, 0)
-                made = [row for row in rows(node) if "acknowledged" in row]
+                made = exchanges(node)
                 turns = max(later["step"] - row["step"] for row, later in itertools.pairwise(made))
                 print([(row["acknowledged"], row["outstanding"], row["pull_missing"]) for row in made])
                 assert [row["pull_missing"] for row in made] == [0] * len(made)
