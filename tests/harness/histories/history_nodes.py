@@ -180,7 +180,7 @@ class HistoryNodes:
         def keep_the_rest() -> None:
             np.subtract(progress, memory, out=progress)
 
-        identity = DeltaId(member.contact.node_id, exchange.run.incarnation, step)
+        began_s, identity = self._now(), DeltaId(member.contact.node_id, exchange.run.incarnation, step)
         report = await exchange.push(step, base, weight, memory, on_sent=keep_the_rest)
         bounds = exchange.store.bounds
         self.ledger.returned(sent, identity, report.returned)
@@ -189,7 +189,8 @@ class HistoryNodes:
         memory[:] = OVERWRITTEN
         exchange.begin_at(step)
         overlay.step = step
-        await exchange.pull(step)
+        missing = (await exchange.pull(step)).missing
+        self.clocks.exchanged(member.name, began_s, missing, self._now())
         self.clocks.pulled(member.name, exchange.replica.vector, self.bounds, self._now())
 
     def _now(self) -> float:

@@ -10,12 +10,15 @@ acknowledgements and 5 s for values, so that the bound holds for every shard. Fo
 clock may show the bound once more, if that fault can stop this node or this shard. Such a fault strikes the node, or
 the owner, the backup or the learner of the shard, or cuts lines between them. A fault elsewhere allows nothing, and
 neither does a join or an orderly leave.
+
+A fault elsewhere may have held up the exchange that set a clock: its node waited on for other shards, and pushed
+nothing. Where a fault strikes such a clock too, what the other shards took comes on top of the bound.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from training.encoding.codecs import Vector
@@ -45,10 +48,11 @@ def retries_s(loss: float, rare: float = RARE) -> float:
 
 @dataclass
 class Clock:
-    """`since_s`: when a node last got what it waits for."""
+    """`since_s`: when a node last got what it waits for. `held_s`: how long that exchange waited for other shards."""
 
     since_s: float
     blows: int = 0
+    held_s: float = 0.0
 
 
 class ProgressClocks:
@@ -61,13 +65,14 @@ class ProgressClocks:
         self._acknowledged: dict[str, list[Clock]] = {}
         self._fresh: dict[str, list[Clock]] = {}
         self._seen: dict[str, Vector] = {}
-        #: The longest that a clock has shown, and the same of clocks that at most one fault had struck.
+        #: The longest that a clock has shown, and the same of clocks that at most one fault had struck, without the
+        #: time for other shards.
         self.longest_s = 0.0
         self.longest_of_one_s = 0.0
 
-    def limit_s(self, faults: int = 1) -> float:
-        """What a clock may show that so many faults have struck."""
-        return STEP_MOST_S + self._retries_s + BOUND_S * max(1, faults)
+    def limit_s(self, faults: int = 1, held_s: float = 0.0) -> float:
+        """What a clock may show that so many faults have struck, and whose node waited so long for other shards."""
+        return STEP_MOST_S + self._retries_s + max(BOUND_S, BOUND_S * faults + min(BOUND_S, held_s))
 
     def names(self) -> list[str]:
         return list(self._acknowledged)
@@ -86,6 +91,13 @@ class ProgressClocks:
     def acknowledged(self, name: str, shard: int, now: float) -> None:
         if name in self._acknowledged:
             self._acknowledged[name][shard] = self._read(self._acknowledged[name][shard], now)
+
+    def exchanged(self, name: str, began_s: float, missing: Collection[int], now: float) -> None:
+        """An exchange has ended, for which these shards did not come. Those that were acknowledged in it did not hold
+        it up."""
+        for shard, clock in enumerate(self._acknowledged.get(name, ())):
+            if clock.since_s >= began_s and shard not in missing:
+                clock.held_s = now - clock.since_s
 
     def pulled(self, name: str, replica: Vector, bounds: list[tuple[int, int]], now: float) -> None:
         """A pull has ended: the shards whose bits are others are fresh."""
@@ -119,7 +131,7 @@ class ProgressClocks:
                     if waiting is not None and (clocks is self._fresh or shard not in waiting.get(name, ())):
                         continue
                     self._read(clock, now)
-                    if now - clock.since_s > self.limit_s(clock.blows):
+                    if now - clock.since_s > self.limit_s(clock.blows, clock.held_s):
                         waited_s, faults = now - clock.since_s, clock.blows
                         return f"{name} stood still for {waited_s:.1f} s: no {what} of shard {shard}, {faults} faults"
         return ""
@@ -129,5 +141,5 @@ class ProgressClocks:
         waited_s = now - clock.since_s
         self.longest_s = max(self.longest_s, waited_s)
         if clock.blows <= 1:
-            self.longest_of_one_s = max(self.longest_of_one_s, waited_s)
+            self.longest_of_one_s = max(self.longest_of_one_s, waited_s - clock.held_s)
         return Clock(now)

@@ -64,6 +64,22 @@ def test_a_fault_sets_no_clock() -> None:
     assert "a stood still" in clocks.late(LIMIT_S + BOUND_S + 0.1)
 
 
+def test_a_fault_after_an_exchange_that_others_held_up_allows_what_they_took() -> None:
+    """A node waits for other shards with a delta of this one acknowledged, and is paused then: it may stand still for
+    both. Without a fault of its own the bound is for the others, and a shard that did not come allows nothing."""
+    clocks, _ = started("a")
+    for shard in (0, 1):
+        clocks.fresh("a", shard, BOUND_S)
+    clocks.exchanged("a", 0.0, [1], BOUND_S)
+    assert "acknowledged delta of shard 0" in clocks.late(LIMIT_S + 0.1)
+
+    clocks.struck(["a"], [])
+    assert "acknowledged delta of shard 1" in clocks.late(LIMIT_S + 0.1)
+    clocks.acknowledged("a", 1, LIMIT_S)
+    assert clocks.late(LIMIT_S + BOUND_S - 0.1) == ""
+    assert "acknowledged delta of shard 0" in clocks.late(LIMIT_S + BOUND_S + 0.1)
+
+
 def test_after_the_last_step_only_deltas_on_their_way_are_waited_for() -> None:
     """A node whose deltas all have their answers does not wait."""
     clocks, _ = started("a", "b")
